@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,16 +24,8 @@ from kinetic._messages import format_size
 from kinetic._packing import culprit, discover, tree
 from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
-from kinetic._packing.pickler import (
-    CallPickler,
-    PicklingMode,
-    PicklingModes,
-    is_importable_in_job,
-    refuse_hidden,
-)
-from kinetic._packing.pickler import (
-    DataTable as DataTable,
-)
+from kinetic._packing.pickler import CallPickler, PicklingModes, is_importable_in_job, refuse_hidden
+from kinetic._packing.pickler import DataTable as DataTable
 from kinetic._runner.protocol import frames, pickles
 from kinetic._runner.protocol.spool import Spool, Stored
 from kinetic._tracebacks import without_own_frames
@@ -41,14 +33,6 @@ from kinetic.errors import KineticError, PackError
 
 MEMORY_BYTES = 1024 * 1024
 """Pickles above this size are written to a file."""
-
-
-class SpoolError(Exception):
-    """Writing the spool file failed, not the pickling."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
 
 
 class ByteCounter:
@@ -63,83 +47,40 @@ class ByteCounter:
         return size
 
 
-class _Spool(Spool):
-    """A spool whose failures raise `SpoolError`, so that they aren't taken for pickling errors."""
+class _NotPlainError(Exception):
+    """The call has an object that isn't built-in, or it isn't small."""
 
-    def __init__(self, directory: Path | None) -> None:
-        path = None if directory is None else directory / f"{os.urandom(8).hex()}.pkl"
-        super().__init__(path, MEMORY_BYTES)
+
+class _PlainPickler(pickle.Pickler):
+    """Pickle built-in values; the C pickler asks for all others."""
+
+    def reducer_override(self, obj: object) -> Any:
+        raise _NotPlainError
+
+
+class _OneFrame:
+    """Take a pickle that the pickler writes at once, because it has less than 64 KiB."""
+
+    content = b""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as exc:
-            raise SpoolError(exc) from exc
-
-    def finish(self) -> Stored:
-        try:
-            return super().finish()
-        except OSError as exc:
-            raise SpoolError(exc) from exc
-
-
-PLAIN_TYPES = frozenset({type(None), bool, int, float})
-TEXT_TYPES = frozenset({str, bytes})
-MAX_CHARACTERS, MAX_VALUES = 4096, 64
-"""Maximum characters of a text, and values in a call, that the event loop itself pickles."""
+        if self.content:
+            raise _NotPlainError
+        self.content = bytes(data)
+        return len(self.content)
 
 
 def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
-    """Pickle ``(args, kwargs)`` into a container; return None if they aren't plain and small.
+    """Pickle ``(args, kwargs)`` into a container; return None if they aren't built-in and small.
 
-    Plain values are numbers and short texts, alone or in lists, tuples, and dicts.
-    `dump_arguments` returns the same bytes for them, but needs a thread and a spool file.
+    `dump_arguments` returns the same content for them, but needs a thread and a spool file.
     """
-    if len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TYPES and _is_small(args[0]):
-        return _pack_call((args, kwargs))
-    allowance = [MAX_VALUES]
-    if (
-        _are_plain_values(args, allowance)
-        and _are_plain_values(kwargs, allowance)
-        and _are_plain_values(kwargs.values(), allowance)
-    ):
-        return _pack_call((args, kwargs))
-    return None
-
-
-def _pack_call(call: Any) -> bytes:
-    return frames.pack([pickle.dumps(call, protocol=5)])
-
-
-def _are_plain_values(values: Iterable[object], allowance: list[int], depth: int = 4) -> bool:
-    """Return whether *values* are plain and small; count them off from *allowance*."""
-    for item in values:
-        allowance[0] -= 1
-        if allowance[0] < 0:
-            return False
-        kind, value = type(item), cast("Any", item)  # `__class__` may name another type
-        if kind in PLAIN_TYPES:
-            if not _is_small(value):
-                return False
-        elif kind in TEXT_TYPES:
-            if len(value) > MAX_CHARACTERS:
-                return False
-        elif depth == 0:
-            return False
-        elif kind is list or kind is tuple:
-            if not _are_plain_values(value, allowance, depth - 1):
-                return False
-        elif kind is dict:
-            keys_and_values = (*value, *value.values())
-            if not _are_plain_values(keys_and_values, allowance, depth - 1):
-                return False
-        else:
-            return False
-    return True
-
-
-def _is_small(number: object) -> bool:
-    return type(number) is not int or -(1 << 63) <= number < 1 << 63
+    sink = _OneFrame()
+    try:
+        _PlainPickler(sink, protocol=5).dump((args, kwargs))
+    except (_NotPlainError, RecursionError):
+        return None
+    return frames.pack([sink.content])
 
 
 class Binding:
@@ -240,14 +181,10 @@ def dump_function(
     name = getattr(function, "__qualname__", None) or repr(function)
 
     def parts() -> list[Part]:
-        is_function = culprit.is_instance(function, types.FunctionType)
-        return (
-            list(culprit.captured_parts(cast("types.FunctionType", function)))
-            if is_function
-            else whole
-        )
+        if culprit.is_instance(function, types.FunctionType):
+            return list(culprit.captured_parts(cast("types.FunctionType", function)))
+        return [Part(f"function {name!r}", function)]
 
-    whole = [Part(f"function {name!r}", function)]
     pickling = _Pickling(project, table, name, parts)
     pickled = pickling.dump(function, spool, own_modules=_modules_of(function))
     if pickled.size > FUNCTION_BYTES:
@@ -269,7 +206,6 @@ def dump_arguments(
     function_name: str,
     *,
     function: Callable[..., Any] | None = None,
-    environ: Mapping[str, str] = os.environ,
 ) -> Stored:
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
@@ -291,7 +227,7 @@ def dump_arguments(
     pickling = _Pickling(project, table, function_name, parts)
     pickled = pickling.dump((args, kwargs), spool)
     if pickled.size > MEMORY_BYTES:
-        limit = configuration.number(SIZE_VARIABLE, 50.0, environ)
+        limit = configuration.number(SIZE_VARIABLE, 50.0, os.environ)
         if pickled.size > limit * tree.MEGABYTE:
             logging.warning(
                 "The arguments of %s are %s, more than %s=%g.%s Files travel better as Data: "
@@ -348,8 +284,9 @@ class _Pickling:
         self, value: Any, spool: Path | None, own_modules: frozenset[str] = frozenset()
     ) -> Stored:
         """Pickle *value*; the job imports modules that fail to pickle, except *own_modules*."""
+        path = None if spool is None else spool / f"{os.urandom(8).hex()}.pkl"
         while True:
-            sink, uses = _Spool(spool), self._table.uses
+            sink, uses = Spool(path, MEMORY_BYTES), self._table.uses
             try:
                 self._write(value, sink)
                 if self._table.uses > uses:
@@ -357,8 +294,6 @@ class _Pickling:
                 return sink.finish()
             except BaseException as exc:
                 sink.discard()
-                if isinstance(exc, SpoolError):
-                    raise _spool_failure(exc.cause, self._function_name, sink.size) from exc.cause
                 if isinstance(exc, KineticError) or not isinstance(exc, Exception):
                     raise
                 self._replace_module(exc, value, own_modules)
@@ -369,7 +304,7 @@ class _Pickling:
         Raises:
             PackError: No module has the part, or the job can't import it.
         """
-        found = culprit.find(self._parts(), self._try_pickle, self._is_by_value, value)
+        found = culprit.find(self._parts(), self._try_pickle, self._modes.is_by_value, value)
         module = self._replaceable_module(found, own_modules | self._project.unpicklable)
         if found is None or module is None:
             # A traceback helps only if it has a line of user code.
@@ -400,7 +335,7 @@ class _Pickling:
         return f"{prefix} {', '.join(descriptions)}." if descriptions else ""
 
     def _write(
-        self, value: Any, sink: _Spool | ByteCounter, excluded_ids: Collection[int] = ()
+        self, value: Any, sink: Spool | ByteCounter, excluded_ids: Collection[int] = ()
     ) -> None:
         """Pickle *value* into *sink*, with None for the objects of *excluded_ids*."""
         pickler: Any = functools.partial(
@@ -419,9 +354,6 @@ class _Pickling:
             return exc
         return None
 
-    def _is_by_value(self, module: str) -> bool:
-        return module == "__main__" or self._modes.mode_of(module) is PicklingMode.VALUE
-
     def _replaceable_module(
         self, found: culprit.Culprit | None, excluded: frozenset[str]
     ) -> str | None:
@@ -433,6 +365,12 @@ class _Pickling:
 
     def _pack_error(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
         """Return an error about the culprit *found*, or about *exc* if there is no culprit."""
+        if found is None and isinstance(exc, OSError):  # the spool file can't be written
+            return PackError(
+                f"{self._function_name} cannot be shipped: writing its pickle to "
+                f"{exc.filename or 'a temporary file'} failed: {exc.strerror}. Free some space, or "
+                "point TMPDIR to another disk."
+            )
         if found is None:
             return PackError(f"{exc}: {self._function_name} cannot be shipped")
         return PackError(
@@ -456,11 +394,3 @@ def _describe(found: culprit.Culprit) -> str:
     module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
     type_name = f"{module}{cls.__qualname__}"
     return f"{found.location} ({type_name}) cannot be pickled: {found.error}"
-
-
-def _spool_failure(cause: OSError, function_name: str, size: int) -> PackError:
-    return PackError(
-        f"{function_name} cannot be shipped: writing its pickle to "
-        f"{cause.filename or 'a temporary file'} failed after {format_size(size)}: "
-        f"{cause.strerror}. Free some space, or point TMPDIR to another disk."
-    )

@@ -24,7 +24,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 
@@ -32,10 +32,8 @@ from kinetic._packing import culprit, discover
 from kinetic._packing.culprit import Part, is_instance
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import import_hints, pickles, stand_ins
+from kinetic.data import Data
 from kinetic.errors import DataError
-
-if TYPE_CHECKING:
-    from kinetic.data import Data
 
 _cloudpickle: Any = cloudpickle.cloudpickle
 _KINETIC_PACKAGES = frozenset({"kinetic", "kinetic_runner"})
@@ -61,11 +59,17 @@ class PicklingModes:
         self._unpicklable = project.unpicklable
         self._modes: dict[str, PicklingMode] = {}
 
-    def mode_of(self, name: str) -> PicklingMode:
+    def mode_of(self, name: object) -> PicklingMode:
         """Return how the module *name* gets to the job."""
+        if not isinstance(name, str):
+            return PicklingMode.DEFAULT  # an object may name anything as its module
         if (mode := self._modes.get(name)) is None:
             mode = self._modes[name] = self._decide(name)
         return mode
+
+    def is_by_value(self, name: object) -> bool:
+        """Return whether the code of the module *name* travels with the function."""
+        return name == "__main__" or self.mode_of(name) is PicklingMode.VALUE
 
     def _decide(self, name: str) -> PicklingMode:
         module = sys.modules.get(name)
@@ -158,7 +162,7 @@ def refuse_hidden(parts: Sequence[Part], function_name: str) -> None:
         if id(part.value) in seen:
             continue
         seen[id(part.value)] = part.value
-        _refuse_in(part, function_name)
+        _refuse_data_in(part, function_name)
         inner_parts = [*culprit.parts_of(part.value, lambda module: False)]
         stack.extend(
             Part(culprit.join_location(part.label, inner.label), inner.value)
@@ -166,18 +170,12 @@ def refuse_hidden(parts: Sequence[Part], function_name: str) -> None:
         )
 
 
-def _refuse_in(part: Part, function_name: str) -> None:
+def _refuse_data_in(part: Part, function_name: str) -> None:
     """Raise DataError if *part* is a set or a dict with a `Data` as a member or a key."""
-    from kinetic.data import Data
-
-    if is_instance(part.value, set, frozenset):
-        location = "in a set"
-    elif is_instance(part.value, dict):
-        location = "as a key of a dict"
-    else:
+    if not is_instance(part.value, set, frozenset, dict):
         return
-    members: list[Any] = list(part.value)
-    for member in members:
+    location = "as a key of a dict" if is_instance(part.value, dict) else "in a set"
+    for member in list(part.value):
         if isinstance(member, Data):
             raise DataError(
                 f"{function_name}: {part.label} has a Data {location}, which kinetic cannot "
@@ -204,15 +202,12 @@ class CallPickler(pickles.Pickler):
     ) -> None:
         super().__init__(sink)
         self._project = project
-        self._excluded_ids = (
-            excluded_ids  # ids of objects to replace by None in a search for the culprit
-        )
+        self._excluded_ids = excluded_ids  # they become None in a search for the culprit
         self._modes = modes
         self._table = table
-        self._skeletons: dict[str, _Skeleton] = {}
+        self._skeletons: dict[str, _StandIn] = {}
         self._file_names: dict[str, Any] = {}
-        # Without this module there are no instances of Data.
-        self._data_type: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
+        # Without this module there are no decorated functions.
         function_module = sys.modules.get("kinetic.function")
         self._remote_function_type: type[Any] | None = getattr(
             function_module, "RemoteFunction", None
@@ -227,12 +222,12 @@ class CallPickler(pickles.Pickler):
             return self._reduce_function(obj)
         if issubclass(kind, type) or kind is typing.TypeVar:
             return self._reduce_definition(obj)
-        if kind in import_hints.REDUCERS and self._is_by_value(obj):
+        if kind in import_hints.REDUCERS and self._modes.is_by_value(obj.__module__):
             return import_hints.REDUCERS[kind](obj)
         if kind is types.ModuleType:
             return self._reduce_module(obj)
-        if self._data_type is not None and isinstance(obj, self._data_type):
-            return stand_ins.data_path, (self._table.index(typing.cast("Data", obj)),)
+        if isinstance(obj, Data):
+            return stand_ins.data_path, (self._table.index(obj),)
         if self._remote_function_type is not None and issubclass(kind, self._remote_function_type):
             return stand_ins.Decorated, (obj.__wrapped__,)
         if issubclass(kind, _StandIn):
@@ -242,13 +237,9 @@ class CallPickler(pickles.Pickler):
     def _reduce_default(self, obj: Any) -> Any:
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
-    def _mode_of(self, name: object) -> PicklingMode:
-        """Return how a module gets to the job."""
-        return self._modes.mode_of(name) if isinstance(name, str) else PicklingMode.DEFAULT
-
     def _reduce_definition(self, obj: Any) -> Any:
         """Return how to pickle a definition of a module, such as a class."""
-        mode = self._mode_of(getattr(obj, "__module__", None))
+        mode = self._modes.mode_of(getattr(obj, "__module__", None))
         if mode is PicklingMode.REFERENCE and _is_importable_by_name(obj):
             return NotImplemented
         if mode is not PicklingMode.VALUE:
@@ -260,10 +251,6 @@ class CallPickler(pickles.Pickler):
             reduced = _cloudpickle._dynamic_class_reduce(obj)
             return pickles.with_slots(obj, import_hints.with_annotations(obj, reduced))
         return _cloudpickle._make_typevar, _cloudpickle._decompose_typevar(obj)
-
-    def _is_by_value(self, obj: Any) -> bool:
-        module = getattr(obj, "__module__", None)
-        return module == "__main__" or self._mode_of(module) is PicklingMode.VALUE
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         """Return how to pickle a function, with the globals and paths that it has in the job."""
@@ -279,7 +266,7 @@ class CallPickler(pickles.Pickler):
             state["__globals__"] = self._relocate(typing.cast("dict[str, Any]", used_globals))
         job_globals = reduced[1][1]
         module = _module_of(function)
-        if module is not None and self._mode_of(module.__name__) is PicklingMode.VALUE:
+        if module is not None and self._modes.mode_of(module.__name__) is PicklingMode.VALUE:
             job_globals = _StandIn((vars, (self._skeleton(module),)))
         else:
             job_globals.update(self._relocate(namespace))
@@ -303,7 +290,7 @@ class CallPickler(pickles.Pickler):
         return _StandIn((stand_ins.source_of, (file, text)))
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        match self._mode_of(module.__name__):
+        match self._modes.mode_of(module.__name__):
             case PicklingMode.VALUE:
                 # The pickle of a function refers to its module as an empty skeleton. Here the
                 # module's globals fill the skeleton.
@@ -318,14 +305,14 @@ class CallPickler(pickles.Pickler):
             case PicklingMode.DEFAULT:
                 return self._reduce_default(module)
 
-    def _skeleton(self, module: types.ModuleType) -> _Skeleton:
-        """Return the skeleton of *module*, the same for all functions of one pickle."""
+    def _skeleton(self, module: types.ModuleType) -> _StandIn:
+        """Return *module* without its content, the same for all functions of one pickle."""
         name = module.__name__
         if name not in self._skeletons:
             names = ("__name__", "__package__", "__path__", "__file__")
             attributes = {key: vars(module)[key] for key in names if key in vars(module)}
             state = self._relocate(attributes)
-            self._skeletons[name] = _Skeleton((types.ModuleType, (name,), state))
+            self._skeletons[name] = _StandIn((types.ModuleType, (name,), state))
         return self._skeletons[name]
 
     def _relocate(self, namespace: Mapping[Any, Any]) -> dict[str, Any]:
@@ -361,10 +348,6 @@ class _StandIn:
 
     def __init__(self, reduced: tuple[Callable[..., Any], tuple[Any, ...]] | Any) -> None:
         self.reduced = reduced
-
-
-class _Skeleton(_StandIn):
-    """A module of the project without content."""
 
 
 def _is_of_kinetic(value: Any) -> bool:
