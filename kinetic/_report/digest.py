@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport, Item
@@ -26,28 +27,12 @@ LOG_SCALE_RATIO = 50.0
 """From this ratio of the longest to the shortest duration on, bars cover logarithmic ranges."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """How many items were in each `State`, ``seconds`` after the batch began."""
-
-    seconds: float
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """How many items took at least ``start`` and less than ``stop`` seconds."""
-
-    start: float
-    stop: float
-    count: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
     """The durations, in seconds, of attempts that returned a value.
 
-    Each quantile is a duration that occurred.
+    Each quantile is a duration that occurred. ``bins`` says how many took at least the first, and
+    less than the second number of seconds.
     """
 
     count: int
@@ -56,7 +41,7 @@ class Durations:
     p95: float
     most: float
     total: float
-    bins: tuple[Bin, ...]
+    bins: tuple[tuple[float, float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +67,14 @@ class FailureGroup:
 class Statistics:
     """Statistics of all items. Seconds count from ``begun``, the start of the batch.
 
-    ``concurrency`` is how many attempts ran at a time, ``peak`` its maximum, ``mean`` its average.
+    ``states`` has moments, and how many items were in each `State` then. ``concurrency`` is how
+    many attempts ran at a time, ``peak`` its maximum, ``mean`` its average.
     """
 
     begun: float
     seconds: float
     counts: Mapping[State, int]
-    states: tuple[Point, ...]
+    states: tuple[tuple[float, tuple[int, ...]], ...]
     concurrency: tuple[tuple[float, int], ...]
     peak: int
     mean: float
@@ -170,16 +156,14 @@ def _thin_out(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], 
         intervals.setdefault(min(POINTS - 1, int(seconds / step)), []).append((seconds, count))
     kept: list[tuple[float, int]] = []
     for members in intervals.values():
-        low, high = min(members, key=_count), max(members, key=_count)
+        low, high = min(members, key=itemgetter(1)), max(members, key=itemgetter(1))
         kept += sorted({low, high})
     return (*kept, changes[-1]) if kept[-1] != changes[-1] else tuple(kept)
 
 
-def _count(change: tuple[float, int]) -> int:
-    return change[1]
-
-
-def _states(items: Sequence[Item], start: float, end: float) -> tuple[Point, ...]:
+def _states(
+    items: Sequence[Item], start: float, end: float
+) -> tuple[tuple[float, tuple[int, ...]], ...]:
     """Return how many items were in each state, at evenly spaced times."""
     length = end - start
     if length <= 0:
@@ -210,11 +194,11 @@ def _states(items: Sequence[Item], start: float, end: float) -> tuple[Point, ...
             since = POINTS
         state = item.state  # from the last change on, draw the item's final state
         steps[state][since] += 1
-    points: list[Point] = []
+    points: list[tuple[float, tuple[int, ...]]] = []
     running = [0] * len(State)
     for index in range(POINTS + 1):
         running = [count + steps[state][index] for state, count in zip(State, running, strict=True)]
-        points.append(Point(index * length / POINTS, tuple(running)))
+        points.append((index * length / POINTS, tuple(running)))
     return tuple(points)
 
 
@@ -245,12 +229,12 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
-def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
+def _bins(ordered: Sequence[float]) -> tuple[tuple[float, float, int], ...]:
     """Count the durations in ranges of the same width, or of the same ratio if they differ much."""
     least, most = ordered[0], ordered[-1]
     count = max(1, min(BINS, math.ceil(2 * len(ordered) ** (1 / 3))))
     if most - least <= 1e-9 * most or count == 1:
-        return (Bin(least, most, len(ordered)),)
+        return ((least, most, len(ordered)),)
     if least > 0 and most / least >= LOG_SCALE_RATIO:
         ratio = math.log(most / least)
         edges = [least * math.exp(ratio * index / count) for index in range(count + 1)]
@@ -258,10 +242,8 @@ def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
         edges = [least + (most - least) * index / count for index in range(count + 1)]
     edges[0], edges[-1] = least, most
     positions = [0, *(bisect_right(ordered, edge) for edge in edges[1:-1]), len(ordered)]
-    return tuple(
-        Bin(edges[index], edges[index + 1], positions[index + 1] - positions[index])
-        for index in range(count)
-    )
+    counts = (after - before for before, after in pairwise(positions))
+    return tuple(zip(edges, edges[1:], counts, strict=False))
 
 
 # --- what went wrong -----------------------------------------------------------------------

@@ -10,27 +10,17 @@ from kinetic.errors import ConfigurationError
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Check that a report can be written to *path*, and return the absolute path.
+    """Check that the folder of *path* exists, and return the absolute path.
 
     Raises:
-        ConfigurationError: The folder doesn't exist or isn't writable, or *path* is a folder.
+        ConfigurationError: The folder doesn't exist.
     """
     target = Path(path).expanduser().absolute()
     folder = target.parent
-    if not os.path.isdir(folder):
+    if not folder.is_dir():
         raise ConfigurationError(
             f"can't write the report to {target}: there is no folder {folder}; create it, or name "
             "another folder"
-        )
-    if os.path.isdir(target):
-        raise ConfigurationError(
-            f"can't write the report to {target}: that is a folder; name a file in it, such as "
-            f"{target / 'report.html'}"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigurationError(
-            f"can't write the report to {target}: you have no permission to write to {folder}; "
-            "name another folder"
         )
     return target
 
@@ -46,6 +36,6 @@ def write(path: Path, page: str) -> None:
             temporary.write_text(page, encoding="utf-8")
     except OSError as exc:
         raise ConfigurationError(
-            f"can't write the report to {path}: {exc.strerror or exc}; free some space there, or "
-            "name another place"
+            f"can't write the report to {path}: {exc.strerror or exc}; name another place, or free "
+            "some space there"
         ) from exc

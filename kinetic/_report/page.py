@@ -10,19 +10,21 @@ To stay below `limit` bytes, the page omits the least important parts, and says 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
+import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kinetic._messages import one_line, unstyled
 from kinetic._progress.tally import State
-from kinetic._report.digest import Statistics, compute_statistics
+from kinetic._report.digest import Durations, Statistics, compute_statistics
 from kinetic._report.facts import BatchReport, Item
 from kinetic._runner.protocol.notes import Scalar
 from kinetic._version import __version__
@@ -35,9 +37,6 @@ MAX_GROUPS = 100
 
 MAX_NAME, MAX_VALUE, MAX_MESSAGE, MAX_QUOTE = 100, 100, 300, 4000
 """How many characters the page shows of a name, a value, a message, and a traceback."""
-
-MAX_SHORT_VALUE = 24
-"""How many characters of each value the page shows in a column that doesn't fit with more."""
 
 MAX_EXACT_INTEGER = 1 << 53
 """JavaScript can't hold greater numbers exactly; the page shows them as text."""
@@ -119,15 +118,13 @@ class _ByteBudget:
         self.remaining -= len(_json(value)) + 20
         return value
 
-    def split_off(self, fraction: float) -> _ByteBudget:
-        """Split off at most *fraction* of the total; `give_back` takes back what is left of it."""
-        part = _ByteBudget(int(min(self.remaining, self._size * fraction)))
-        self.remaining -= part.remaining
-        return part
-
-    def give_back(self, part: _ByteBudget) -> None:
-        """Take back what *part* didn't use."""
-        self.remaining += max(0, part.remaining)
+    @contextlib.contextmanager
+    def limited_to(self, fraction: float) -> Generator[None]:
+        """Let the block reserve at most *fraction* of the total."""
+        kept = max(0, self.remaining - int(self._size * fraction))
+        self.remaining -= kept
+        yield
+        self.remaining += kept
 
 
 def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> dict[str, Any]:
@@ -154,11 +151,11 @@ def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> 
         "seconds": _round(statistics.seconds),
         "states": [state.name.lower() for state in State],
         "counts": [statistics.counts.get(state, 0) for state in State],
-        "series": [[_round(point.seconds), *point.counts] for point in statistics.states],
+        "series": [[_round(seconds), *counts] for seconds, counts in statistics.states],
         "concurrency": [[_round(seconds), count] for seconds, count in statistics.concurrency],
         "peak": statistics.peak,
         "mean": _round(statistics.mean),
-        "durations": _durations(statistics),
+        "durations": _durations(statistics.durations),
         "retries": [
             [one_line(retry.reason), retry.attempts, retry.items]
             for retry in statistics.retries[:30]
@@ -166,25 +163,20 @@ def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> 
         "slowest": list(statistics.slowest),
     }
     budget.reserve(facts)
-    part = budget.split_off(0.25)
-    facts["failures"], groups = _failures(report, statistics, part)
+    with budget.limited_to(0.25):
+        facts["failures"], groups = _failures(report, statistics, budget)
     facts["more_failures"] = len(statistics.failures) - len(facts["failures"])
-    budget.give_back(part)
     facts["items"] = _items(report, statistics, listed, groups, budget)
     facts["columns"], facts["constants"], facts["left_out"] = _columns(listed, budget)
     return facts
 
 
-def _durations(statistics: Statistics) -> dict[str, Any] | None:
-    if statistics.durations is None:
+def _durations(durations: Durations | None) -> dict[str, Any] | None:
+    if durations is None:
         return None
-    numbers = asdict(statistics.durations)
-    bins: list[dict[str, Any]] = numbers.pop("bins")
-    rounded = {name: _round(number) for name, number in numbers.items()}
-    return {
-        **rounded,
-        "bins": [[_round(bar["start"]), _round(bar["stop"]), bar["count"]] for bar in bins],
-    }
+    numbers = asdict(durations)
+    bins = [[_round(start), _round(stop), count] for start, stop, count in numbers.pop("bins")]
+    return {**{name: _round(number) for name, number in numbers.items()}, "bins": bins}
 
 
 def _round(number: float, digits: int = 5) -> float | int:
@@ -269,12 +261,11 @@ def _items(
         "taken": [None if seconds is None else _round(seconds, 4) for seconds in durations],
     }
     budget.reserve(items)
-    part = budget.split_off(0.2)
-    items["tries"], items["unlisted"] = _earlier_attempts(listed, statistics.begun, step, part)
-    budget.give_back(part)
-    part = budget.split_off(0.25)
-    items["why"], items["messages"] = _messages(listed, groups, part)
-    budget.give_back(part)
+    with budget.limited_to(0.2):
+        tries = _earlier_attempts(listed, statistics.begun, step, budget)
+    items["tries"], items["unlisted"] = tries
+    with budget.limited_to(0.25):
+        items["why"], items["messages"] = _messages(listed, groups, budget)
     return items
 
 
@@ -342,24 +333,21 @@ def _columns(
 ) -> tuple[list[dict[str, Any]], list[list[Any]], list[str]]:
     """Return the columns, the values that all items share, and the names of omitted columns."""
     values: dict[_Column, dict[int, Scalar]] = {}
-    for row, item in enumerate(listed):
-        for source, note in (("input", item.input), ("result", item.result)):
+    for source in ("input", "result"):
+        for row, item in enumerate(listed):
+            note = item.input if source == "input" else item.result
             for name, value in note.items():
                 values.setdefault((source, name), {})[row] = value
     constants: list[list[Any]] = []
-    fitting: list[tuple[int, dict[str, Any]]] = []
+    columns: dict[_Column, dict[str, Any]] = {}
     left_out: list[str] = []
-    name_budget = budget.split_off(0.02)
-    order: dict[_Column, int] = {}
-    for source in ("result", "input"):
-        order |= {
-            column: position
-            for position, column in enumerate(column for column in values if column[0] == source)
-        }
+    name_budget = _ByteBudget(budget.remaining // 50)
+    budget.remaining -= name_budget.remaining
     # Numeric columns get space first, because the page plots them; results and inputs alternate.
+    counts = {"input": itertools.count(), "result": itertools.count()}
+    ranks = {column: next(counts[column[0]]) for column in values}
     for column in sorted(
-        values,
-        key=lambda candidate: (not _is_numeric(values[candidate].values()), order[candidate]),
+        values, key=lambda column: (not _is_numeric(values[column].values()), ranks[column])
     ):
         source, name = column
         by_row, shown = values[column], one_line(name, MAX_NAME)
@@ -369,15 +357,12 @@ def _columns(
             if budget.reserve_if_fits(constant):
                 constants.append(constant)
                 continue
-        for characters in (MAX_VALUE, MAX_SHORT_VALUE):
-            column_data = _column(source, shown, by_row, len(listed), characters)
-            if budget.reserve_if_fits(column_data):
-                fitting.append((order[column], column_data))
-                break
-        else:
-            left_out += [shown] if name_budget.reserve_if_fits(shown) else []
-    fitting.sort(key=lambda fitted: (fitted[1]["of"], fitted[0]))
-    return [column_data for _, column_data in fitting], constants, left_out
+        column_data = _column(source, shown, by_row, len(listed))
+        if budget.reserve_if_fits(column_data):
+            columns[column] = column_data
+        elif name_budget.reserve_if_fits(shown):
+            left_out.append(shown)
+    return [columns[column] for column in values if column in columns], constants, left_out
 
 
 _NON_FINITE = ("nan", "inf", "-inf")
@@ -395,9 +380,7 @@ def _is_numeric(values: Iterable[Scalar]) -> bool:
     return has_number
 
 
-def _column(
-    source: str, name: str, by_row: dict[int, Scalar], rows: int, characters: int
-) -> dict[str, Any]:
+def _column(source: str, name: str, by_row: dict[int, Scalar], rows: int) -> dict[str, Any]:
     """Return a column: numbers as they are, each text as its position in a list of all texts."""
     if _is_numeric(by_row.values()):
         numbers = [by_row.get(row) for row in range(rows)]
@@ -407,8 +390,7 @@ def _column(
     indices: list[int | None] = []
     for row in range(rows):
         if row in by_row:
-            text = one_line(str(_display_value(by_row[row])), characters)
-            indices.append(texts.setdefault(text, len(texts)))
+            indices.append(texts.setdefault(str(_display_value(by_row[row])), len(texts)))
         else:
             indices.append(None)
     return {"of": source, "name": name, "kind": "text", "values": indices, "texts": [*texts]}

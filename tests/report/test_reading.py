@@ -203,7 +203,6 @@ async def test_a_batch_that_was_cleaned_up_has_no_report(
     ("path", "message"),
     [
         ("missing/report.html", "there is no folder"),
-        ("folder", "that is a folder"),
         ("file/report.html", "there is no folder"),
         ("", "must be the path of a file"),
         (None, "must be the path of a file"),
@@ -214,7 +213,6 @@ async def test_an_invalid_path_is_an_error_before_any_read(
     client: aio.Client, platform, tmp_path: Path, monkeypatch, path: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     batch = await ended(client, [1.0])
     platform.store.requests.clear()
