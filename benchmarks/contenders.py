@@ -26,8 +26,6 @@ import psutil
 
 from benchmarks import setting
 
-__all__ = ["BARE", "CONTENDERS", "FRESH", "KINETIC", "Contender", "Session"]
-
 HERE = Path(__file__).parent
 IN_FLIGHT = 64
 """How many calls a contender gets ahead of their results: kinetic's own default."""

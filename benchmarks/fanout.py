@@ -6,7 +6,6 @@
    than 12 times as much for 100,000 items as for 10,000.
 2. From the moment an outcome exists to the moment ``async for`` has it.
 3. The local platform: a batch, and the same jobs launched without the engine.
-4. A batch of 1,000 items that do nothing, beside the other installed tools.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from benchmarks import figures, nothing, setting
-from benchmarks.contenders import CONTENDERS, KINETIC
 
 ITEMS, QUICK_ITEMS = (10_000, 100_000), (1_000, 10_000)
 LOCAL_ITEMS, QUICK_LOCAL_ITEMS = 1000, 120
 SLOTS = 2
 IN_FLIGHT = 64
-LIMIT_S = 600.0
-"""Maximum seconds of each contender in `side_by_side`."""
 
 
 def nop(_: int) -> None:
@@ -261,38 +257,6 @@ def local(items: int, rounds: int) -> None:
         figures.row(name, f"{median:.1f}", f"{best:.1f}", f"{figures.ratio(rates, bare_rates):.2f}")
 
 
-# --- side by side ---
-
-
-def side_by_side(items: int) -> None:
-    """Print the seconds that each installed contender takes for a batch, warm."""
-    seconds_taken: dict[str, float] = {}
-    with setting.scratch() as root, setting.project(root):  # one: `work` is imported once
-        for contender in CONTENDERS:
-            if not contender.installed:
-                continue
-            item_count = max(5, int(items * contender.share))
-            try:
-                with (
-                    figures.time_limit(LIMIT_S),
-                    setting.scratch() as scratch,
-                    contender.open(SLOTS, scratch) as session,
-                ):
-                    started = time.perf_counter()
-                    session.run(range(item_count))
-                    seconds_taken[contender.name] = (
-                        (time.perf_counter() - started) / item_count * items
-                    )
-            except TimeoutError as error:
-                print(f"{contender.name}, {item_count} items: {error}, so left out", flush=True)
-    figures.head(f"{items} items, {SLOTS} slots", "seconds", "x kinetic", "isolated", "durable")
-    for contender in CONTENDERS:
-        if (seconds := seconds_taken.get(contender.name)) is not None:
-            ratio = f"{seconds / seconds_taken[KINETIC]:.2f}"
-            cells = (f"{seconds:.2f}", ratio, contender.isolated, contender.durable)
-            figures.row(contender.name, *cells)
-
-
 def main() -> None:
     """Print the tables."""
     effort = figures.effort(__doc__, full=3, quick=1)
@@ -306,8 +270,6 @@ def main() -> None:
         latency(sizes[0])
         print()
     local(local_items, effort.rounds)
-    print()
-    side_by_side(local_items)
 
 
 if __name__ == "__main__":

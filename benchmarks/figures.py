@@ -13,21 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "RECORD",
-    "Effort",
-    "caption",
-    "effort",
-    "head",
-    "machine",
-    "median_and_min",
-    "ratio",
-    "record",
-    "row",
-    "seconds",
-    "time_limit",
-]
-
 RECORD = "BENCHMARKS_RECORD"
 """The variable that names the file for the figures of a run."""
 

@@ -3,7 +3,7 @@
 The control plane on loopback is real (`tests.cluster`). Its pods are processes of this machine, or
 containers with ``--node``. A GCS server keeps its objects in memory. In each round each contender
 takes a turn in a new namespace and a new bucket: kinetic; a bare loop over aiohttp; and
-keras-kinetic, the public package, in a separate virtualenv.
+with ``--peer``, keras-kinetic, the public package, in a separate virtualenv.
 
 1. Submitting a batch while the scheduler stands still: from the call to the answer for the last of
    its Jobs, as the API server's audit log has it. The bare loop sends the same bytes as kinetic,
@@ -261,13 +261,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of 20 jobs, without others")
     parser.add_argument("--rounds", type=int, help="how often everything is measured")
-    parser.add_argument("--peer", metavar="PYTHON", help=f"an interpreter that has {PEER}")
-    parser.add_argument("--alone", action="store_true", help=f"without {PEER}")
+    parser.add_argument(
+        "--peer", type=Path, metavar="PYTHON", help=f"an interpreter that has {PEER}"
+    )
     parser.add_argument("--node", action="store_true", help="containers on a real node; as root")
     options: Any = parser.parse_args()
     sizes = QUICK_SIZES if options.quick else SIZES
-    alone = options.alone or options.node or (options.quick and not options.peer)
-    python = None if alone else peer_client.find_python(options.peer)
+    python = None if options.node else options.peer
     try:
         with (
             setting.scratch() as scratch,

@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
 from kinetic.testing import MemoryCluster, MemoryStore
 from kinetic.testing.platform import MemoryImages
-
-__all__ = ["InstantCluster", "RecordingStore", "make_platform", "run_bare"]
 
 BODY = frames.pack([b"\x80\x05N."])  # None
 DIGEST = hashlib.sha256(BODY).hexdigest()
@@ -140,24 +137,17 @@ def make_platform(*, holding: bool = False) -> tuple[Platform, RecordingStore, I
     return Platform(store=store, images=MemoryImages(), cluster=cluster), store, cluster
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    scope: str
-    key: bytes
-
-
 async def run_bare(items: int) -> MemoryStore:
     """Launch *items* jobs, watch them end, and read their outcomes: no engine at all."""
     platform, store, cluster = make_platform()
-    batch = _Batch(f"batches/grp-{'0' * 12}/", bytes(32))
-    common: dict[str, Any] = {"image": Image(uri="", command=()), "environment": {}}
+    scope = f"batches/grp-{'0' * 12}/"
     labels = {f"kinetic.dev/{name}": "x" for name in ("submission", "client", "index", "attempt")}
     watch = cluster.watch({})
     no_input = wire.Input(name="", start=0, stop=0, digest="")
     for index in range(items):
         order = wire.Order(
             store="",
-            scope=batch.scope,
+            scope=scope,
             job_id="",
             index=index,
             attempt=1,
@@ -169,12 +159,13 @@ async def run_bare(items: int) -> MemoryStore:
                 name=f"{index}",
                 labels=labels,
                 order=order,
-                key=batch.key,
+                key=bytes(32),
                 resources=Resources(),
-                **common,
+                image=Image(uri="", command=()),
+                environment={},
             )
         )
         await anext(watch)
-        await store.get(wire.attempt_key(batch.scope, index, 1, "outcome"))
+        await store.get(wire.attempt_key(scope, index, 1, "outcome"))
     await platform.aclose()
     return store

@@ -11,8 +11,6 @@ import os
 import pickle
 import sys
 
-__all__ = ["run"]
-
 
 def run(call: str, result: str) -> None:
     """Carry out the call in one file and leave its value in another."""

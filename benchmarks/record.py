@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGE", "RUN", "render_tables", "replace_tables"]
-
 PAGE = Path(__file__).with_name("README.md")
 RUN = Path(__file__).with_name("recorded.jsonl")
 BEGIN, END = "<!-- the recorded run: generated -->\n", "<!-- the end of the recorded run -->\n"

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["ResourceUse", "home", "project", "resource_use", "scratch", "supervisor"]
-
 MEMORY = Path("/dev/shm")
 WORK = '''"""What the jobs do."""
 

@@ -17,8 +17,6 @@ from benchmarks.cluster.recorder import RecordedRequest, Recording
 from benchmarks.cluster.servers import CPU, Cluster, Workspace
 from kinetic.aio._engine.submission import LABEL_INDEX
 
-__all__ = ["complete", "submit", "watch_pod_ends"]
-
 MAX_CONCURRENT = 32
 """How many requests to send at a time: as many as kinetic's launcher."""
 

@@ -11,8 +11,6 @@ from typing import Any
 from benchmarks.cluster import bare_client
 from benchmarks.cluster.servers import CPU, Cluster, Workspace, environment_for
 
-__all__ = ["complete", "one_by_one", "submit"]
-
 
 @asynccontextmanager
 async def _client(cluster: Cluster, workspace: Workspace) -> AsyncIterator[tuple[Any, Any]]:

@@ -10,40 +10,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.servers import CLUSTER, ZONE, Cluster, Workspace
 
-__all__ = ["PACKAGE", "Peer", "find_python"]
-
 PACKAGE = "keras-kinetic==0.0.4"
 IMAGE = "example.test/peer:1"
 DRIVER = Path(__file__).parent / "peer_driver.py"
-INSTALL_S, LIMIT_S = 1800.0, 1800.0
-
-
-def find_python(python: str | None) -> Path | None:
-    """Return the Python of a virtualenv with `PACKAGE`: *python*, or one in the user's cache.
-
-    Return None, and print the reason, if the package can't be installed.
-    """
-    if python:
-        return Path(python)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "kinetic-benchmarks" / PACKAGE.replace("==", "-")
-    if not (folder / "complete").exists():
-        try:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            command: list[str | Path] = [folder / "bin" / "pip", "install", "-q", PACKAGE]
-            subprocess.run(command, check=True, timeout=INSTALL_S)
-        except (OSError, subprocess.SubprocessError) as error:
-            print(f"{PACKAGE} cannot be installed: {error}", file=sys.stderr)
-            return None
-        (folder / "complete").touch()
-    return folder / "bin" / "python"
+LIMIT_S = 1800.0
 
 
 def _signing_key(path: Path) -> Path:

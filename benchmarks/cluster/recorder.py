@@ -13,8 +13,6 @@ from yarl import URL
 
 from benchmarks.cluster.servers import Cluster, Workspace
 
-__all__ = ["RecordedRequest", "Recording", "record"]
-
 FORWARDED_HEADERS = (
     "Content-Type",
     "Authorization",

@@ -27,18 +27,6 @@ from tests.gcs import processes
 from tests.node import images, machine, parts
 from tests.node.node import Node
 
-__all__ = [
-    "CLUSTER",
-    "CPU",
-    "ZONE",
-    "Cluster",
-    "MissingProgram",
-    "Workspace",
-    "environment_for",
-    "start_on_node",
-    "start_with_processes",
-]
-
 PROCESS_IMAGE = "example.test/image:1"
 """The image of pods that are processes of this machine; its name doesn't matter."""
 
