@@ -7,9 +7,10 @@ import os
 import urllib.parse
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
-from kinetic._tasks import all_or_none
 from kinetic.aio._engine.submission import LABEL_SUBMISSION
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access
@@ -17,7 +18,7 @@ from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.pending import KUEUE_VERSIONS
 from kinetic.aio.kubernetes.request import Forbidden
-from kinetic.aio.kubernetes.reviews import is_allowed, user_name
+from kinetic.aio.kubernetes.reviews import is_allowed, missing_rights, user_name
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights, role
 from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, State, failed, ok, skipped, warning
@@ -70,12 +71,9 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, doesn't answer.
     """
-    api = Api(await open_access(target, environ, NO_RETRIES), LIMITS)
-    try:
+    async with aclosing(Api(await open_access(target, environ, NO_RETRIES), LIMITS)) as api:
         right = Right(verb="list", group="batch", resource="jobs", namespace=target.namespace)
         await is_allowed(api, right)
-    finally:
-        await api.aclose()
 
 
 class Cluster:
@@ -92,15 +90,14 @@ class Cluster:
         advice = (
             f"set KINETIC_NAMESPACE, or run kubectl create namespace {self._placement.namespace}"
         )
+        check = partial(Check, group=GROUP)
         table = [
-            Check(name="access", group=GROUP, probe=self._access, needs=after),
-            Check(name="API server", group=GROUP, probe=self._version, needs=("access",)),
+            check(name="access", probe=self._access, needs=after),
+            check(name="API server", probe=self._version, needs=("access",)),
             _check("namespace", self._namespace, "API server", advice),
-            Check(name="permissions", group=GROUP, probe=self._permissions, needs=("API server",)),
+            check(name="permissions", probe=self._permissions, needs=("API server",)),
             _check("service account", self._service_account, "namespace"),
-            Check(
-                name="sets of pods", group=GROUP, probe=self._set_controllers, needs=("API server",)
-            ),
+            check(name="sets of pods", probe=self._set_controllers, needs=("API server",)),
             _check("nodes", self._nodes, "API server"),
             _check("pending pods", self._pending, "namespace"),
             _check("warnings", self._warnings, "namespace"),
@@ -159,10 +156,7 @@ class Cluster:
     async def _permissions(self) -> Finding:
         """Check what the user may do; the advice is YAML that grants the missing rights."""
         wanted = rights(self._placement.namespace)
-        granted_rights = await all_or_none(*(is_allowed(self._api, right) for right in wanted))
-        missing = [
-            right for right, granted in zip(wanted, granted_rights, strict=True) if not granted
-        ]
+        missing = await missing_rights(self._api, wanted)
         if not missing:
             return ok(f"all {len(wanted)} that kinetic uses")
         user = await user_name(self._api)
@@ -218,11 +212,9 @@ class Cluster:
         """Check that the controller of jobs on several hosts is installed."""
         installed: list[str] = []
         for kind, group in SET_API_GROUPS.items():
-            try:
+            with suppress(NotFound, Forbidden):
                 await self._api.call("GET", f"/apis/{group}")
                 installed.append(kind)
-            except (NotFound, Forbidden):
-                continue
         set_kind = self._set_kind
         if set_kind in installed:
             return ok(f"installed: {' and '.join(installed)}")
@@ -240,18 +232,21 @@ class Cluster:
         if not nodes:
             advice = "add a node pool, unless the cluster adds nodes when pods need them"
             return warning("there are none", advice)
-        conditions = {node["metadata"]["name"]: _conditions(node) for node in nodes}
-        broken = [
-            name
-            for name, status_by_type in conditions.items()
-            if status_by_type.get("Ready") != "True"
-        ]
-        pressure = [
-            f"{name} has {kind}"
-            for name, status_by_type in conditions.items()
-            for kind, value in status_by_type.items()
-            if kind.endswith("Pressure") and value == "True"
-        ]
+        broken: list[str] = []
+        pressure: list[str] = []
+        for node in nodes:
+            name = node["metadata"]["name"]
+            statuses = {
+                condition["type"]: condition["status"]
+                for condition in node.get("status", {}).get("conditions") or ()
+            }
+            if statuses.get("Ready") != "True":
+                broken.append(name)
+            pressure += [
+                f"{name} has {kind}"
+                for kind, value in statuses.items()
+                if kind.endswith("Pressure") and value == "True"
+            ]
         without_driver = [node["metadata"]["name"] for node in nodes if _lacks_driver(node)]
         evidence = f"{len(nodes) - len(broken)} of {len(nodes)} are ready"
         if pressure:
@@ -263,9 +258,7 @@ class Cluster:
                 "check that NVIDIA's daemon set runs: kubectl get daemonsets -n kube-system",
             )
         if broken or pressure:
-            return warning(
-                evidence, f"kubectl describe node {broken[0] if broken else ''}".rstrip()
-            )
+            return warning(evidence, f"kubectl describe node {''.join(broken[:1])}".rstrip())
         return ok(evidence)
 
     async def _pending(self) -> Finding:
@@ -280,8 +273,7 @@ class Cluster:
         if LABEL_SUBMISSION in overdue[0].get("labels", {}):
             advice = "kinetic jobs list shows why each job waits"
         return warning(
-            f"{len(names)} for more than {limit}: {', '.join(names[:MAX_NAMES])}",
-            advice,
+            f"{len(names)} for more than {limit}: {', '.join(names[:MAX_NAMES])}", advice
         )
 
     async def _warnings(self) -> Finding:
@@ -302,11 +294,9 @@ class Cluster:
         namespace, queue = self._placement.namespace, self._placement.queue
         for version in KUEUE_VERSIONS:
             path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{_quote(namespace)}/localqueues/"
-            try:
+            with suppress(NotFound):
                 await self._api.call("GET", path + _quote(queue))
-            except NotFound:
-                continue
-            return ok(f"{queue!r} exists")
+                return ok(f"{queue!r} exists")
         return failed(
             f"there is no queue {queue!r} in {namespace!r}, or Kueue is not installed",
             "create a LocalQueue of this name, or unset KINETIC_QUEUE",
@@ -315,8 +305,7 @@ class Cluster:
     async def _list(self, path: str, fields: str = "") -> list[dict[str, Any]]:
         query = {"fieldSelector": fields} if fields else {}
         answer = await self._api.call("GET", path, query=query)
-        items: list[dict[str, Any]] = answer.get("items") or []
-        return items
+        return answer.get("items") or []
 
 
 def _check(
@@ -335,11 +324,6 @@ def _check(
 
 def _quote(name: str) -> str:
     return urllib.parse.quote(name, safe="")
-
-
-def _conditions(node: dict[str, Any]) -> dict[str, str]:
-    conditions: list[dict[str, Any]] = node.get("status", {}).get("conditions") or []
-    return {condition["type"]: condition["status"] for condition in conditions}
 
 
 def _lacks_driver(node: dict[str, Any]) -> bool:

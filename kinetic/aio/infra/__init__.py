@@ -22,8 +22,8 @@ from kinetic.aio.infra.infrastructure import Infrastructure, Planned
 from kinetic.aio.infra.join import Join, Joining, init, target_of
 from kinetic.aio.infra.plan import Plan
 from kinetic.aio.infra.pools import Pool
-from kinetic.aio.infra.project import check_parent
 from kinetic.aio.infra.resources import Change
+from kinetic.aio.infra.setup import check_parent
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import NodePool, Part, Queue, Status, Work
 

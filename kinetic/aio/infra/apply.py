@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from kinetic._tasks import for_each
-from kinetic.aio._net.google import GoogleClient, GoogleRequest, OperationFailed, is_disabled
+from kinetic.aio._net.google import (
+    GoogleClient,
+    GoogleRequest,
+    OperationFailed,
+    is_disabled,
+    reasons,
+)
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.infra.plan import BROKEN_STATUSES, is_ours, problem_of
+from kinetic.aio._net.retry import growing_pauses
+from kinetic.aio.infra.plan import BROKEN_STATUSES, IN_PROGRESS_STATUSES, is_ours, problem_of
 from kinetic.aio.infra.resources import (
     Action,
     Change,
@@ -24,18 +33,9 @@ from kinetic.aio.infra.resources import (
     Resource,
     Tell,
     call,
+    query,
 )
 from kinetic.aio.infra.site import Site
-from kinetic.aio.infra.waiting import (
-    SETTLED_S,
-    Backoff,
-    Wait,
-    wait_if_in_use,
-    wait_if_present,
-    wait_if_stopping,
-    wait_if_temporary,
-    wait_if_unready,
-)
 from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unavailable
 
 MAX_CONCURRENT_REQUESTS = 16
@@ -49,6 +49,26 @@ STOCKOUT_PHRASES = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 
 ZONES_FIELD = "zonesAvailable"
 """The field of Google's error about missing capacity that lists zones with capacity."""
+
+SETTLED_S = 120.0
+"""How long Google's services may take until all of them know a change or show a resource."""
+
+ENABLED_S = 900.0
+"""How long a service may refuse requests after it was enabled."""
+
+BUSY_S = 3600.0
+"""How long an operation may keep a cluster or a pool busy; an upgrade takes up to an hour."""
+
+RELEASED_S = 600.0
+"""How long GKE may take to remove what it created in a network."""
+
+UNKNOWN_ACCOUNT_PHRASES = ("does not exist", "may not exist", "unknown service account")
+"""Phrases in Google's errors about a new service account; the status is 400, 403, or 404."""
+
+STILL_IN_USE = "something in it is still in use"
+
+Wait = tuple[str, float]
+"""Why to wait, and for how many seconds at most."""
 
 
 def refusal_error(action: str, refusal: HttpError) -> BackendError:
@@ -141,39 +161,38 @@ class Cloud:
             async with asyncio.timeout(self.timeout_s):
                 return Observed(document=await self._google.call(resource.read))
         except HttpError as refusal:
-            if refusal.status == 404 or is_disabled(refusal):
+            is_absent = refusal.status == 404 or is_disabled(refusal)
+            if resource.read.api == "iam" and refusal.status == 403:
+                is_absent |= "not exist" in refusal.message  # so IAM reports an absent account
+            if is_absent:
                 return Observed()
-            if (
-                resource.read.api == "iam"
-                and refusal.status == 403
-                and "not exist" in refusal.message
-            ):
-                return Observed()  # IAM answers 403 for accounts that don't exist
             problem = f"can't read it ({refusal.status}: {refusal.message})"
             return Observed(problem=problem, status=refusal.status)
         except (KineticError, TimeoutError) as exc:
             return Observed(problem=str(exc) or f"no answer within {self.timeout_s:g} s")
 
-    async def enable_apis(
-        self, read_request: GoogleRequest, enable_request: GoogleRequest, names: Sequence[str]
-    ) -> None:
-        """Send *enable_request*, unless *read_request* shows that all APIs *names* are enabled.
+    async def enable_apis(self, names: Sequence[str]) -> None:
+        """Enable those of the APIs *names* that are disabled.
 
         Raises:
             AuthError: You may not read or enable APIs.
             Refused: Google refuses a request.
         """
-        try:
-            if not await self.disabled_apis(read_request, names):
-                return
-        except HttpError as refusal:
-            raise refusal_error("read the project's APIs", refusal) from refusal
-        self._tell("enabling the project's APIs")
-        await self._send_with_retries("enable the project's APIs", enable_request)
+        if await self.disabled_apis(names):
+            self._tell("enabling the project's APIs")
+            path = f"projects/{self._site.project}/services:batchEnable"
+            request = call("serviceusage", "POST", path, body={"serviceIds": [*names]})
+            await self._send("enable the project's APIs", request)
 
-    async def disabled_apis(self, read_request: GoogleRequest, names: Sequence[str]) -> list[str]:
-        """Return which of the APIs *names* are disabled; *read_request* asks for their states."""
-        answer = await self._google.call(read_request)
+    async def disabled_apis(self, names: Sequence[str]) -> list[str]:
+        """Return which of the APIs *names* are disabled; the errors are those of `enable_apis`."""
+        path = f"projects/{self._site.project}/services"
+        paths = [f"{path}/{name}" for name in names]
+        request = call("serviceusage", "GET", f"{path}:batchGet", query=query(names=paths))
+        try:
+            answer = await self._google.call(request)
+        except HttpError as refusal:
+            raise refusal_error("read which APIs the project has enabled", refusal) from refusal
         enabled = {
             str(service["name"]).rpartition("/")[2]
             for service in answer.get("services") or ()
@@ -193,25 +212,27 @@ class Cloud:
         Raises:
             KineticError: The first failure; its notes have the others.
         """
-        actions = {f"{change.kind} {change.name}": change for change in changes}
+        actions = {f"{change.kind} {change.name}": change.action for change in changes}
 
         async def step(resource: Resource | Policy) -> None:
-            change = actions[resource.key]
-            match change.action, resource:
+            match actions[resource.key], resource:
                 case (Action.CREATE, Resource()):
                     await self._create(resource)
                 case (Action.REPLACE, Resource()):
                     await self._delete(resource)
                     await self._create(resource)
                 case (Action.WAIT, Resource()):
-                    if not await self._becomes_ready(resource):
+                    if await self._poll(resource, _wait_if_stopping) is None:
                         await self._create(resource)
+                    else:
+                        await self._wait_until_ready(resource)
                 case (Action.UPDATE, Resource()):
                     assert resource.update is not None
                     await self._send(f"update {resource.key}", resource.update)
                     await self._wait_until_ready(resource)
                 case (Action.UPDATE, Policy()):
-                    await self._grant(resource)
+                    self._tell(f"granting {resource.name} its roles")
+                    await self._edit_policy(resource, resource.with_bindings)
                 case _:
                     return
             self._tell(f"{resource.key} is ready")
@@ -227,20 +248,19 @@ class Cloud:
         """
         actions = {f"{change.kind} {change.name}": change.action for change in changes}
         removed = [resource for resource in present if actions.get(resource.key) is Action.REMOVE]
-        dependents: dict[str, list[str]] = {resource.key: [] for resource in removed}
-        for resource in removed:
-            for need in resource.needs:
-                if need in dependents:
-                    dependents[need].append(resource.key)
+        dependents = {
+            resource.key: [other.key for other in removed if resource.key in other.needs]
+            for resource in removed
+        }
 
         async def step(resource: Resource | Policy) -> None:
             if isinstance(resource, Policy):
-                await self._revoke(resource)
+                await self._edit_policy(resource, resource.without_members)
             else:
                 await self._delete(resource)
             self._tell(f"{resource.key} is removed")
 
-        await _run_in_order(removed, {key: tuple(names) for key, names in dependents.items()}, step)
+        await _run_in_order(removed, dependents, step)
 
     async def _create(self, resource: Resource) -> None:
         """Create *resource*, or accept one that kinetic made before; wait until it is ready."""
@@ -255,53 +275,38 @@ class Cloud:
                 exc.answer["kind"] = resource.kind
             if is_useless:
                 await self._delete(resource)  # GKE would keep it in the state ERROR, without nodes
-            if _status(exc) != 409:
-                raise
             # 409: *resource* exists, made by another client or by a request with a lost reply.
-            if (await self._observe_one(resource)).status == 403:
+            if _status(exc) != 409 or (await self._observe_one(resource)).status == 403:
                 raise
-            if not is_ours(
-                self._site, resource, await self._wait_until_ready(resource), adopted=False
-            ):
+            found = await self._wait_until_ready(resource)
+            if not is_ours(self._site, resource, found, adopted=False):
                 raise
         await self._wait_until_ready(resource)
 
-    async def _send(self, action: str, request: GoogleRequest) -> Document:
-        """Send *request* by `_send_with_retries`; send requests to GKE one after the other."""
-        if request.api != "container":
-            return await self._send_with_retries(action, request)
-        async with self._cluster_lock:
-            return await self._send_with_retries(action, request)
-
-    def _new_backoff(self, action: str) -> Backoff:
-        return Backoff(
+    def _new_backoff(self, action: str) -> _Backoff:
+        return _Backoff(
             self._google.first_pause_s, lambda reason: self._tell(f"waiting to {action}: {reason}")
         )
 
-    async def _send_with_retries(self, action: str, request: GoogleRequest) -> Document:
-        """Send *request*, await its operation, and return the answer; repeat temporary failures."""
-        backoff = self._new_backoff(action)
-        while True:
-            try:
-                answer: Document = await self._google.call(request)
-                if _is_operation(answer):
-                    answer = await self._google.wait_for(request.api, answer)
-                return answer
-            except OperationFailed as failure:
-                cause: HttpError | OperationFailed = failure
-                error, wait = operation_error(action, failure), wait_if_in_use(request, failure)
-            except HttpError as refusal:
-                cause = refusal
-                error, wait = refusal_error(action, refusal), wait_if_temporary(request, refusal)
-            if wait is None or not await backoff.pause(*wait):
-                raise error from cause
+    async def _send(self, action: str, request: GoogleRequest) -> Document:
+        """Send *request*, await its operation, and return the answer; repeat temporary failures.
 
-    async def _becomes_ready(self, resource: Resource) -> bool:
-        """Wait; return True once *resource* is ready, or False if an earlier `down` removed it."""
-        if await self._poll(resource, wait_if_stopping) is None:
-            return False
-        await self._wait_until_ready(resource)
-        return True
+        Requests to GKE are sent one after the other.
+        """
+        backoff = self._new_backoff(action)
+        async with self._cluster_lock if request.api == "container" else nullcontext():
+            while True:
+                try:
+                    answer: Document = await self._google.call(request)
+                    if _is_operation(answer):
+                        answer = await self._google.wait_for(request.api, answer)
+                    return answer
+                except OperationFailed as failure:
+                    if not await backoff.pause(_wait_if_in_use(request, failure)):
+                        raise operation_error(action, failure) from failure
+                except HttpError as refusal:
+                    if not await backoff.pause(_wait_if_temporary(request, refusal)):
+                        raise refusal_error(action, refusal) from refusal
 
     async def _wait_until_ready(self, resource: Resource) -> Document:
         """Wait until *resource* exists and is ready, and return it.
@@ -310,8 +315,8 @@ class Cloud:
             Refused: *resource* is broken.
             Unavailable: *resource* didn't appear, or didn't become ready in time.
         """
-        document = await self._poll(resource, wait_if_unready)
-        assert document is not None  # `wait_if_unready` waits for it
+        document = await self._poll(resource, _wait_if_unready)
+        assert document is not None  # `_wait_if_unready` waits for it
         if (status := str(document.get("status") or "")) in BROKEN_STATUSES:
             raise Refused(
                 f"{resource.key} is {status}: {problem_of(document)}; remove it and run the "
@@ -333,33 +338,21 @@ class Cloud:
         backoff = self._new_backoff(f"go on with {resource.key}")
         while True:
             observed = await self._observe_one(resource)
-            wait = (
-                ("it can't be read", SETTLED_S)
-                if observed.problem
-                else wait_reason(observed.document)
-            )
+            wait = wait_reason(observed.document)
+            if observed.problem:
+                wait = ("it can't be read", SETTLED_S)
             if wait is None:
                 return observed.document
-            if not await backoff.pause(*wait):
+            if not await backoff.pause(wait):
                 reason = observed.problem or wait[0]
                 raise Unavailable(
                     f"{resource.key}: {reason}; run the command again", retryable=True
                 )
 
-    async def _grant(self, policy: Policy) -> None:
-        self._tell(f"granting {policy.name} its roles")
-        await self._edit_policy(
-            policy, lambda stored: policy.with_bindings(stored) if policy.missing(stored) else None
-        )
-
-    async def _revoke(self, policy: Policy) -> None:
-        members = [binding.member for binding in policy.bindings]
-        await self._edit_policy(policy, lambda stored: policy.without_members(stored, members))
-
     async def _edit_policy(
-        self, policy: Policy, edit: Callable[[Document], dict[str, Any] | None]
+        self, policy: Policy, edit: Callable[[Document], dict[str, Any]]
     ) -> None:
-        """Read the IAM policy, and write what *edit* makes of it, unless *edit* returns None.
+        """Read the IAM policy, and write what *edit* makes of it.
 
         If another process changes the policy in between, Google refuses the write, and this method
         starts over.
@@ -367,21 +360,15 @@ class Cloud:
         action = f"change who may use {policy.name}"
         backoff = self._new_backoff(action)
         while True:
-            stored = await self._send(action, policy.read)
-            if (edited := edit(stored)) is None:
-                return
+            edited = edit(await self._send(action, policy.read))
             body = {"policy": edited} if policy.wrapped else edited
-            write = call(
-                api=policy.write.api, method=policy.write.method, path=policy.write.path, body=body
-            )
             try:
-                await self._send(action, write)
-            except Refused as exc:
-                has_changed = _status(exc) in (409, 412)
-                if not (has_changed and await backoff.pause("others change it", SETTLED_S)):
-                    raise
-            else:
+                await self._send(action, replace(policy.write, body=body))
                 return
+            except Refused as exc:
+                wait = ("others change it", SETTLED_S) if _status(exc) in (409, 412) else None
+                if not await backoff.pause(wait):
+                    raise
 
     async def _delete(self, resource: Resource) -> None:
         """Empty *resource* if it is a bucket or network, remove it, and wait until it is absent."""
@@ -392,7 +379,7 @@ class Cloud:
         if resource.kind == "network":
             await self._remove_firewall_rules(resource)
         await self._ensure_removed(resource.key, resource.remove)
-        await self._poll(resource, wait_if_present)
+        await self._poll(resource, _wait_if_present)
 
     async def _ensure_removed(self, subject: str, request: GoogleRequest) -> None:
         """Send *request*, a removal of *subject*; succeed if *subject* no longer exists."""
@@ -403,30 +390,23 @@ class Cloud:
                 raise
 
     async def _empty_bucket(self, bucket: Resource) -> None:
-        listing = call(api="storage", method="GET", path=f"{bucket.read.path}/o")
+        listing = replace(bucket.read, path=f"{bucket.read.path}/o")
 
         async def remove(name: str) -> None:
-            from urllib.parse import quote
-
             path = f"{listing.path}/{quote(name, safe='')}"
-            await self._ensure_removed(name, call(api="storage", method="DELETE", path=path))
+            await self._ensure_removed(name, replace(listing, method="DELETE", path=path))
 
         names = [str(item["name"]) async for item in list_items(self._google, listing, "items")]
         await for_each(remove, names, limit=MAX_CONCURRENT_REQUESTS)
 
     async def _remove_firewall_rules(self, network: Resource) -> None:
         """Remove the firewall rules that GKE made in the network and sometimes leaves behind."""
-        rules = call(
-            api="compute",
-            method="GET",
-            path=f"{network.read.path.partition('/global/')[0]}/global/firewalls",
-        )
+        parent = f"projects/{self._site.project}/global/firewalls"
+        rules = call("compute", "GET", parent)
         async for rule in list_items(self._google, rules, "items"):
-            name = str(rule.get("name"))
-            if str(rule.get("network", "")).endswith(
-                f"/networks/{network.name}"
-            ) and name.startswith("gke-"):
-                removal = call(api="compute", method="DELETE", path=f"{rules.path}/{name}")
+            name, rule_network = str(rule.get("name")), str(rule.get("network", ""))
+            if name.startswith("gke-") and rule_network.endswith(f"/networks/{network.name}"):
+                removal = call("compute", "DELETE", f"{parent}/{name}")
                 await self._ensure_removed(f"firewall rule {name}", removal)
 
 
@@ -446,14 +426,6 @@ def _is_operation(answer: Document) -> bool:
     )
 
 
-@dataclass(slots=True)
-class _Completion:
-    """``event`` is set once an item's step has ended; ``ok`` says whether it succeeded."""
-
-    event: asyncio.Event
-    ok: bool = False
-
-
 async def _run_in_order(
     items: Sequence[Any], needs: Mapping[str, Sequence[str]], step: Callable[[Any], Any]
 ) -> None:
@@ -461,29 +433,112 @@ async def _run_in_order(
 
     *needs* maps the key of an item to other keys. If a step fails, this skips items that need it.
     """
-    completions = {item.key: _Completion(asyncio.Event()) for item in items}
+    tasks: dict[str, asyncio.Task[bool]] = {}
     failures: list[KineticError] = []
 
-    async def run_step(item: Any) -> None:
-        completion = completions[item.key]
+    async def run_step(item: Any) -> bool:
+        needed = [tasks[key] for key in needs[item.key] if key in tasks]
+        if not all([await task for task in needed]):
+            return False
         try:
-            for need in needs[item.key]:
-                if need in completions:
-                    await completions[need].event.wait()
-                    if not completions[need].ok:
-                        return
             await step(item)
-            completion.ok = True
         except KineticError as exc:
             failures.append(exc)
-        finally:
-            completion.event.set()
+            return False
+        return True
 
     async with asyncio.TaskGroup() as group:
         for item in items:
-            group.create_task(run_step(item), name=f"kinetic setup {item.key}")
+            tasks[item.key] = group.create_task(run_step(item), name=f"kinetic setup {item.key}")
     if failures:
         first, *others = failures
         for other in others:
             first.add_note(str(other))
         raise first
+
+
+def _wait_if_temporary(request: GoogleRequest, refusal: HttpError) -> Wait | None:
+    """Return why Google refuses *request* for now, and how many seconds to wait at most.
+
+    None means that the refusal is final.
+    """
+    codes = reasons(refusal)
+    message = refusal.message.lower()
+    if is_disabled(refusal):
+        return f"{request.api} is still being enabled", ENABLED_S
+    is_busy = "FAILED_PRECONDITION" in codes and ("operation" in message or "currently" in message)
+    if request.api == "container" and refusal.status == 400 and is_busy:
+        return f"another operation runs on the cluster ({refusal.message})", BUSY_S
+    if request.api == "serviceusage" and refusal.status == 400 and "billing" in message:
+        return "the project's billing account hasn't propagated yet", SETTLED_S
+    if "resourceNotReady" in codes:
+        return "a resource that it needs isn't ready", SETTLED_S
+    if request.method == "DELETE" and "resourceInUseByAnotherResource" in codes:
+        return STILL_IN_USE, RELEASED_S
+    if "IamPolicy" in request.path or request.path.endswith("/iam"):
+        is_unknown_account = refusal.status in (400, 403, 404) and any(
+            phrase in message for phrase in UNKNOWN_ACCOUNT_PHRASES
+        )
+        if is_unknown_account:
+            return "a new account hasn't propagated yet", SETTLED_S
+    return None
+
+
+def _wait_if_in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
+    """Return why and how long to wait if *request* removes what is in use; otherwise None."""
+    is_in_use = any("RESOURCE_IN_USE" in code for code in failure.codes)
+    return (STILL_IN_USE, RELEASED_S) if is_in_use and request.method == "DELETE" else None
+
+
+def _wait_if_unready(document: Document | None) -> Wait | None:
+    """Return why a resource can't be used yet; None if it can."""
+    if document is None:
+        return "Google doesn't show it yet", SETTLED_S
+    status = str(document.get("status") or "")
+    return (f"it is {status}", BUSY_S) if status in IN_PROGRESS_STATUSES else None
+
+
+def _wait_if_stopping(document: Document | None) -> Wait | None:
+    """Return a reason to wait if an earlier `down` is removing a resource; else None."""
+    is_stopping = document is not None and document.get("status") == "STOPPING"
+    return ("it is STOPPING", BUSY_S) if is_stopping else None
+
+
+def _wait_if_present(document: Document | None) -> Wait | None:
+    """Return why a removed resource still exists; None if it no longer exists."""
+    if document is None:
+        return None
+    status = str(document.get("status") or "")
+    return (f"it is {status}", BUSY_S) if status else ("Google still shows it", SETTLED_S)
+
+
+class _Backoff:
+    """The pauses of one wait, with a separate time limit for each reason to wait.
+
+    *report* receives each reason once. *first_pause_s* is the first pause; the longest one is ten
+    times as long.
+    """
+
+    def __init__(self, first_pause_s: float, report: Tell) -> None:
+        self._pauses = growing_pauses(first_pause_s, 10 * first_pause_s, 1.5)
+        self._report = report
+        self._clock = asyncio.get_running_loop().time
+        self._waited_s: dict[str, float] = {}
+        self._latest_reason = ""
+        self._latest_pause_at = 0.0
+
+    async def pause(self, wait: Wait | None) -> bool:
+        """Pause; return False if there is no reason to *wait*, or if it has held too long."""
+        if wait is None:
+            return False
+        now, (reason, limit_s) = self._clock(), wait
+        if self._latest_reason:
+            self._waited_s[self._latest_reason] += now - self._latest_pause_at
+        self._latest_reason, self._latest_pause_at = reason, now
+        if reason not in self._waited_s:
+            self._waited_s[reason] = 0.0
+            self._report(reason)
+        if self._waited_s[reason] > limit_s:
+            return False
+        await asyncio.sleep(next(self._pauses))
+        return True

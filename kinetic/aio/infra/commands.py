@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
 from kinetic.aio.infra.controllers import Controller
@@ -58,7 +57,7 @@ async def up(
         await infra.up(site, pools=(Pool(accelerator=accelerators.parse("tpu-v6e-8")),))
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planning = infrastructure.plan_up(
+        planned = await infrastructure.plan_up(
             shape=shape,
             pools=pools,
             public_endpoint=public_endpoint,
@@ -67,7 +66,7 @@ async def up(
             billing_account=billing_account,
             controllers=controllers,
         )
-        return await _carry_out(infrastructure, planning, preview=preview)
+        return await _carry_out(infrastructure, planned, preview=preview)
 
 
 async def down(
@@ -95,8 +94,8 @@ async def down(
     Cancelled: removed resources stay removed; run `down` again to continue.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planning = infrastructure.plan_down(force_destroy=force_destroy)
-        return await _carry_out(infrastructure, planning, preview=preview)
+        planned = await infrastructure.plan_down(force_destroy=force_destroy)
+        return await _carry_out(infrastructure, planned, preview=preview)
 
 
 async def add_pool(
@@ -131,8 +130,8 @@ async def add_pool(
     Cancelled: the pool may exist; run it again, or remove it by its name.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planning = infrastructure.plan_pool(pool, slices=slices, fixed=fixed)
-        return await _carry_out(infrastructure, planning, preview=preview)
+        planned = await infrastructure.plan_pool(pool, slices=slices, fixed=fixed)
+        return await _carry_out(infrastructure, planned, preview=preview)
 
 
 async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tell = silent) -> Plan:
@@ -148,15 +147,11 @@ async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tel
     Cancelled: the removal may continue; run it again to wait for its end.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planning = infrastructure.plan_pool_removal(name)
-        return await _carry_out(infrastructure, planning, preview=preview)
+        planned = await infrastructure.plan_pool_removal(name)
+        return await _carry_out(infrastructure, planned, preview=preview)
 
 
-async def _carry_out(
-    infrastructure: Infrastructure, planning: Awaitable[Planned], *, preview: bool
-) -> Plan:
-    """Carry out the result of *planning*, unless it is a *preview*."""
-    planned = await planning
+async def _carry_out(infrastructure: Infrastructure, planned: Planned, *, preview: bool) -> Plan:
     if not preview:
         await infrastructure.apply(planned)
     return planned.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -178,20 +178,17 @@ async def install(api: Api, controller: Controller) -> None:
     async def apply_one(document: Document) -> None:
         await apply(api, await kinds.manifest(document))
 
-    for stage in _group_by_stage(controller.documents):
+    documents = controller.documents
+    first = [document for document in documents if document["kind"] in FIRST_KINDS]
+    last = [document for document in documents if document["kind"] in LAST_KINDS]
+    others = [
+        document for document in documents if document["kind"] not in (*FIRST_KINDS, *LAST_KINDS)
+    ]
+    await for_each(apply_one, first, limit=MAX_CONCURRENT_REQUESTS)
+    for definition in controller.definitions:
+        await kinds.wait_until_served(definition)
+    for stage in (others, last):
         await for_each(apply_one, stage, limit=MAX_CONCURRENT_REQUESTS)
-        for definition in controller.definitions if stage[0]["kind"] in FIRST_KINDS else ():
-            await kinds.wait_until_served(definition)
-
-
-def _group_by_stage(documents: Sequence[Document]) -> list[list[Document]]:
-    """Return the documents in stages: those of `FIRST_KINDS`, other kinds, and `LAST_KINDS`."""
-    stages: list[list[Document]] = [[], [], []]
-    for document in documents:
-        stages[
-            0 if document["kind"] in FIRST_KINDS else 2 if document["kind"] in LAST_KINDS else 1
-        ].append(document)
-    return [stage for stage in stages if stage]
 
 
 class Kinds:
@@ -201,17 +198,13 @@ class Kinds:
         self._api = api
         self._digest = controller.digest
         self._name = controller.name
-        self._discovered: dict[str, Mapping[str, tuple[str, bool]]] = {}
-        self._lock = asyncio.Lock()
-        # (version, kind) → (name of the kind in paths, whether its objects have a namespace)
-        self._defined = {
-            (f"{spec['group']}/{version['name']}", spec["names"]["kind"]): (
-                str(spec["names"]["plural"]),
-                spec["scope"] == "Namespaced",
-            )
-            for spec in (definition["spec"] for definition in controller.definitions)
-            for version in spec["versions"]
-        }
+        # version → kind → (name of the kind in paths, whether its objects have a namespace)
+        self._kinds: dict[str, dict[str, tuple[str, bool]]] = defaultdict(dict)
+        for spec in (definition["spec"] for definition in controller.definitions):
+            names, namespaced = spec["names"], spec["scope"] == "Namespaced"
+            for version in spec["versions"]:
+                kinds = self._kinds[f"{spec['group']}/{version['name']}"]
+                kinds[names["kind"]] = (str(names["plural"]), namespaced)
 
     async def manifest(self, document: Document) -> Manifest:
         """Return the object to apply, with its path and an annotation of its file's digest.
@@ -220,13 +213,14 @@ class Kinds:
             ConfigurationError: The API server doesn't know its kind.
         """
         version, kind = str(document["apiVersion"]), str(document["kind"])
-        location = self._defined.get((version, kind)) or (await self._discover(version)).get(kind)
-        if location is None:
+        if kind not in self._kinds[version]:
+            self._kinds[version] |= await self._served(version)
+        if kind not in self._kinds[version]:
             raise ConfigurationError(
                 f"the cluster has no kind {kind} of {version}, which {self._name} needs; take a "
                 "release for this version of Kubernetes"
             )
-        plural, namespaced = location
+        plural, namespaced = self._kinds[version][kind]
         metadata = dict(document["metadata"])
         metadata["annotations"] = {**(metadata.get("annotations") or {}), DIGEST_KEY: self._digest}
         namespace_path = ""
@@ -236,20 +230,17 @@ class Kinds:
         path = f"{_root(version)}{namespace_path}/{plural}/{metadata['name']}"
         return Manifest(path=path, document={**document, "metadata": metadata})
 
-    async def _discover(self, version: str) -> Mapping[str, tuple[str, bool]]:
-        """Ask the API server once for the kinds of *version*; the values are as in `_defined`."""
-        async with self._lock:
-            if version not in self._discovered:
-                try:
-                    answer = await self._api.call("GET", _root(version))
-                except NotFound:
-                    answer = {}
-                self._discovered[version] = {
-                    str(resource["kind"]): (str(resource["name"]), bool(resource["namespaced"]))
-                    for resource in answer.get("resources") or ()
-                    if "/" not in str(resource["name"])
-                }
-            return self._discovered[version]
+    async def _served(self, version: str) -> dict[str, tuple[str, bool]]:
+        """Return the kinds of *version* that the API server serves; values are as in `_kinds`."""
+        try:
+            answer = await self._api.call("GET", _root(version))
+        except NotFound:
+            return {}
+        return {
+            str(resource["kind"]): (str(resource["name"]), bool(resource.get("namespaced")))
+            for resource in answer.get("resources") or ()
+            if "/" not in str(resource["name"])
+        }
 
     async def wait_until_served(self, definition: Document) -> None:
         """Wait until the API server serves all versions of a new kind.
@@ -258,34 +249,24 @@ class Kinds:
             Unavailable: The API server doesn't serve them within `SERVED_S` seconds.
         """
         spec: Document = definition["spec"]
-        expected = [version["name"] for version in spec["versions"] if version.get("served")]
+        missing = [
+            f"{spec['group']}/{version['name']}"
+            for version in spec["versions"]
+            if version.get("served")
+        ]
         try:
             async with asyncio.timeout(SERVED_S):
-                async for served in self._poll_served_versions(spec):
-                    if served.issuperset(expected):
-                        return
+                while missing:
+                    if spec["names"]["kind"] in await self._served(missing[-1]):
+                        missing.pop()
+                    else:
+                        await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise Unavailable(
                 f"the API server doesn't serve {definition['metadata']['name']} within "
                 f"{SERVED_S:g} s; run the command again",
                 retryable=True,
             ) from None
-
-    async def _poll_served_versions(self, spec: Document) -> AsyncGenerator[set[str]]:
-        """Yield, again and again, the versions of a kind that the API server serves."""
-        while True:
-            served: set[str] = set()
-            for version in spec["versions"]:
-                try:
-                    answer = await self._api.call("GET", f"/apis/{spec['group']}/{version['name']}")
-                except NotFound:
-                    continue
-                if any(
-                    resource["name"] == spec["names"]["plural"] for resource in answer["resources"]
-                ):
-                    served.add(version["name"])
-            yield served
-            await asyncio.sleep(POLL_S)
 
 
 def _root(version: str) -> str:

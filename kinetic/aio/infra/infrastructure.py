@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from kinetic.aio._net.google import GoogleClient, GoogleRequest
+from kinetic.aio._net.google import GoogleClient
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.infra import classes as compute_classes
-from kinetic.aio.infra import lookup, secrets
+from kinetic.aio.infra import lookup
 from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
-from kinetic.aio.infra import project as projects
 from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.apply import READ_TIMEOUT_S, Cloud, refusal_error
 from kinetic.aio.infra.controllers import Controller, install
 from kinetic.aio.infra.controllers import plan_install as plan_controller
-from kinetic.aio.infra.plan import Plan, additions, order_marked_last, removals
+from kinetic.aio.infra.plan import Plan, additions, removals
 from kinetic.aio.infra.pools import Pool
-from kinetic.aio.infra.preflight import preflight
+from kinetic.aio.infra.preflight import Preflight, preflight
 from kinetic.aio.infra.resources import Action, Change, Observed, Policy, Resource, Tell, silent
 from kinetic.aio.infra.setup import Setup, Shape
 from kinetic.aio.infra.site import Site
@@ -33,29 +33,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.configuration import Target, resolve
-from kinetic.errors import (
-    BackendError,
-    ConfigurationError,
-    KineticError,
-    NotFound,
-    Refused,
-)
-
-
-def _sets_note(controllers: Sequence[Controller]) -> list[str]:
-    """Return a note that jobs on several hosts can't run, unless one of *controllers* runs them."""
-    groups = frozenset[str]().union(*(controller.groups for controller in controllers))
-    return [] if groups.intersection(in_cluster.SETS) else [in_cluster.NO_SETS_NOTE]
-
-
-def _lost_pools_note(changes: Sequence[Change], observed: Mapping[str, Observed]) -> list[str]:
-    """Return a note about pools that kinetic didn't make, if *changes* remove their cluster."""
-    for change in changes:
-        if change.kind == "cluster" and change.action is Action.REMOVE:
-            document = observed[f"cluster {change.name}"].document or {}
-            if names := ", ".join(node_pools.foreign(document)):
-                return [f"node pools that kinetic didn't make go with the cluster: {names}"]
-    return []
+from kinetic.errors import BackendError, ConfigurationError, KineticError, NotFound, Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +41,8 @@ class Planned:
     """A plan, with the resources and objects that `Infrastructure.apply` creates or removes for it.
 
     ``prerequisites`` are the project and its billing. ``plan_rest`` plans the rest once a new
-    project exists. ``enables`` says whether to enable APIs. ``removes`` says whether to remove
-    ``resources`` and ``manifests`` instead of creating them.
+    project exists. ``removes`` says whether to remove ``resources`` and ``manifests`` instead of
+    creating them.
     """
 
     plan: Plan
@@ -72,7 +50,6 @@ class Planned:
     notes: tuple[str, ...] = ()
     prerequisites: tuple[Resource, ...] = ()
     plan_rest: Callable[[], Awaitable[Planned]] | None = None
-    enables: bool = False
     removes: bool = False
     manifests: tuple[in_cluster.Manifest, ...] = ()
     controllers: tuple[Controller, ...] = ()
@@ -134,108 +111,74 @@ class Infrastructure:
             ConfigurationError: A requirement, such as a permission, isn't met; the message lists
                 all.
         """
-        projects.check_parent(parent, creates=create_project)
+        setups.check_parent(parent, creates=create_project)
         setup = Setup(site=self.site, shape=shape, public_endpoint=public_endpoint)
         if pools and shape == "autopilot":
             raise ConfigurationError(
                 "an Autopilot cluster has no node pools: it makes nodes for jobs by itself; leave "
                 "--accelerator or --autopilot out, or use `kinetic pool add` afterwards"
             )
-        prerequisites = (
-            *([projects.project_resource(self.site, parent)] if create_project else []),
-            *([projects.billing_link(self.site, billing_account)] if billing_account else []),
-        )
-        if create_project and not await projects.exists(self._google, self.site):
-            billing = tuple(resource for resource in prerequisites if resource.kind == "billing")
-            plan_rest = partial(self._plan_setup, setup, pools, billing, controllers)
-            return self._plan_in_new_project(setup, pools, prerequisites, controllers, plan_rest)
-        return await self._plan_setup(setup, pools, prerequisites, controllers)
+        billing = [setups.billing_link(self.site, billing_account)] if billing_account else []
+        plan_setup = partial(self._plan_setup, setup, pools, controllers)
+        if not create_project:
+            return await plan_setup(billing)
+        prerequisites = [setups.project_resource(self.site, parent), *billing]
+        if await self.has_project():
+            return await plan_setup(prerequisites)
+        return await plan_setup(prerequisites, plan_rest=partial(plan_setup, billing))
 
     async def _plan_setup(
         self,
         setup: Setup,
         pools: tuple[Pool, ...],
-        prerequisites: tuple[Resource, ...],
         controllers: tuple[Controller, ...],
+        prerequisites: Sequence[Resource],
+        plan_rest: Callable[[], Awaitable[Planned]] | None = None,
     ) -> Planned:
-        """Plan all resources of *setup* and *pools* in a project that exists."""
-        missing_pools = await self._missing_pools(pools)
+        """Plan all resources of *setup* and *pools*.
+
+        *plan_rest* plans them again once the project exists; None if it exists already.
+        """
         links_billing = any(resource.kind == "billing" for resource in prerequisites)
-        checks = await preflight(
-            self._google, self.site, missing_pools, setup, links_billing=links_billing
-        )
-        checks.raise_problems()
-        setup = replace(setup, machine=checks.machine)
+        observed: dict[str, Observed] = defaultdict(Observed)
+        disabled = [*setups.SERVICES]
+        if plan_rest is None:
+            missing_pools = await self._missing_pools(pools)
+            checks = await preflight(
+                self._google, self.site, missing_pools, setup, links_billing=links_billing
+            )
+            disabled = await self._cloud.disabled_apis(setups.SERVICES)
+        else:
+            note = (
+                "permissions, machine types, and quotas of the new project are checked afterwards"
+            )
+            billing_note = "; pass --billing-account ID to link a billing account"
+            checks = Preflight(notes=[note if links_billing else note + billing_note])
         wanted = (
-            *setups.wanted_resources(setup),
-            *node_pools.all_pool_resources(self.site, pools, self._environ),
+            *setups.wanted_resources(replace(setup, machine=checks.machine)),
+            *node_pools.pool_resources(self.site, pools, self._environ),
         )
-        read_request, _ = setups.services(self.site)
-        disabled = await self._disabled_apis(read_request)
-        observed = await self._cloud.observe((*prerequisites, *wanted))
-        changes = [
-            *additions(self.site, prerequisites, observed),
-            *self._enabling_changes(disabled),
-            *additions(self.site, wanted, observed),
-        ]
+        if plan_rest is None:
+            observed |= await self._cloud.observe((*prerequisites, *wanted))
+        changes = [*additions(self.site, prerequisites, observed)]
+        if disabled:
+            names = ", ".join(name.removesuffix(".googleapis.com") for name in disabled)
+            change = Change(
+                action=Action.UPDATE, kind="APIs", name=self.site.project, reason=f"enable {names}"
+            )
+            changes.append(change)
+        changes += additions(self.site, wanted, observed)
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
         cluster_changes, notes = await self._plan_in_cluster(observed, manifests, controllers)
-        changes += cluster_changes
         return Planned(
-            plan=Plan(site=self.site, changes=tuple(changes)),
+            plan=Plan(site=self.site, changes=(*changes, *cluster_changes)),
             resources=wanted,
             notes=(*checks.notes, *notes),
-            prerequisites=prerequisites,
-            enables=bool(disabled),
+            prerequisites=tuple(prerequisites),
+            plan_rest=plan_rest,
             manifests=manifests,
             controllers=controllers,
         )
-
-    def _plan_in_new_project(
-        self,
-        setup: Setup,
-        pools: tuple[Pool, ...],
-        prerequisites: tuple[Resource, ...],
-        controllers: tuple[Controller, ...],
-        plan_rest: Callable[[], Awaitable[Planned]],
-    ) -> Planned:
-        """Plan all resources of *setup* and *pools* in a project that doesn't exist."""
-        wanted = (
-            *setups.wanted_resources(setup),
-            *node_pools.all_pool_resources(self.site, pools, self._environ),
-        )
-        manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
-        observed = {resource.key: Observed() for resource in (*prerequisites, *wanted)}
-        changes = (
-            *additions(self.site, prerequisites, observed),
-            *self._enabling_changes(setups.SERVICES),
-            *additions(self.site, wanted, observed),
-            *(manifest.change for manifest in manifests),
-            *(controller.change for controller in controllers),
-        )
-        checks_note = (
-            "permissions, machine types, and quotas of the new project are checked afterwards"
-        )
-        billing_note = (
-            ""
-            if len(prerequisites) > 1
-            else "; pass --billing-account ID to link a billing account"
-        )
-        return Planned(
-            plan=Plan(site=self.site, changes=changes),
-            resources=wanted,
-            notes=(checks_note + billing_note, *_sets_note(controllers)),
-            prerequisites=prerequisites,
-            plan_rest=plan_rest,
-        )
-
-    def _enabling_changes(self, names: Sequence[str]) -> list[Change]:
-        """Return the change that enables the APIs *names*; none if there are no names."""
-        if not names:
-            return []
-        short_names = ", ".join(name.removesuffix(".googleapis.com") for name in names)
-        reason = f"enable {short_names}"
-        return [Change(action=Action.UPDATE, kind="APIs", name=self.site.project, reason=reason)]
 
     async def plan_pool(self, pool: Pool, *, slices: int = 1, fixed: bool = False) -> Planned:
         """Plan what `add_pool` creates. Nothing is written.
@@ -256,7 +199,7 @@ class Infrastructure:
                 "of several hosts"
             )
         if not pool.accelerator.multi_host and pool.name not in node_pools.existing(cluster):
-            async with self._open_api() as api:
+            async with aclosing(Api(await self._connect())) as api:
                 if can_use_class and await compute_classes.is_served(api):
                     return await self._plan_class(api, pool, autopilot=autopilot)
                 if autopilot:
@@ -270,9 +213,8 @@ class Infrastructure:
                         f"jobs of {pool.accelerator} use the nodes of the ComputeClass {name}, not "
                         f"those of a node pool; first run `kinetic pool remove {name}`"
                     )
-        wanted = node_pools.all_pool_resources(self.site, pools, self._environ)
+        wanted = node_pools.pool_resources(self.site, pools, self._environ)
         checks = await preflight(self._google, self.site, await self._missing_pools(pools))
-        checks.raise_problems()
         observed = await self._cloud.observe(wanted)
         observed[f"cluster {self.site.cluster}"] = Observed(document=cluster)
         changes = additions(self.site, wanted, observed)
@@ -285,7 +227,6 @@ class Infrastructure:
     async def _plan_class(self, api: Api, pool: Pool, *, autopilot: bool) -> Planned:
         """Plan a ComputeClass from which GKE makes the nodes that *pool* would have."""
         checks = await preflight(self._google, self.site, (pool,), regional=True)
-        checks.raise_problems()
         zones = checks.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
         manifest = compute_classes.class_manifest(
             self.site, pool.accelerator, zones, autopilot=autopilot
@@ -315,14 +256,12 @@ class Infrastructure:
         if reason := node_pools.keep_reason(existing[name]):
             raise Refused(reason)
         pool = node_pools.reference(self.site, name)
-        changes = removals(
-            self.site, (pool,), {pool.key: Observed(document=existing[name])}, keep={}
-        )
+        changes = removals(self.site, (pool,), {pool.key: Observed(document=existing[name])})
         return Planned(plan=Plan(site=self.site, changes=changes), resources=(pool,), removes=True)
 
     async def _plan_class_removal(self, name: str, pool_names: Sequence[str]) -> Planned:
         """Plan to remove the ComputeClass *name*; an error lists classes and *pool_names*."""
-        async with self._open_api() as api:
+        async with aclosing(Api(await self._connect())) as api:
             known_classes = await compute_classes.list_classes(api)
         if name not in known_classes:
             names = ", ".join(sorted({*pool_names, *known_classes})) or "none"
@@ -351,15 +290,18 @@ class Infrastructure:
             *await lookup.list_placement_policies(self._google, self.site),
         )
         observed = await self._cloud.observe(present)
-        keep: dict[str, str] = {}
-        if not force_destroy:
-            reason = "it may hold results; --force-destroy removes it"
-            keep = {f"bucket {self.site.bucket(purpose)}": reason for purpose in ("jobs", "builds")}
-        changes = removals(self.site, present, observed, keep=keep)
+        changes = removals(self.site, present, observed, keeps_buckets=not force_destroy)
+        notes: list[str] = []
+        cluster = observed[f"cluster {self.site.cluster}"].document or {}
+        removes_cluster = any(
+            change.kind == "cluster" and change.action is Action.REMOVE for change in changes
+        )
+        if removes_cluster and (names := ", ".join(node_pools.foreign(cluster))):
+            notes.append(f"node pools that kinetic didn't make go with the cluster: {names}")
         return Planned(
             plan=Plan(site=self.site, changes=changes),
-            resources=order_marked_last(self.site, present, observed),
-            notes=(*_lost_pools_note(changes, observed), *await self._outliving_notes()),
+            resources=present,
+            notes=(*notes, *await self._outliving_notes()),
             removes=True,
         )
 
@@ -394,16 +336,14 @@ class Infrastructure:
         if planned.plan_rest is not None:
             await self.apply(await planned.plan_rest())
             return
-        if planned.enables:
-            read_request, enable_request = setups.services(self.site)
-            await self._cloud.enable_apis(read_request, enable_request, setups.SERVICES)
+        if any(change.kind == "APIs" for change in plan.changes):
+            await self._cloud.enable_apis(setups.SERVICES)
         if planned.removes:
             await self._cloud.remove(plan.changes, planned.resources)
-            await self._delete_in_cluster(planned.manifests)
-            return
-        await self._cloud.apply(plan.changes, planned.resources)
+        else:
+            await self._cloud.apply(plan.changes, planned.resources)
         if planned.manifests:
-            await self._apply_in_cluster(planned.manifests, planned.controllers)
+            await self._change_in_cluster(planned)
 
     async def list_pools(self) -> list[dict[str, Any]]:
         """Return the node pools of the cluster, and kinetic's ComputeClasses.
@@ -416,7 +356,7 @@ class Infrastructure:
             node_pools.summarize(document) for document in node_pools.existing(cluster).values()
         ]
         try:
-            async with self._open_api() as api:
+            async with aclosing(Api(await self._connect())) as api:
                 pools += [
                     compute_classes.summarize(document)
                     for document in (await compute_classes.list_own_classes(api)).values()
@@ -437,12 +377,6 @@ class Infrastructure:
             pool for pool, resource in resources.items() if observed[resource.key].document is None
         )
 
-    async def _disabled_apis(self, read_request: GoogleRequest) -> list[str]:
-        try:
-            return await self._cloud.disabled_apis(read_request, setups.SERVICES)
-        except HttpError as refusal:
-            raise refusal_error("read which APIs the project has enabled", refusal) from refusal
-
     async def _plan_in_cluster(
         self,
         observed: Mapping[str, Observed],
@@ -451,48 +385,34 @@ class Infrastructure:
     ) -> tuple[list[Change], list[str]]:
         """Return the changes inside the cluster, and notes about controllers that are missing."""
         document = observed[f"cluster {self.site.cluster}"].document
-        notes = _sets_note(controllers)
+        groups = {group for controller in controllers for group in controller.groups}
+        notes = [] if groups.intersection(in_cluster.SETS) else [in_cluster.NO_SETS_NOTE]
         if document is None or document.get("status") != "RUNNING":
             changes = [
                 *(manifest.change for manifest in manifests),
                 *(controller.change for controller in controllers),
             ]
             return changes, notes
-        async with self._open_api() as api:
-            changes = [change async for _, change in in_cluster.compare_all(api, manifests)]
+        async with aclosing(Api(await self._connect())) as api:
+            changes = [await in_cluster.compare(api, manifest) for manifest in manifests]
             changes += [await plan_controller(api, controller) for controller in controllers]
             return changes, [] if await in_cluster.has_sets(api) else notes
 
-    async def _apply_in_cluster(
-        self, manifests: tuple[in_cluster.Manifest, ...], controllers: tuple[Controller, ...]
-    ) -> None:
-        """Apply those *manifests* and *controllers* that are missing or differ."""
-        async with self._open_api() as api:
-            async for manifest, change in in_cluster.compare_all(api, manifests):
-                if change.action is not Action.KEEP:
+    async def _change_in_cluster(self, planned: Planned) -> None:
+        """Apply the manifests and controllers that are missing or differ, or remove the former."""
+        async with aclosing(Api(await self._connect())) as api:
+            for manifest in planned.manifests:
+                if planned.removes:
+                    with suppress(NotFound):
+                        await api.call("DELETE", manifest.path)
+                    self._tell(f"{manifest.change.kind} {manifest.change.name} is removed")
+                elif (await in_cluster.compare(api, manifest)).action is not Action.KEEP:
                     await in_cluster.apply(api, manifest)
-                    self._tell(f"{change.kind} {change.name} is ready")
-            for controller in controllers:
+                    self._tell(f"{manifest.change.kind} {manifest.change.name} is ready")
+            for controller in planned.controllers:
                 if (await plan_controller(api, controller)).action is not Action.KEEP:
                     await install(api, controller)
                     self._tell(f"controller {controller.name} is applied")
-
-    async def _delete_in_cluster(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
-        if not manifests:
-            return
-        async with self._open_api() as api:
-            for manifest in manifests:
-                with suppress(NotFound):
-                    await api.call("DELETE", manifest.path)
-                self._tell(f"{manifest.change.kind} {manifest.change.name} is removed")
-
-    @asynccontextmanager
-    async def _open_api(self) -> AsyncGenerator[Api]:
-        api = Api(await self._connect())
-        try:
-            yield api
-        finally:
-            await api.aclose()
 
     async def _open_access(self) -> Access:
         # Ignore a context that the environment names, because it may be of another cluster.
@@ -506,14 +426,13 @@ class Infrastructure:
             AuthError: A role is missing.
         """
         account = setups.service_account(self.site, "builds")
-        wanted = secrets.secret_resources(self.site)
+        wanted = setups.secret_resources(self.site)
         if (await self._cloud.observe((account,)))[account.key].document is None:
             raise NotFound(f"there is no {account.key}; make it with `kinetic up`")
-        read_request, enable_request = setups.services(self.site, (secrets.SERVICE,))
-        await self._cloud.enable_apis(read_request, enable_request, (secrets.SERVICE,))
+        await self._cloud.enable_apis(("secretmanager.googleapis.com",))
         changes = additions(self.site, wanted, await self._cloud.observe(wanted))
         await self.apply(Planned(plan=Plan(site=self.site, changes=changes), resources=wanted))
-        for request in secrets.versions(self.site, username, token):
+        for request in setups.secret_versions(self.site, username, token):
             try:
                 await self._google.call(request)
             except HttpError as refusal:
@@ -521,15 +440,15 @@ class Infrastructure:
 
     async def has_project(self) -> bool:
         """Return whether the project exists, as far as you can see."""
-        return await projects.exists(self._google, self.site)
+        return await lookup.project_exists(self._google, self.site)
 
     async def is_billed(self) -> bool:
         """Return whether the project has a billing account, as far as you can see."""
-        return await projects.is_billed(self._google, self.site)
+        return await lookup.is_billed(self._google, self.site)
 
-    async def billing_accounts(self) -> list[projects.BillingAccount]:
+    async def billing_accounts(self) -> list[lookup.BillingAccount]:
         """Return the open billing accounts that you can see."""
-        return await projects.accounts(self._google)
+        return await lookup.list_billing_accounts(self._google)
 
     @property
     def target(self) -> Target:

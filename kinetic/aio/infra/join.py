@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import anyio.to_thread
 
-from kinetic._tasks import all_or_none
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
@@ -26,7 +25,7 @@ from kinetic.aio.infra.site import NAMESPACE_NAME, Site
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.request import Forbidden, Request
-from kinetic.aio.kubernetes.reviews import is_allowed, user_name
+from kinetic.aio.kubernetes.reviews import missing_rights, user_name
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights
 from kinetic.configuration import DEFAULTS, Target, checked_zone
 from kinetic.errors import BackendError, ConfigurationError, NotFound
@@ -71,12 +70,9 @@ class Joining:
     @property
     def manifest(self) -> str:
         """Return the objects that you may not create, as YAML; empty if there are none."""
-        requested = self._objects_with(Action.ASK)
-        return as_yaml(requested) if requested else ""
-
-    def _objects_with(self, *actions: Action) -> tuple[Manifest, ...]:
         pairs = zip(self.objects, self.changes, strict=True)
-        return tuple(manifest for manifest, change in pairs if change.action in actions)
+        requested = tuple(manifest for manifest, change in pairs if change.action is Action.ASK)
+        return as_yaml(requested) if requested else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as ``--json`` shows it."""
@@ -165,19 +161,14 @@ class Join:
         self._target = target
         self._tell = tell
         self._environ = environ
-        self._opened: Api | None = None
+        self._api: Api
 
     async def __aenter__(self) -> Self:
-        self._opened = Api(await open_access(self._target, self._environ, NO_RETRIES), LIMITS)
+        self._api = Api(await open_access(self._target, self._environ, NO_RETRIES), LIMITS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._api.aclose()
-
-    @property
-    def _api(self) -> Api:
-        assert self._opened is not None  # the caller has entered the ``async with`` block
-        return self._opened
 
     async def plan(self) -> Joining:
         """Check cluster and store, and plan what to create. The cluster isn't changed.
@@ -190,16 +181,19 @@ class Join:
         await self._check_cluster()
         await self._check_store()
         namespace = self._target.namespace
-        required = rights(namespace)
-        allowed = await all_or_none(*(is_allowed(self._api, right) for right in required))
-        missing_rights = [
-            right for right, is_held in zip(required, allowed, strict=True) if not is_held
-        ]
-        needed = [right for right in missing_rights if right.resource not in NEEDED_BY]
+        missing = await missing_rights(self._api, rights(namespace))
+        needed = [right for right in missing if right.resource not in NEEDED_BY]
         user = await user_name(self._api)
         account, account_notes = await self._account()
         objects = manifests(namespace, account, user if needed else "")
-        changes = await self._plan_changes(objects, complete=not needed)
+        changes: list[Change] = []
+        for manifest in objects:
+            # The first object is the namespace. If an administrator has to create it, you can't
+            # create other objects in it yet.
+            namespace_is_missing = bool(changes) and changes[0].action is Action.ASK
+            comparison = await self._compare(manifest)
+            permitted = not namespace_is_missing and await self._is_permitted(manifest, comparison)
+            changes.append(decide(manifest, comparison, permitted=permitted, complete=not needed))
         return Joining(
             target=self._target,
             cluster=self._api.cluster,
@@ -209,7 +203,7 @@ class Join:
             controllers=tuple(
                 [await plan_install(self._api, controller) for controller in self._controllers]
             ),
-            notes=(*account_notes, *_notes(missing_rights, changes)),
+            notes=(*account_notes, *_notes(missing, changes)),
         )
 
     async def everything(self) -> str:
@@ -319,26 +313,6 @@ class Join:
             return email, []
         return email, [f"give {email} the role {setups.OBJECTS_ROLE} on {store}"]
 
-    async def _plan_changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
-        """Return the change that each object needs.
-
-        *complete* says that you have all permissions that submitting jobs needs.
-        """
-        comparisons = [await self._compare(manifest) for manifest in objects]
-        changes: list[Change] = []
-        for manifest, comparison in zip(objects, comparisons, strict=True):
-            is_kept = comparison is not None and comparison.action is Action.KEEP
-            # The first object is the namespace. If an administrator has to create it, you can't
-            # create other objects in it yet.
-            namespace_is_missing = bool(changes) and changes[0].action is Action.ASK
-            permitted = (
-                not is_kept
-                and not namespace_is_missing
-                and await self._is_permitted(manifest, comparison)
-            )
-            changes.append(decide(manifest, comparison, permitted=permitted, complete=complete))
-        return changes
-
     async def _compare(self, manifest: Manifest) -> Change | None:
         """Return the change that *manifest* needs; None if you may not read the object."""
         try:
@@ -348,14 +322,13 @@ class Join:
 
     async def _is_permitted(self, manifest: Manifest, comparison: Change | None) -> bool:
         """Return whether you may patch the object and, unless it surely exists, create it."""
-        patch = Request(method="PATCH", path=manifest.path).right
-        create = replace(patch, verb="create", name="")
-        needed = (
-            [patch]
-            if comparison is not None and comparison.action is Action.UPDATE
-            else [patch, create]
-        )
-        return all(await all_or_none(*(is_allowed(self._api, right) for right in needed)))
+        action = Action.CREATE if comparison is None else comparison.action
+        if action is Action.KEEP:
+            return True
+        needed = [Request(method="PATCH", path=manifest.path).right]
+        if action is Action.CREATE:
+            needed.append(replace(needed[0], verb="create", name=""))
+        return not await missing_rights(self._api, needed)
 
 
 def decide(
@@ -378,8 +351,8 @@ def decide(
     return replace(change, action=Action.ASK, reason="you may not create it")
 
 
-def _notes(missing_rights: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]:
-    optional = [right for right in missing_rights if right.resource in NEEDED_BY]
+def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]:
+    optional = [right for right in missing if right.resource in NEEDED_BY]
     if optional:
         yield f"you lack permissions that only some jobs need: {'; '.join(by_resource(optional))}"
     if hidden := [change for change in changes if change.action is Action.UNSEEN]:

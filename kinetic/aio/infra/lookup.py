@@ -1,7 +1,8 @@
-"""Find the resources of a site whose name or location kinetic can't compute."""
+"""Find the resources of a site whose name or location kinetic can't compute, and its project."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kinetic.aio._net.google import GoogleClient, is_disabled
@@ -9,16 +10,24 @@ from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import list_items, refusal_error
 from kinetic.aio.infra.pools import placement_policy
 from kinetic.aio.infra.resources import Document, Resource, call
-from kinetic.aio.infra.setup import Setup, service_account
+from kinetic.aio.infra.setup import Setup, billing_link, project_resource, service_account
 from kinetic.aio.infra.site import Site
 from kinetic.errors import NotFound, Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillingAccount:
+    """An open billing account that you can see; ``id`` is like ``012345-6789AB-CDEF01``."""
+
+    id: str
+    name: str
 
 
 async def find_location(google: GoogleClient, site: Site) -> str | None:
     """Return the zone or region of the site's cluster; None if there is no cluster."""
     path = f"projects/{site.project}/locations/-/clusters"
     try:
-        answer = await google.call(call(api="container", method="GET", path=path))
+        answer = await google.call(call("container", "GET", path))
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
             return None
@@ -53,7 +62,7 @@ async def read_cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
     zone_or_region = await find_location(google, site) or site.zone
     path = f"projects/{site.project}/locations/{zone_or_region}/clusters/{site.cluster}"
     try:
-        return await google.call(call(api="container", method="GET", path=path))
+        return await google.call(call("container", "GET", path))
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
             raise NotFound(
@@ -75,24 +84,21 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
         Refused: Google refuses a request.
     """
 
-    def belongs_to_cluster(document: Document) -> bool:
-        labels: Document = document.get("labels") or {}
-        cluster_location = labels.get("goog-k8s-cluster-location")
-        return labels.get("goog-k8s-cluster-name") == site.cluster and (
-            cluster_location in (None, site.zone, site.region)
-        )
-
     found: list[str] = []
     try:
         for kind, items_field in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
             path = f"projects/{site.project}/aggregated/{items_field}"
-            listing = call(api="compute", method="GET", path=path)
+            listing = call("compute", "GET", path)
             async for zone_or_region, document in google.list_aggregated(listing, items_field):
-                belongs = belongs_to_cluster(document) and (
-                    kind != "disk" or "goog-gke-volume" in document["labels"]
+                labels: Document = document.get("labels") or {}
+                belongs = labels.get("goog-k8s-cluster-name") == site.cluster and (
+                    labels.get("goog-k8s-cluster-location") in (None, site.zone, site.region)
                 )
-                network = str(document.get("network") or "")
-                if belongs or (kind != "disk" and network.endswith(f"/networks/{site.prefix}")):
+                if kind == "disk":
+                    belongs = belongs and "goog-gke-volume" in labels
+                elif str(document.get("network")).endswith(f"/networks/{site.prefix}"):
+                    belongs = True
+                if belongs:
                     found.append(f"{kind} {document['name']} ({zone_or_region})")
     except HttpError as refusal:
         if not is_disabled(refusal):
@@ -102,7 +108,7 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
 
 async def list_worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
     """Return the service accounts of jobs in namespaces other than the site's."""
-    listing = call(api="iam", method="GET", path=f"projects/{site.project}/serviceAccounts")
+    listing = call("iam", "GET", f"projects/{site.project}/serviceAccounts")
     found: list[Resource] = []
     async for account_document in list_items(google, listing, "accounts"):
         email = str(account_document["email"])
@@ -118,9 +124,46 @@ async def list_worker_accounts(google: GoogleClient, site: Site) -> list[Resourc
 async def list_placement_policies(google: GoogleClient, site: Site) -> list[Resource]:
     """Return the placement policies that kinetic made for pools of this site."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
-    listing = call(api="compute", method="GET", path=parent)
+    listing = call("compute", "GET", parent)
     return [
         placement_policy(site, str(document["name"]))
         async for document in list_items(google, listing, "items")
         if str(document["name"]).startswith(f"{site.prefix}-") and site.owns(document)
     ]
+
+
+async def _read(google: GoogleClient, resource: Resource) -> Document | None:
+    """Return the document of *resource*; None if it doesn't exist, or you may not see it."""
+    try:
+        return await google.call(resource.read)
+    except HttpError as refusal:
+        if refusal.status in (403, 404) or is_disabled(refusal):
+            return None
+        raise refusal_error(f"read the {resource.key}", refusal) from refusal
+
+
+async def project_exists(google: GoogleClient, site: Site) -> bool:
+    """Return whether the project exists; False also if you may not see it."""
+    return await _read(google, project_resource(site)) is not None
+
+
+async def is_billed(google: GoogleClient, site: Site) -> bool:
+    """Return whether the project has a billing account; False also if you may not see it."""
+    answer = await _read(google, billing_link(site, ""))
+    return bool((answer or {}).get("billingEnabled"))
+
+
+async def list_billing_accounts(google: GoogleClient) -> list[BillingAccount]:
+    """Return the open billing accounts that you can see."""
+    listing = call("cloudbilling", "GET", "billingAccounts")
+    try:
+        return [
+            BillingAccount(
+                id=str(account["name"]).rpartition("/")[2],
+                name=str(account.get("displayName") or ""),
+            )
+            async for account in google.list_items(listing, "billingAccounts")
+            if account.get("open")
+        ]
+    except HttpError as refusal:
+        raise refusal_error("list the billing accounts", refusal) from refusal

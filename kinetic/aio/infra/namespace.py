@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,14 +88,6 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
     return tuple(prepared)
 
 
-async def compare_all(
-    api: Api, wanted: tuple[Manifest, ...]
-) -> AsyncGenerator[tuple[Manifest, Change]]:
-    """Yield each object with the change that it needs."""
-    for manifest in wanted:
-        yield manifest, await compare(api, manifest)
-
-
 async def compare(api: Api, manifest: Manifest) -> Change:
     """Compare *manifest* with the object in the cluster; return the change that it needs.
 
@@ -119,11 +112,9 @@ async def apply(api: Api, manifest: Manifest) -> None:
 async def has_sets(api: Api) -> bool:
     """Return whether the cluster has a controller for jobs on several hosts."""
     for group in SETS:
-        try:
+        with suppress(NotFound):
             await api.call("GET", f"/apis/{group}")
-        except NotFound:
-            continue
-        return True
+            return True
     return False
 
 

@@ -15,15 +15,12 @@ from kinetic.aio.infra.resources import (
     Resource,
     differences,
 )
-from kinetic.aio.infra.site import CLUSTER_LABEL, SOLUTION_LABEL, Site, is_our_pool
+from kinetic.aio.infra.site import CLUSTER_LABEL, SOLUTION_LABEL, UNLABELED_KINDS, Site, is_our_pool
 
 IN_PROGRESS_STATUSES = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN_STATUSES = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
 SHARED_KINDS = ("project", "billing", "secret")
 """Kinds of resources that kinetic doesn't mark as its own, because clusters share them."""
-
-UNLABELED_KINDS = ("network", "subnetwork", "router")
-"""Kinds of resources that keras-kinetic doesn't label."""
 
 WRITE_ACTIONS = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Action.REMOVE)
 
@@ -97,69 +94,48 @@ def _is_made_by_keras_kinetic(observed: Mapping[str, Observed], site: Site) -> b
     return False
 
 
-def order_marked_last(
-    site: Site, present: Sequence[Resource | Policy], observed: Mapping[str, Observed]
-) -> tuple[Resource | Policy, ...]:
-    """Order *present* so that `down` removes keras-kinetic's repository after its network.
-
-    keras-kinetic labels the repository, but not the network. The repository's label shows that
-    keras-kinetic made both. If `down` removed the repository first and was interrupted, the next
-    `down` would keep the network.
-    """
-    if not _is_made_by_keras_kinetic(observed, site):
-        return tuple(present)
-    last = f"repository {site.prefix}"
-    return tuple(
-        replace(resource, needs=(*resource.needs, last))
-        if resource.kind in UNLABELED_KINDS
-        else resource
-        for resource in present
+def _change(
+    resource: Resource | Policy, action: Action, reason: str = "", usd: float | None = None
+) -> Change:
+    return Change(
+        action=action, kind=resource.kind, name=resource.name, reason=reason, usd_per_hour=usd
     )
 
 
 def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopted: bool) -> Change:
     """Return the change after which *resource* exists as wanted; see `is_ours` for *adopted*."""
-
-    def new_change(action: Action, reason: str = "", usd: float | None = None) -> Change:
-        return Change(
-            action=action, kind=resource.kind, name=resource.name, reason=reason, usd_per_hour=usd
-        )
-
     if observed.problem:
-        return new_change(Action.UNSEEN, observed.problem)
+        return _change(resource, Action.UNSEEN, observed.problem)
     document = observed.document
     if isinstance(resource, Policy):
-        missing = resource.missing(document or {})
-        if not missing:
-            return new_change(Action.KEEP)
-        return new_change(Action.UPDATE, "add " + ", ".join(map(str, missing)))
+        if missing := resource.missing(document or {}):
+            return _change(resource, Action.UPDATE, f"add {', '.join(map(str, missing))}")
+        return _change(resource, Action.KEEP)
     if document is None:
-        return new_change(Action.CREATE, resource.description, resource.usd_per_hour)
+        return _change(resource, Action.CREATE, resource.description, resource.usd_per_hour)
     if not is_ours(site, resource, document, adopted):
-        return new_change(
-            Action.FOREIGN,
+        reason = (
             f"one of this name exists, and it isn't marked as part of {site.cluster}; remove it"
-            + ("" if resource.kind == "node pool" else ", or choose another cluster name"),
         )
+        alternative = "" if resource.kind == "node pool" else ", or choose another cluster name"
+        return _change(resource, Action.FOREIGN, reason + alternative)
     status = str(document.get("status") or "")
     if status in IN_PROGRESS_STATUSES:
-        return new_change(Action.WAIT, f"it is {status}")
+        return _change(resource, Action.WAIT, f"it is {status}")
     if status == "ERROR" and resource.kind in ("cluster", "node pool"):
-        consequence = "is unusable, and goes with its pools and jobs"
-        consequence = consequence if resource.kind == "cluster" else "has no nodes"
-        return new_change(Action.REPLACE, f"it {consequence}: {problem_of(document)}")
+        is_cluster = resource.kind == "cluster"
+        consequence = (
+            "is unusable, and goes with its pools and jobs" if is_cluster else "has no nodes"
+        )
+        return _change(resource, Action.REPLACE, f"it {consequence}: {problem_of(document)}")
     if status in BROKEN_STATUSES:
-        return new_change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
-    fixable, unfixable = (
-        [*differences(resource.wanted_fields, document)],
-        [*differences(resource.reported_fields, document)],
-    )
-    if not (fixable or unfixable):
-        return new_change(Action.KEEP)
+        return _change(resource, Action.DIFFERS, f"it is {status}: {problem_of(document)}")
+    fixable = [*differences(resource.wanted_fields, document)]
+    found = [*fixable, *differences(resource.reported_fields, document)]
+    if not found:
+        return _change(resource, Action.KEEP)
     can_update = fixable and resource.update is not None
-    return new_change(
-        Action.UPDATE if can_update else Action.DIFFERS, "; ".join([*fixable, *unfixable])
-    )
+    return _change(resource, Action.UPDATE if can_update else Action.DIFFERS, "; ".join(found))
 
 
 def is_ours(site: Site, resource: Resource, document: Document, adopted: bool) -> bool:
@@ -192,51 +168,28 @@ def removals(
     present: Sequence[Resource | Policy],
     observed: Mapping[str, Observed],
     *,
-    keep: Mapping[str, str],
+    keeps_buckets: bool = False,
 ) -> tuple[Change, ...]:
-    """Return a change for each existing resource in *present*: its removal, or why it stays.
-
-    *keep* maps the key of each resource that must stay to the reason.
-    """
+    """Return a change for each existing resource in *present*: its removal, or why it stays."""
     adopted = _is_made_by_keras_kinetic(observed, site)
-    return tuple(
-        change
-        for resource in present
-        if (change := _removal(site, resource, observed[resource.key], adopted, keep)) is not None
-    )
-
-
-def _removal(
-    site: Site,
-    resource: Resource | Policy,
-    observed: Observed,
-    adopted: bool,
-    keep: Mapping[str, str],
-) -> Change | None:
-    """Return the change for *resource* in `removals`; None if there is nothing to remove."""
-
-    def new_change(action: Action, reason: str = "") -> Change:
-        usd = resource.usd_per_hour if action is Action.REMOVE else None
-        return Change(
-            action=action,
-            kind=resource.kind,
-            name=resource.name,
-            reason=reason,
-            usd_per_hour=-usd if usd else None,
-        )
-
-    if observed.problem:
-        return new_change(Action.UNSEEN, observed.problem)
-    document = observed.document
-    if document is None:
-        return None
-    if isinstance(resource, Policy):
-        members = [binding.member for binding in resource.bindings]
-        bindings = resource.without_members(document, members)["bindings"]
-        has_bindings = bindings != [*(document.get("bindings") or ())]
-        return new_change(Action.REMOVE, "the bindings of our accounts") if has_bindings else None
-    if not is_ours(site, resource, document, adopted):
-        return new_change(Action.KEEP, "it has kinetic's name but not its labels")
-    if reason := keep.get(resource.key):
-        return new_change(Action.KEEP, reason)
-    return new_change(Action.REMOVE)
+    changes: list[Change] = []
+    for resource in present:
+        document = observed[resource.key].document
+        if problem := observed[resource.key].problem:
+            changes.append(_change(resource, Action.UNSEEN, problem))
+        elif document is None:
+            continue
+        elif isinstance(resource, Policy):
+            if resource.without_members(document)["bindings"] != document.get("bindings", []):
+                reason = "the bindings of our accounts"
+                changes.append(_change(resource, Action.REMOVE, reason))
+        elif not is_ours(site, resource, document, adopted):
+            reason = "it has kinetic's name but not its labels"
+            changes.append(_change(resource, Action.KEEP, reason))
+        elif keeps_buckets and resource.kind == "bucket":
+            reason = "it may hold results; --force-destroy removes it"
+            changes.append(_change(resource, Action.KEEP, reason))
+        else:
+            saved = -resource.usd_per_hour if resource.usd_per_hour else None
+            changes.append(_change(resource, Action.REMOVE, usd=saved))
+    return tuple(changes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic.accelerators import GPUS, Accelerator, catalogue, parse
-from kinetic.aio.infra.resources import Resource, call, resource
+from kinetic.aio.infra.resources import Resource, resource
 from kinetic.aio.infra.setup import MACHINE_USD, SYSTEM_POOL, node_body, pool_body
 from kinetic.aio.infra.site import Site, is_gkes_pool, is_our_pool
 from kinetic.aio.kubernetes.compute_classes import class_name
@@ -126,68 +126,57 @@ def reference(site: Site, name: str) -> Resource:
     return resource("node pool", name, "container", parent, {})
 
 
-def pool_resources(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource, ...]:
-    """Return the resource of *pool*, after that of the placement policy that it needs, if any.
+def pool_resources(
+    site: Site, pools: Iterable[Pool], environ: Mapping[str, str]
+) -> tuple[Resource, ...]:
+    """Return the resources of *pools*, and before them the placement policies that they need.
 
     *environ* may name a file of prices (KINETIC_PRICES).
     """
-    base = reference(site, pool.name)
-    pool_resource = replace(
-        base,
-        create=replace(base.create, body={"nodePool": body(site, pool)}),
-        wanted_fields={"autoscaling": {"totalMinNodeCount": pool.min_nodes}},
-        update=call(
-            api="container",
-            method="POST",
-            path=f"{base.read.path}:setAutoscaling",
-            body={"autoscaling": body(site, pool)["autoscaling"]},
-        ),
-        needs=(
-            f"cluster {site.cluster}",
-            *([f"placement policy {site.prefix}{pool.policy}"] if pool.policy else []),
-        ),
-        usd_per_hour=_hourly_usd(site, pool, environ),
-        description=_describe(site, pool, environ),
-    )
-    if not pool.policy:
-        return (pool_resource,)
-    name = f"{site.prefix}{pool.policy}"
-    return (placement_policy(site, name, pool.accelerator.topology or ""), pool_resource)
+    resources: dict[str, Resource] = {}
+    for pool in pools:
+        needs = [f"cluster {site.cluster}"]
+        if pool.policy:
+            topology = pool.accelerator.topology or ""
+            placement = placement_policy(site, f"{site.prefix}{pool.policy}", topology)
+            resources[placement.key] = placement
+            needs.append(placement.key)
+        base, wanted = reference(site, pool.name), body(site, pool)
+        usd = _node_usd(pool.accelerator, site.zone, environ)
+        minimum_usd = None if usd is None else usd * pool.min_nodes
+        resources[base.key] = replace(
+            base,
+            create=replace(base.create, body={"nodePool": wanted}),
+            wanted_fields={"autoscaling": {"totalMinNodeCount": pool.min_nodes}},
+            update=replace(
+                base.create,
+                path=f"{base.read.path}:setAutoscaling",
+                body={"autoscaling": wanted["autoscaling"]},
+            ),
+            needs=tuple(needs),
+            usd_per_hour=minimum_usd if pool.min_nodes else 0.0,
+            description=_describe(pool, usd),
+        )
+    return tuple(resources.values())
 
 
-def all_pool_resources(
-    site: Site, pools: Iterable[Pool], environ: Mapping[str, str]
-) -> tuple[Resource, ...]:
-    """Return the resources of all *pools*, each placement policy once."""
-    resources = (needed for pool in pools for needed in pool_resources(site, pool, environ))
-    return tuple({needed.key: needed for needed in resources}.values())
-
-
-def _describe(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
+def _describe(pool: Pool, node_usd: float | None) -> str:
     accelerator = pool.accelerator
-    parts = [f"{pool.min_nodes} to {_max_nodes(pool)} {accelerator.machine}"]
-    if pool.zone:
-        parts.append(f"in {pool.zone}")
-    if accelerator.multi_host:
-        parts.append(f"one slice of {accelerator.hosts} hosts")
-    if accelerator.spot:
-        parts.append("spot")
-    if pool.reservation:
-        parts.append(f"reservation {pool.reservation}")
-    price = price_of(accelerator, site.zone, environ)
-    if price is None:
-        parts.append("price unknown")
-    else:
-        parts.append(f"${price.usd_per_hour / accelerator.hosts:.3f}/h for each node")
-    return ", ".join(parts)
+    parts = (
+        f"{pool.min_nodes} to {_max_nodes(pool)} {accelerator.machine}",
+        f"in {pool.zone}" if pool.zone else "",
+        f"one slice of {accelerator.hosts} hosts" if accelerator.multi_host else "",
+        "spot" if accelerator.spot else "",
+        f"reservation {pool.reservation}" if pool.reservation else "",
+        "price unknown" if node_usd is None else f"${node_usd:.3f}/h for each node",
+    )
+    return ", ".join(part for part in parts if part)
 
 
-def _hourly_usd(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
-    """Return the hourly cost, in US dollars, of the pool's minimum number of nodes."""
-    if not pool.min_nodes:
-        return 0.0
-    price = price_of(pool.accelerator, site.zone, environ)
-    return None if price is None else price.usd_per_hour / pool.accelerator.hosts * pool.min_nodes
+def _node_usd(accelerator: Accelerator, zone: str, environ: Mapping[str, str]) -> float | None:
+    """Return what one node costs per hour in US dollars; None if unknown."""
+    price = price_of(accelerator, zone, environ)
+    return None if price is None else price.usd_per_hour / accelerator.hosts
 
 
 def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
@@ -207,18 +196,15 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
     """Return the `NodePool` that creates *pool*, in the form of GKE's API."""
     accelerator = pool.accelerator
     config: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"locations": [pool.zone or site.zone]}
     if accelerator.kind == "gpu":
-        # By default, GKE's REST API installs no driver.
-        driver = {"gpuDriverVersion": "LATEST"}
-        config["accelerators"] = [
-            {
-                "acceleratorType": GPUS[accelerator.name].label,
-                "acceleratorCount": str(accelerator.chips_per_host),
-                "gpuDriverInstallationConfig": driver,
-            }
-        ]
-        config["gvnic"] = {"enabled": True}
+        gpus = {
+            "acceleratorType": GPUS[accelerator.name].label,
+            "acceleratorCount": str(accelerator.chips_per_host),
+            # By default, GKE's REST API installs no driver.
+            "gpuDriverInstallationConfig": {"gpuDriverVersion": "LATEST"},
+        }
+        config |= {"accelerators": [gpus], "gvnic": {"enabled": True}}
     else:
         fields["maxPodsConstraint"] = {"maxPodsPerNode": PODS_PER_TPU_NODE}
         if pool.policy:
@@ -233,10 +219,9 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
             "key": RESERVATION,
             "values": [pool.reservation],
         }
-    max_nodes = _max_nodes(pool)
     node = node_body(site, accelerator.machine, **config)
-    fields["locations"] = [pool.zone or site.zone]
-    return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=max_nodes, **fields)
+    limits = {"min_nodes": pool.min_nodes, "max_nodes": _max_nodes(pool)}
+    return pool_body(site, pool.name, node, **limits, **fields)
 
 
 def keep_reason(document: Mapping[str, Any]) -> str:
@@ -283,20 +268,19 @@ def node_price(document: Mapping[str, Any], zone: str, environ: Mapping[str, str
     machine, topology = config.get("machineType"), placement.get("tpuTopology")
     if machine in MACHINE_USD and not config.get("accelerators"):
         return MACHINE_USD[machine]
-    gpu_counts = {
-        gpu["acceleratorType"]: str(gpu["acceleratorCount"])
+    gpus = {
+        (gpu["acceleratorType"], str(gpu["acceleratorCount"]))
         for gpu in config.get("accelerators") or ()
     }
     for candidate in catalogue():
         matches = (
-            gpu_counts.get(candidate.label) == str(candidate.chips_per_host)
-            if gpu_counts
+            (candidate.label, str(candidate.chips_per_host)) in gpus
+            if gpus
             else topology in (None, candidate.topology)
         )
         if candidate.machine == machine and matches:
             accelerator = parse(str(candidate), spot=bool(config.get("spot")))
-            price = price_of(accelerator, zone, environ)
-            return None if price is None else price.usd_per_hour / accelerator.hosts
+            return _node_usd(accelerator, zone, environ)
     return None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,18 +65,6 @@ class Preflight:
     machine: str = SYSTEM_MACHINES[0]
     zones: tuple[str, ...] = ()
 
-    def raise_problems(self) -> None:
-        """Raise an error if there are problems.
-
-        Raises:
-            ConfigurationError: There are problems; the message lists all.
-        """
-        if self.problems:
-            listed_problems = "\n".join(f"- {problem}" for problem in self.problems)
-            raise ConfigurationError(
-                f"nothing was created, because this is missing:\n{listed_problems}"
-            )
-
 
 async def preflight(
     google: GoogleClient,
@@ -91,18 +80,21 @@ async def preflight(
     The pools must be new: the machines of an existing pool may already use up its quota and its
     reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
     says that the plan links a billing account, so this doesn't check billing.
+
+    Raises:
+        ConfigurationError: There are problems; the message lists all.
     """
     result = Preflight()
-    checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [
-        _check_project,
-        _check_permissions,
-        *([] if links_billing else [_check_billing]),
-        _choose_machine,
-        _find_namesakes,
-    ]
-    coroutines: list[Coroutine[Any, Any, None]] = []
+    checks: list[Coroutine[Any, Any, None]] = []
     if setup is not None:
-        coroutines += [_run_check(check, google, setup, result) for check in checks]
+        checks += [
+            _check_project(google, site, result),
+            _check_permissions(google, site, result),
+            _choose_machine(google, setup, result),
+            _find_namesakes(google, setup, result),
+        ]
+        if not links_billing:
+            checks.append(_check_billing(google, site, result))
     needed_nodes: Counter[Pool] = Counter()
     for pool in pools:  # pools that differ only in number and minimum share quota and reservation
         needed_nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
@@ -113,155 +105,139 @@ async def preflight(
                 f"the nodes of a cluster are in its region, {site.region}, and {pool.zone} isn't; "
                 "name another zone of it"
             )
-        coroutines += [
-            _check_reservation(google, pool_site, pool, needed, result),
+        if pool.reservation:
+            checks.append(_check_reservation(google, pool_site, pool, needed, result))
+        checks += [
             _check_quota(google, site, pool, needed, result),
             _find_zones(google, pool_site, pool, result, regional=regional),
         ]
-    await all_or_none(*coroutines)
-    result.problems.sort()
+    await all_or_none(*checks)
+    if result.problems:
+        listed_problems = "\n".join(f"- {problem}" for problem in sorted(result.problems))
+        raise ConfigurationError(
+            f"nothing was created, because this is missing:\n{listed_problems}"
+        )
     return result
 
 
-async def _run_check(
-    check: Callable[[GoogleClient, Setup, Preflight], Awaitable[None]],
-    google: GoogleClient,
-    setup: Setup,
-    result: Preflight,
-) -> None:
-    """Run *check*; note a refusal, unless the API is disabled, because `up` enables it."""
+@contextmanager
+def _noting_refusals(result: Preflight, action: str, *, absent: str = "") -> Generator[None]:
+    """Note a refusal, unless the API is disabled, because `up` enables it.
+
+    *absent* is the problem if Google answers that something doesn't exist.
+    """
     try:
-        await check(google, setup, result)
+        yield
     except HttpError as refusal:
-        if not is_disabled(refusal):
-            action = (check.__doc__ or "").partition("\n")[0].rstrip(".").lower()
+        if absent and refusal.status == 404:
+            result.problems.append(absent)
+        elif not is_disabled(refusal):
             result.notes.append(f"couldn't {action}: {refusal.message}")
 
 
-async def _check_project(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Check that the project isn't being deleted."""
-    project = setup.site.project
-    request = call(api="cloudresourcemanager", method="GET", path=f"projects/{project}")
-    try:
+async def _check_project(google: GoogleClient, site: Site, result: Preflight) -> None:
+    with _noting_refusals(result, "check that the project isn't being deleted"):
+        request = call("cloudresourcemanager", "GET", f"projects/{site.project}")
         state = str((await google.call(request)).get("state") or "ACTIVE")
-    except HttpError as refusal:
-        if refusal.status not in (403, 404):
-            raise
-        return  # `_check_permissions` reports the refusal
-    if state != "ACTIVE":
-        result.problems.append(
-            f"the project {project} is {state}; restore it at "
-            "https://console.cloud.google.com/cloud-resource-manager, or use another --project"
-        )
+        if state != "ACTIVE":
+            result.problems.append(
+                f"the project {site.project} is {state}; restore it at "
+                "https://console.cloud.google.com/cloud-resource-manager, or use another --project"
+            )
 
 
-async def _check_permissions(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Check your permissions in the project."""
-    project = setup.site.project
-    request = call(
-        api="cloudresourcemanager",
-        method="POST",
-        path=f"projects/{project}:testIamPermissions",
-        body={"permissions": [*PERMISSIONS]},
-    )
-    try:
-        granted = (await google.call(request)).get("permissions") or ()
-    except HttpError as refusal:
-        if refusal.status not in (403, 404):
-            raise
-        result.problems.append(
-            f"the project {project} doesn't exist, or you may not see it ({refusal.message}); "
-            "check --project, or pass --create-project"
-        )
-        return
-    if missing := [permission for permission in PERMISSIONS if permission not in granted]:
-        result.problems.append(
-            f"permissions in {project}: {', '.join(missing)}; ask an owner for {ROLES}"
-        )
+async def _check_permissions(google: GoogleClient, site: Site, result: Preflight) -> None:
+    path = f"projects/{site.project}:testIamPermissions"
+    body = {"permissions": [*PERMISSIONS]}
+    with _noting_refusals(result, "check your permissions in the project"):
+        try:
+            answer = await google.call(call("cloudresourcemanager", "POST", path, body=body))
+        except HttpError as refusal:
+            if refusal.status not in (403, 404):
+                raise
+            result.problems.append(
+                f"the project {site.project} doesn't exist, or you may not see it "
+                f"({refusal.message}); check --project, or pass --create-project"
+            )
+            return
+        granted = answer.get("permissions") or ()
+        if missing := [permission for permission in PERMISSIONS if permission not in granted]:
+            result.problems.append(
+                f"permissions in {site.project}: {', '.join(missing)}; ask an owner for {ROLES}"
+            )
 
 
-async def _check_billing(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Check the project's billing account."""
-    project = setup.site.project
-    path = f"projects/{project}/billingInfo"
-    info = await google.call(call(api="cloudbilling", method="GET", path=path))
-    if not info.get("billingEnabled"):
-        result.problems.append(
-            f"{project} has no billing account; pass --billing-account ID, or link one at "
-            f"https://console.cloud.google.com/billing/linkedaccount?project={project}"
-        )
+async def _check_billing(google: GoogleClient, site: Site, result: Preflight) -> None:
+    path = f"projects/{site.project}/billingInfo"
+    with _noting_refusals(result, "check the project's billing account"):
+        info = await google.call(call("cloudbilling", "GET", path))
+        if not info.get("billingEnabled"):
+            result.problems.append(
+                f"{site.project} has no billing account; pass --billing-account ID, or link one at "
+                f"https://console.cloud.google.com/billing/linkedaccount?project={site.project}"
+            )
 
 
 async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Choose a machine type of the zone for the system pods."""
+    """Choose a machine type of the zone for the system pods of a Standard cluster."""
     site = setup.site
     if setup.shape == "autopilot":
         return
     parent = f"projects/{site.project}/zones/{site.zone}/machineTypes"
     name_filter = " OR ".join(f'(name = "{machine}")' for machine in SYSTEM_MACHINES)
-    listing = call(api="compute", method="GET", path=parent, query=query(filter=name_filter))
-    try:
-        offered = {str(document["name"]) async for document in google.list_items(listing, "items")}
-    except HttpError as refusal:
-        if refusal.status != 404:
-            raise
-        result.problems.append(f"there is no zone {site.zone}; choose another --zone")
-        return
-    choice = next((machine for machine in SYSTEM_MACHINES if machine in offered), None)
-    if choice is None:
-        result.problems.append(
-            f"{site.zone} has none of {', '.join(SYSTEM_MACHINES)} for the cluster's own pods; "
-            "choose another --zone, or --autopilot"
-        )
-    result.machine = choice or result.machine
+    listing = call("compute", "GET", parent, query=query(filter=name_filter))
+    action = "choose a machine type of the zone for the system pods"
+    absent = f"there is no zone {site.zone}; choose another --zone"
+    with _noting_refusals(result, action, absent=absent):
+        offered = {str(found["name"]) async for found in google.list_items(listing, "items")}
+        usable = [machine for machine in SYSTEM_MACHINES if machine in offered]
+        if usable:
+            result.machine = usable[0]
+        else:
+            result.problems.append(
+                f"{site.zone} has none of {', '.join(SYSTEM_MACHINES)} for the cluster's own pods; "
+                "choose another --zone, or --autopilot"
+            )
 
 
 async def _find_namesakes(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Look for a cluster of the same name in another location."""
     site = setup.site
     path = f"projects/{site.project}/locations/-/clusters"
-    answer = await google.call(call(api="container", method="GET", path=path))
-    for cluster in answer.get("clusters") or ():
-        if cluster.get("name") == site.cluster and cluster.get("location") != setup.location:
-            result.problems.append(
-                f"a cluster {site.cluster} exists in {cluster['location']}; both would use the "
-                f"same resource names. Use --zone {cluster['location']}, or another --cluster"
-            )
-    if missing := answer.get("missingZones"):
-        result.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
+    with _noting_refusals(result, "look for a cluster of the same name in another location"):
+        answer = await google.call(call("container", "GET", path))
+        for cluster in answer.get("clusters") or ():
+            location = cluster.get("location")
+            if cluster.get("name") == site.cluster and location != setup.location:
+                result.problems.append(
+                    f"a cluster {site.cluster} exists in {location}; both would use the same "
+                    f"resource names. Use --zone {location}, or another --cluster"
+                )
+        if missing := answer.get("missingZones"):
+            result.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
 
 
 async def _check_reservation(
     google: GoogleClient, site: Site, pool: Pool, nodes: int, result: Preflight
 ) -> None:
     """Check that a pool's reservation has *nodes* free machines."""
-    if not pool.reservation:
-        return
     project, name = pool.reserved
     path = f"projects/{project or site.project}/zones/{site.zone}/reservations/{name}"
-    try:
-        answer = await google.call(call(api="compute", method="GET", path=path))
-    except HttpError as refusal:
-        if refusal.status != 404:
-            result.notes.append(f"couldn't read the reservation {name}: {refusal.message}")
-        else:
+    absent = f"there is no reservation {name} in {site.zone}; check its name and zone"
+    with _noting_refusals(result, f"read the reservation {name}", absent=absent):
+        answer = await google.call(call("compute", "GET", path))
+        machines: Document = answer.get("specificReservation") or {}
+        properties: Document = machines.get("instanceProperties") or {}
+        machine, needed = properties.get("machineType"), pool.accelerator.machine
+        if machine not in (None, needed):
             result.problems.append(
-                f"there is no reservation {name} in {site.zone}; check its name and zone"
+                f"the reservation {name} is of {machine}, but {pool.accelerator} needs {needed}"
             )
-        return
-    machines: Document = answer.get("specificReservation") or {}
-    properties: Document = machines.get("instanceProperties") or {}
-    machine = properties.get("machineType")
-    accelerator = pool.accelerator
-    if machine and machine != accelerator.machine:
-        result.problems.append(
-            f"the reservation {name} is of {machine}, but {accelerator} needs {accelerator.machine}"
-        )
-    free = int(machines.get("count") or 0) - int(machines.get("inUseCount") or 0)
-    if machines and free < nodes:
-        result.problems.append(
-            f"the reservation {name} has {free} free machines, but {accelerator} needs {nodes}"
-        )
+        free = int(machines.get("count") or 0) - int(machines.get("inUseCount") or 0)
+        if machines and free < nodes:
+            result.problems.append(
+                f"the reservation {name} has {free} free machines, but {pool.accelerator} needs "
+                f"{nodes}"
+            )
 
 
 QUOTAS = {
@@ -283,31 +259,26 @@ async def _check_quota(
 ) -> None:
     """Check the quota of a pool's accelerator for *nodes* machines."""
     accelerator = pool.accelerator
-    metric = QUOTAS.get(accelerator.name, "")
-    if accelerator.spot:
-        metric = f"PREEMPTIBLE_{metric}" if metric else ""
+    prefix = "PREEMPTIBLE_" if accelerator.spot else ""
     path = f"projects/{site.project}/regions/{site.region}"
-    try:
-        answer = await google.call(call(api="compute", method="GET", path=path))
-    except HttpError as refusal:
-        if not is_disabled(refusal):
-            result.notes.append(f"couldn't read the quotas of {site.region}: {refusal.message}")
-        return
-    quotas = {str(entry.get("metric")): entry for entry in answer.get("quotas") or ()}
-    quota = quotas.get(metric)
-    if quota is None:
-        result.notes.append(
-            f"the quota of {accelerator} in {site.region} isn't visible here; see "
-            "https://console.cloud.google.com/iam-admin/quotas"
-        )
-        return
-    free = float(quota.get("limit") or 0) - float(quota.get("usage") or 0)
-    needed = nodes * accelerator.chips_per_host
-    if free < needed:
-        result.problems.append(
-            f"the quota {metric} of {site.region} has {free:g} free, but {accelerator} needs "
-            f"{needed}; ask for more at https://console.cloud.google.com/iam-admin/quotas"
-        )
+    with _noting_refusals(result, f"read the quotas of {site.region}"):
+        answer = await google.call(call("compute", "GET", path))
+        quotas = {str(entry.get("metric")): entry for entry in answer.get("quotas") or ()}
+        metric = f"{prefix}{QUOTAS.get(accelerator.name, '')}"
+        quota = quotas.get(metric)
+        if quota is None:
+            result.notes.append(
+                f"the quota of {accelerator} in {site.region} isn't visible here; see "
+                "https://console.cloud.google.com/iam-admin/quotas"
+            )
+            return
+        free = float(quota.get("limit") or 0) - float(quota.get("usage") or 0)
+        needed = nodes * accelerator.chips_per_host
+        if free < needed:
+            result.problems.append(
+                f"the quota {metric} of {site.region} has {free:g} free, but {accelerator} needs "
+                f"{needed}; ask for more at https://console.cloud.google.com/iam-admin/quotas"
+            )
 
 
 async def _find_zones(
@@ -318,25 +289,19 @@ async def _find_zones(
     It's a problem if *site*'s zone lacks it or, if *regional*, all zones of the region lack it.
     """
     machine = pool.accelerator.machine
-    listing = call(
-        api="compute",
-        method="GET",
-        path=f"projects/{site.project}/aggregated/machineTypes",
-        query=query(filter=f'name = "{machine}"'),
-    )
-    try:
+    path = f"projects/{site.project}/aggregated/machineTypes"
+    listing = call("compute", "GET", path, query=query(filter=f'name = "{machine}"'))
+    with _noting_refusals(result, f"look for zones that have {machine}"):
         zones = sorted({zone async for zone, _ in google.list_aggregated(listing, "machineTypes")})
-    except HttpError as refusal:
-        if not is_disabled(refusal):
-            result.notes.append(f"couldn't look for zones that have {machine}: {refusal.message}")
-        return
-    in_region = [zone for zone in zones if zone == site.zone or zone.startswith(f"{site.region}-")]
-    result.zones = tuple(sorted(in_region, key=lambda zone: zone != site.zone)) or result.zones
-    location = site.region if regional else site.zone
-    if not zones:
-        result.notes.append(f"Google lists {machine} in no zone, so {location} may lack it")
-    elif not in_region if regional else site.zone not in zones:
-        result.problems.append(
-            f"{location} has no {machine}, which {pool.accelerator} needs; these zones do: "
-            f"{', '.join(zones)}"
-        )
+        in_region = [
+            zone for zone in zones if zone == site.zone or zone.startswith(f"{site.region}-")
+        ]
+        result.zones = tuple(sorted(in_region, key=lambda zone: zone != site.zone)) or result.zones
+        location = site.region if regional else site.zone
+        if not zones:
+            result.notes.append(f"Google lists {machine} in no zone, so {location} may lack it")
+        elif not in_region if regional else site.zone not in zones:
+            result.problems.append(
+                f"{location} has no {machine}, which {pool.accelerator} needs; these zones do: "
+                f"{', '.join(zones)}"
+            )

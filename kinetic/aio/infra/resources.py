@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from kinetic.aio._net.google import GoogleRequest
 
 Document = Mapping[str, Any]
+Query = tuple[tuple[str, str], ...]
 Tell = Callable[[str], None]
 """Receives one line about a step."""
 
@@ -33,19 +34,13 @@ VERSIONS: Mapping[str, str] = {
 
 
 def call(
-    *,
-    api: str,
-    method: str,
-    path: str,
-    query: tuple[tuple[str, str], ...] = (),
-    body: Document | None = None,
+    api: str, method: str, path: str, *, query: Query = (), body: Document | None = None
 ) -> GoogleRequest:
-    """Return a request; *path* comes after the API's version unless it begins with a slash."""
-    full_path = path if path.startswith("/") else VERSIONS[api] + path
-    return GoogleRequest(api, full_path, query, method, body)
+    """Return a request; *path* comes after the API's version."""
+    return GoogleRequest(api, VERSIONS[api] + path, query, method, body)
 
 
-def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
+def query(**values: str | Sequence[str]) -> Query:
     """Return *values* as a URL query, in which a name repeats for each element of its list."""
     return tuple(
         (name, element)
@@ -104,15 +99,16 @@ class Binding:
 class Policy:
     """kinetic's bindings in the IAM policy of one resource; other bindings stay as they are.
 
-    ``wrapped`` says whether the request ``write`` has the policy in a field ``policy``.
+    ``requires`` has the keys of resources that must exist first. ``wrapped`` says whether the
+    request ``write`` has the policy in a field ``policy``.
     """
 
     name: str
     read: GoogleRequest
     write: GoogleRequest
     bindings: tuple[Binding, ...]
+    requires: tuple[str, ...] = ()
     wrapped: bool = True
-    needs: tuple[str, ...] = ()
     kind: str = "access"
     usd_per_hour: float | None = None
 
@@ -121,9 +117,26 @@ class Policy:
         """Return the key by which other resources name this one in ``needs``."""
         return f"{self.kind} {self.name}"
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return the keys of what the policy requires, and of the accounts in its bindings.
+
+        Google refuses a policy that names an account that doesn't exist.
+        """
+        emails = (binding.member.removeprefix("serviceAccount:") for binding in self.bindings)
+        return (*self.requires, *(f"service account {email}" for email in emails))
+
     def missing(self, policy: Document) -> tuple[Binding, ...]:
         """Return the bindings that *policy* lacks."""
-        return tuple(binding for binding in self.bindings if not _has_binding(policy, binding))
+        entries: Sequence[Document] = policy.get("bindings") or ()
+        return tuple(
+            binding
+            for binding in self.bindings
+            if not any(
+                _matches(entry, binding) and binding.member in (entry.get("members") or ())
+                for entry in entries
+            )
+        )
 
     def with_bindings(self, policy: Document) -> dict[str, Any]:
         """Return *policy* with its missing ``bindings`` added."""
@@ -138,12 +151,15 @@ class Policy:
             entry["members"] = [*entry["members"], binding.member]
         return {**policy, "bindings": bindings, "version": 3}
 
-    def without_members(self, policy: Document, members: Sequence[str]) -> dict[str, Any]:
-        """Return *policy* without *members*, including those that IAM marks as deleted."""
+    def without_members(self, policy: Document) -> dict[str, Any]:
+        """Return *policy* without our members, including those that IAM marks as deleted."""
+        ours = {binding.member for binding in self.bindings}
         bindings: list[dict[str, Any]] = []
         for entry in policy.get("bindings") or ():
             kept = [
-                member for member in entry.get("members") or () if not _is_one_of(member, members)
+                member
+                for member in entry.get("members") or ()
+                if member.removeprefix("deleted:").partition("?")[0] not in ours
             ]
             if kept:
                 bindings.append({**entry, "members": kept})
@@ -157,36 +173,35 @@ def resource(
     parent: str,
     body: Document,
     *,
-    path: str = "",
-    create_query: tuple[tuple[str, str], ...] = (),
+    create_query: Query = (),
     **fields: Any,
 ) -> Resource:
     """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path.
 
     *create_query* is the query of the POST request.
     """
-    own_path = path or f"{parent}/{name}"
+    path = f"{parent}/{name}"
     return Resource(
         kind=kind,
         name=name,
-        read=call(api=api, method="GET", path=own_path),
-        create=call(api=api, method="POST", path=parent, query=create_query, body=body),
-        remove=call(api=api, method="DELETE", path=own_path),
+        read=call(api, "GET", path),
+        create=call(api, "POST", parent, query=create_query, body=body),
+        remove=call(api, "DELETE", path),
         **fields,
     )
 
 
 def policy(
-    name: str, api: str, path: str, *bindings: Binding, needs: tuple[str, ...], read: str = "GET"
+    name: str, api: str, path: str, *bindings: Binding, requires: tuple[str, ...], read: str = "GET"
 ) -> Policy:
     """Return a policy of the usual form: getIamPolicy and setIamPolicy at the resource's *path*."""
     version = (("options.requestedPolicyVersion", "3"),)
     return Policy(
         name=name,
-        read=call(api=api, method=read, path=f"{path}:getIamPolicy", query=version),
-        write=call(api=api, method="POST", path=f"{path}:setIamPolicy"),
+        read=call(api, read, f"{path}:getIamPolicy", query=version),
+        write=call(api, "POST", f"{path}:setIamPolicy"),
         bindings=bindings,
-        needs=needs,
+        requires=requires,
     )
 
 
@@ -196,17 +211,6 @@ def _matches(entry: Document, binding: Binding) -> bool:
         entry.get("role") == binding.role
         and str(condition.get("expression") or "") == binding.expression
     )
-
-
-def _has_binding(policy: Document, binding: Binding) -> bool:
-    return any(
-        _matches(entry, binding) and binding.member in (entry.get("members") or ())
-        for entry in policy.get("bindings") or ()
-    )
-
-
-def _is_one_of(member: str, members: Sequence[str]) -> bool:
-    return member.removeprefix("deleted:").partition("?")[0] in members
 
 
 class Action(enum.Enum):
@@ -252,13 +256,7 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the change as ``--json`` shows it."""
-        return {
-            "action": self.action.value,
-            "kind": self.kind,
-            "name": self.name,
-            "reason": self.reason,
-            "usd_per_hour": self.usd_per_hour,
-        }
+        return {**asdict(self), "action": self.action.value}
 
 
 def differences(want: Any, have: Any, path: str = "") -> Iterator[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kinetic.accelerators import GPUS, TPUS
 from kinetic.aio._net.google import GoogleRequest
+from kinetic.aio.images.docker_hub import TOKEN, USERNAME
 from kinetic.aio.infra.resources import Binding, Policy, Resource, call, policy, query, resource
-from kinetic.aio.infra.site import KINETIC_LABEL, Site
+from kinetic.aio.infra.site import KINETIC_LABEL, UNLABELED_KINDS, Site
 from kinetic.errors import ConfigurationError
 
 SERVICES = tuple(
@@ -35,6 +38,7 @@ SYSTEM_NODES = 10
 """Maximum number of nodes for the cluster's own pods."""
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+SHIELDED = {"enableIntegrityMonitoring": True, "enableSecureBoot": True}
 MAX_CPUS, MAX_MEMORY_GB = "1000000", "10000000"
 """Limits of node auto-provisioning. All nodes count, so a low limit would stop large TPU slices."""
 
@@ -42,6 +46,7 @@ MAX_ACCELERATORS = "10000"
 OBJECTS_ROLE = "roles/storage.objectUser"
 """The role of pods in the bucket of jobs, for the objects of their namespace."""
 
+SECRETS = "secretmanager"
 KEEP_DAYS = 30
 """How many days buckets keep objects after their custom time, and registries untagged images."""
 
@@ -56,6 +61,7 @@ MACHINE_USD = {
 }
 """Approximate US dollars per hour in us-central1; other regions differ."""
 
+PARENT_NAME = re.compile("(organizations|folders)/[0-9]+", re.ASCII)
 Shape = Literal["standard", "autopilot"]
 
 
@@ -100,53 +106,28 @@ def wanted_resources(setup: Setup) -> tuple[Resource | Policy, ...]:
 def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Policy, ...]:
     """Return all resources that `down` removes if they exist.
 
-    *workers* are the service accounts of other namespaces. The policy of the jobs' bucket names
-    them, and Google refuses a policy that names a removed account. So the policy ``needs`` the
-    accounts, which makes `down` change the policy first.
+    *workers* are the service accounts of other namespaces, which the policy of the jobs' bucket
+    names. The network ``needs`` the repository, so that `down` removes the repository last: only
+    its label shows that keras-kinetic made the network.
     """
-    bucket = f"bucket {setup.site.bucket('jobs')}"
-    members = [
-        Binding(role=OBJECTS_ROLE, member=f"serviceAccount:{worker.name}") for worker in workers
-    ]
-    resources = [
-        replace(
-            wanted,
-            bindings=(*wanted.bindings, *members),
-            needs=(*wanted.needs, *(worker.key for worker in workers)),
-        )
-        if isinstance(wanted, Policy) and wanted.name == bucket
-        else wanted
-        for wanted in wanted_resources(setup)
-    ]
+    site = setup.site
+    resources: list[Resource | Policy] = []
+    for wanted in wanted_resources(setup):
+        if isinstance(wanted, Policy) and wanted.name == f"bucket {site.bucket('jobs')}":
+            members = [f"serviceAccount:{worker.name}" for worker in workers]
+            bindings = [Binding(role=OBJECTS_ROLE, member=member) for member in members]
+            wanted = replace(wanted, bindings=(*wanted.bindings, *bindings))
+        elif isinstance(wanted, Resource) and wanted.kind in UNLABELED_KINDS:
+            wanted = replace(wanted, needs=(*wanted.needs, f"repository {site.prefix}"))
+        resources.append(wanted)
     return (*resources, *workers)
-
-
-def services(site: Site, names: Sequence[str] = SERVICES) -> tuple[GoogleRequest, GoogleRequest]:
-    """Return a request to read which of the APIs *names* are enabled, and one to enable them."""
-    path = f"projects/{site.project}/services"
-    paths = [f"{path}/{name}" for name in names]
-    return (
-        call(api="serviceusage", method="GET", path=f"{path}:batchGet", query=query(names=paths)),
-        call(
-            api="serviceusage",
-            method="POST",
-            path=f"{path}:batchEnable",
-            body={"serviceIds": [*names]},
-        ),
-    )
 
 
 def _repository_resource(site: Site) -> Resource:
     parent = f"projects/{site.project}/locations/{site.registry}/repositories"
-    wanted_fields = {
-        "cleanupPolicies": {
-            "untagged": {
-                "id": "untagged",
-                "action": "DELETE",
-                "condition": {"tagState": "UNTAGGED", "olderThan": f"{KEEP_DAYS * 86400}s"},
-            }
-        }
-    }
+    condition = {"tagState": "UNTAGGED", "olderThan": f"{KEEP_DAYS * 86400}s"}
+    untagged = {"id": "untagged", "action": "DELETE", "condition": condition}
+    wanted_fields = {"cleanupPolicies": {"untagged": untagged}}
     return resource(
         "repository",
         site.prefix,
@@ -161,9 +142,9 @@ def _repository_resource(site: Site) -> Resource:
         create_query=query(repositoryId=site.prefix),
         wanted_fields=wanted_fields,
         update=call(
-            api="artifactregistry",
-            method="PATCH",
-            path=f"{parent}/{site.prefix}",
+            "artifactregistry",
+            "PATCH",
+            f"{parent}/{site.prefix}",
             query=query(updateMask="cleanupPolicies"),
             body=wanted_fields,
         ),
@@ -197,7 +178,7 @@ def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
         },
         create_query=query(project=site.project),
         wanted_fields=wanted_fields,
-        update=call(api="storage", method="PATCH", path=f"b/{name}", body=wanted_fields),
+        update=call("storage", "PATCH", f"b/{name}", body=wanted_fields),
     )
 
 
@@ -222,55 +203,41 @@ def service_account(site: Site, purpose: str, email: str = "") -> Resource:
 
 def _network_resources(site: Site) -> tuple[Resource, ...]:
     path = f"projects/{site.project}"
-    network = f"{path}/global/networks/{site.prefix}"
     regional = f"{path}/regions/{site.region}"
-    router = f"{site.prefix}-router"
-    common = {"network": network, "description": site.description}
+    network = f"{path}/global/networks/{site.prefix}"
+    needs = (f"network {site.prefix}",)
+    nat = {
+        "name": f"{site.prefix}-nat",
+        "natIpAllocateOption": "AUTO_ONLY",
+        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+        "enableDynamicPortAllocation": True,
+        "minPortsPerVm": 64,
+    }
+
+    def part(kind: str, name: str, parent: str, fields: dict[str, Any], **more: Any) -> Resource:
+        body = {"name": name, "description": site.description, **fields}
+        return resource(kind, name, "compute", parent, body, **more)
+
     return (
-        resource(
+        part(
             "network",
             site.prefix,
-            "compute",
             f"{path}/global/networks",
-            {
-                "name": site.prefix,
-                "autoCreateSubnetworks": False,
-                "routingConfig": {"routingMode": "REGIONAL"},
-                "description": site.description,
-            },
+            {"autoCreateSubnetworks": False, "routingConfig": {"routingMode": "REGIONAL"}},
         ),
-        resource(
+        part(
             "subnetwork",
             site.prefix,
-            "compute",
             f"{regional}/subnetworks",
-            {
-                "name": site.prefix,
-                "ipCidrRange": "10.0.0.0/20",
-                "privateIpGoogleAccess": True,
-                **common,
-            },
-            needs=(f"network {site.prefix}",),
+            {"network": network, "ipCidrRange": "10.0.0.0/20", "privateIpGoogleAccess": True},
+            needs=needs,
         ),
-        resource(
+        part(
             "router",
-            router,
-            "compute",
+            f"{site.prefix}-router",
             f"{regional}/routers",
-            {
-                "name": router,
-                "nats": [
-                    {
-                        "name": f"{site.prefix}-nat",
-                        "natIpAllocateOption": "AUTO_ONLY",
-                        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
-                        "enableDynamicPortAllocation": True,
-                        "minPortsPerVm": 64,
-                    }
-                ],
-                **common,
-            },
-            needs=(f"network {site.prefix}",),
+            {"network": network, "nats": [nat]},
+            needs=needs,
             usd_per_hour=NAT_USD,
         ),
     )
@@ -279,92 +246,77 @@ def _network_resources(site: Site) -> tuple[Resource, ...]:
 def cluster(setup: Setup) -> Resource:
     """Return the GKE cluster."""
     site = setup.site
-    body = _autopilot_body(setup) if setup.shape == "autopilot" else _standard_body(setup)
-    machine_usd = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
     parent = f"projects/{site.project}/locations/{setup.location}/clusters"
-    reported_fields = {
-        "workloadIdentityConfig": {"workloadPool": site.identity_pool},
-        "releaseChannel": {"channel": "REGULAR"},
+    description = f"in {setup.location}, private nodes, channel REGULAR"
+    fields: dict[str, Any] = {
+        "usd_per_hour": CLUSTER_USD,
+        "description": f"Autopilot {description}",
     }
-    endpoint = {"ipEndpointsConfig": {"enabled": True}}
-    open_endpoint = call(
-        api="container",
-        method="PUT",
-        path=f"{parent}/{site.cluster}",
-        body={"update": {"desiredControlPlaneEndpointsConfig": endpoint}},
-    )
+    if setup.shape == "standard":
+        fields = {
+            "reported_fields": {
+                "workloadIdentityConfig": {"workloadPool": site.identity_pool},
+                "releaseChannel": {"channel": "REGULAR"},
+            },
+            "usd_per_hour": CLUSTER_USD + MACHINE_USD.get(setup.machine, 0.0),
+            "description": f"Standard {description}, 1 to {SYSTEM_NODES} {setup.machine} for its "
+            "own pods",
+        }
+    if setup.public_endpoint:
+        endpoint = {"ipEndpointsConfig": {"enabled": True}}
+        body = {"update": {"desiredControlPlaneEndpointsConfig": endpoint}}
+        fields["wanted_fields"] = {"controlPlaneEndpointsConfig": endpoint}
+        fields["update"] = call("container", "PUT", f"{parent}/{site.cluster}", body=body)
     return resource(
         "cluster",
         site.cluster,
         "container",
         parent,
-        {"cluster": body},
-        wanted_fields={"controlPlaneEndpointsConfig": endpoint} if setup.public_endpoint else {},
-        update=open_endpoint if setup.public_endpoint else None,
-        reported_fields={} if setup.shape == "autopilot" else reported_fields,
+        {"cluster": _cluster_body(setup)},
         needs=(
             f"subnetwork {site.prefix}",
             f"router {site.prefix}-router",
             f"service account {site.account('nodes')}",
             f"access project {site.project}",
         ),
-        usd_per_hour=CLUSTER_USD + machine_usd,
-        description=_describe_cluster(setup),
+        **fields,
     )
 
 
-def _describe_cluster(setup: Setup) -> str:
-    if setup.shape == "autopilot":
-        return f"Autopilot in {setup.location}, private nodes, channel REGULAR"
-    return (
-        f"Standard in {setup.location}, private nodes, channel REGULAR, 1 to {SYSTEM_NODES} "
-        f"{setup.machine} for its own pods"
-    )
-
-
-def _endpoint_fields(setup: Setup) -> dict[str, Any]:
-    return {
-        "dnsEndpointConfig": {"allowExternalTraffic": True},
-        "ipEndpointsConfig": {"enabled": setup.public_endpoint},
-    }
-
-
-def _common_fields(setup: Setup) -> dict[str, Any]:
+def _cluster_body(setup: Setup) -> dict[str, Any]:
     site = setup.site
+    path = f"projects/{site.project}"
     return {
         "name": site.cluster,
-        "network": f"projects/{site.project}/global/networks/{site.prefix}",
-        "subnetwork": f"projects/{site.project}/regions/{site.region}/subnetworks/{site.prefix}",
+        "network": f"{path}/global/networks/{site.prefix}",
+        "subnetwork": f"{path}/regions/{site.region}/subnetworks/{site.prefix}",
         "ipAllocationPolicy": {"useIpAliases": True},
         "releaseChannel": {"channel": "REGULAR"},
-        "controlPlaneEndpointsConfig": _endpoint_fields(setup),
+        "controlPlaneEndpointsConfig": {
+            "dnsEndpointConfig": {"allowExternalTraffic": True},
+            "ipEndpointsConfig": {"enabled": setup.public_endpoint},
+        },
         "resourceLabels": site.labels,
+        **(_autopilot_fields(site) if setup.shape == "autopilot" else _standard_fields(setup)),
     }
 
 
-def _autopilot_body(setup: Setup) -> dict[str, Any]:
+def _autopilot_fields(site: Site) -> dict[str, Any]:
+    node_defaults = {"serviceAccount": site.account("nodes"), "oauthScopes": SCOPES}
     return {
-        **_common_fields(setup),
         "autopilot": {"enabled": True},
         "networkConfig": {"defaultEnablePrivateNodes": True},
-        "autoscaling": {
-            "autoprovisioningNodePoolDefaults": {
-                "serviceAccount": setup.site.account("nodes"),
-                "oauthScopes": SCOPES,
-            }
-        },
+        "autoscaling": {"autoprovisioningNodePoolDefaults": node_defaults},
     }
 
 
-def _standard_body(setup: Setup) -> dict[str, Any]:
+def _standard_fields(setup: Setup) -> dict[str, Any]:
     site = setup.site
-    shielded = {"enableIntegrityMonitoring": True, "enableSecureBoot": True}
     labels = sorted(
         {gpu.label for gpu in GPUS.values()}
         | {tpu_slice.label for tpu in TPUS.values() for tpu_slice in tpu.slices}
     )
     return {
-        **_common_fields(setup),
         "locations": [site.zone],
         "nodePools": [
             pool_body(
@@ -397,7 +349,7 @@ def _standard_body(setup: Setup) -> dict[str, Any]:
                 "serviceAccount": site.account("nodes"),
                 "oauthScopes": SCOPES,
                 "management": {"autoRepair": True, "autoUpgrade": True},
-                "shieldedInstanceConfig": shielded,
+                "shieldedInstanceConfig": SHIELDED,
             },
         },
         "loggingConfig": {
@@ -421,7 +373,7 @@ def node_body(site: Site, machine: str, **extra: Any) -> dict[str, Any]:
         "labels": {KINETIC_LABEL: "true"},
         "resourceLabels": site.labels,
         "workloadMetadataConfig": {"mode": "GKE_METADATA"},
-        "shieldedInstanceConfig": {"enableIntegrityMonitoring": True, "enableSecureBoot": True},
+        "shieldedInstanceConfig": SHIELDED,
         **extra,
     }
 
@@ -451,44 +403,33 @@ def _policies(site: Site) -> tuple[Policy, ...]:
     nodes, workers, builds = (
         f"serviceAccount:{site.account(purpose)}" for purpose in ("nodes", "workers", "builds")
     )
-    jobs = site.bucket("jobs")
+    path = f"projects/{site.project}"
     folder = f"{site.namespace}/"
+    objects = f"projects/_/buckets/{site.bucket('jobs')}/objects/{folder}"
     namespace_objects = (
-        f'resource.name.startsWith("projects/_/buckets/{jobs}/objects/{folder}") || '
+        f'resource.name.startsWith("{objects}") || '
         f'api.getAttribute("storage.googleapis.com/objectListPrefix", "").startsWith("{folder}")'
     )
-    accounts = {
-        purpose: f"service account {site.account(purpose)}"
-        for purpose in ("nodes", "workers", "builds")
-    }
-    project = Policy(
-        name=f"project {site.project}",
-        read=call(
-            api="cloudresourcemanager",
-            method="POST",
-            path=f"projects/{site.project}:getIamPolicy",
-            body={"options": {"requestedPolicyVersion": 3}},
-        ),
-        write=call(
-            api="cloudresourcemanager", method="POST", path=f"projects/{site.project}:setIamPolicy"
-        ),
-        bindings=(
-            Binding(role="roles/container.defaultNodeServiceAccount", member=nodes),
-            Binding(role="roles/logging.logWriter", member=builds),
-        ),
-        needs=(accounts["nodes"], accounts["builds"]),
-    )
-    repository = policy(
-        f"repository {site.prefix}",
-        "artifactregistry",
-        f"projects/{site.project}/locations/{site.registry}/repositories/{site.prefix}",
-        Binding(role="roles/artifactregistry.reader", member=nodes),
-        Binding(role="roles/artifactregistry.writer", member=builds),
-        needs=(f"repository {site.prefix}", accounts["nodes"], accounts["builds"]),
-    )
+    version = {"options": {"requestedPolicyVersion": 3}}
+    manager = "cloudresourcemanager"
     return (
-        project,
-        repository,
+        Policy(
+            name=f"project {site.project}",
+            read=call(manager, "POST", f"{path}:getIamPolicy", body=version),
+            write=call(manager, "POST", f"{path}:setIamPolicy"),
+            bindings=(
+                Binding(role="roles/container.defaultNodeServiceAccount", member=nodes),
+                Binding(role="roles/logging.logWriter", member=builds),
+            ),
+        ),
+        policy(
+            f"repository {site.prefix}",
+            "artifactregistry",
+            f"{path}/locations/{site.registry}/repositories/{site.prefix}",
+            Binding(role="roles/artifactregistry.reader", member=nodes),
+            Binding(role="roles/artifactregistry.writer", member=builds),
+            requires=(f"repository {site.prefix}",),
+        ),
         _bucket_policy(
             site,
             "jobs",
@@ -498,31 +439,21 @@ def _policies(site: Site) -> tuple[Policy, ...]:
                 title=f"kinetic namespace {site.namespace}",
                 expression=namespace_objects,
             ),
-            needs=accounts["workers"],
         ),
-        _bucket_policy(
-            site,
-            "builds",
-            Binding(role="roles/storage.objectViewer", member=builds),
-            needs=accounts["builds"],
-        ),
+        _bucket_policy(site, "builds", Binding(role="roles/storage.objectViewer", member=builds)),
     )
 
 
-def _bucket_policy(site: Site, purpose: str, *bindings: Binding, needs: str) -> Policy:
+def _bucket_policy(site: Site, purpose: str, binding: Binding) -> Policy:
     name = site.bucket(purpose)
+    path = f"b/{name}/iam"
     return Policy(
         name=f"bucket {name}",
-        read=call(
-            api="storage",
-            method="GET",
-            path=f"b/{name}/iam",
-            query=query(optionsRequestedPolicyVersion="3"),
-        ),
-        write=call(api="storage", method="PUT", path=f"b/{name}/iam"),
-        bindings=bindings,
+        read=call("storage", "GET", path, query=query(optionsRequestedPolicyVersion="3")),
+        write=call("storage", "PUT", path),
+        bindings=(binding,),
         wrapped=False,
-        needs=(f"bucket {name}", needs),
+        requires=(f"bucket {name}",),
     )
 
 
@@ -540,6 +471,86 @@ def _workload_identity_policy(site: Site) -> Policy:
             role="roles/iam.workloadIdentityUser",
             member=f"serviceAccount:{site.identity_pool}[{site.namespace}/kinetic]",
         ),
-        needs=(f"service account {email}", f"cluster {site.cluster}"),
+        requires=(f"service account {email}", f"cluster {site.cluster}"),
         read="POST",
+    )
+
+
+def secret_resources(site: Site) -> tuple[Resource | Policy, ...]:
+    """Return both secrets of Docker Hub, each with the policy that lets *site*'s builds read it."""
+    parent = f"projects/{site.project}/secrets"
+    body: dict[str, Any] = {"replication": {"automatic": {}}, "labels": {"kinetic": "true"}}
+    builds = f"serviceAccount:{site.account('builds')}"
+    reading = Binding(role="roles/secretmanager.secretAccessor", member=builds)
+    resources: list[Resource | Policy] = []
+    for name in (USERNAME, TOKEN):
+        key, creation = f"secret {name}", query(secretId=name)
+        resources += [
+            resource("secret", name, SECRETS, parent, body, create_query=creation),
+            policy(key, SECRETS, f"{parent}/{name}", reading, requires=(key,)),
+        ]
+    return tuple(resources)
+
+
+def secret_versions(site: Site, username: str, token: str) -> tuple[GoogleRequest, ...]:
+    """Return the requests that add a version to each secret of Docker Hub, the token's last."""
+    parent = f"projects/{site.project}/secrets"
+    return tuple(
+        call(
+            SECRETS,
+            "POST",
+            f"{parent}/{name}:addVersion",
+            body={"payload": {"data": base64.b64encode(value.encode()).decode()}},
+        )
+        for name, value in ((USERNAME, username), (TOKEN, token))
+    )
+
+
+def check_parent(parent: str, *, creates: bool) -> None:
+    """Check *parent*, a new project's folder or organization; *creates* says if `up` creates one.
+
+    Raises:
+        ConfigurationError: *parent* is malformed, or is set although `up` creates no project.
+    """
+    if parent and not creates:
+        raise ConfigurationError(
+            f"the parent {parent} is for a new project; pass --create-project as well"
+        )
+    if parent and not PARENT_NAME.fullmatch(parent):
+        raise ConfigurationError(
+            f"{parent!r} can't be a project's parent; name one like 'organizations/123' or "
+            "'folders/456'"
+        )
+
+
+def project_resource(site: Site, parent: str = "") -> Resource:
+    """Return the project, in the organization or folder *parent* if one is named."""
+    path = f"projects/{site.project}"
+    api = "cloudresourcemanager"
+    parent_field = {"parent": parent} if parent else {}
+    names = {"projectId": site.project, "displayName": site.project}
+    body = {**names, "labels": {"kinetic": "true"}, **parent_field}
+    return Resource(
+        kind="project",
+        name=site.project,
+        read=call(api, "GET", path),
+        create=call(api, "POST", "projects", body=body),
+        reported_fields=parent_field,
+        description=f"in {parent}" if parent else "",
+    )
+
+
+def billing_link(site: Site, account_id: str) -> Resource:
+    """Return the link of the project to the billing account *account_id*."""
+    path = f"projects/{site.project}/billingInfo"
+    body = {"billingAccountName": f"billingAccounts/{account_id.removeprefix('billingAccounts/')}"}
+    set_account = call("cloudbilling", "PUT", path, body=body)
+    return Resource(
+        kind="billing",
+        name=site.project,
+        read=call("cloudbilling", "GET", path),
+        create=set_account,
+        update=set_account,
+        wanted_fields=body,
+        needs=(f"project {site.project}",),
     )

@@ -28,8 +28,8 @@ CLUSTER_LABEL = "kinetic-cluster"
 KINETIC_LABEL = "kinetic"
 """The label of nodes and ComputeClasses of kinetic; its value is ``true``."""
 
-ACCOUNT = "kinetic"
-"""The Kubernetes service account of jobs."""
+UNLABELED_KINDS = ("network", "subnetwork", "router")
+"""Kinds of resources that keras-kinetic doesn't label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

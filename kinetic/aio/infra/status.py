@@ -6,8 +6,9 @@ The result names what could not be read.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -125,24 +126,90 @@ class Status:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ClusterState:
-    """The answers of the cluster's Kubernetes API. ``nodes`` or ``pods`` is None if unknown."""
-
-    controllers: tuple[str, ...] = ()
-    queues: tuple[Queue, ...] = ()
-    classes: Sequence[Document] = ()
-    nodes: Sequence[Document] | None = None
-    pods: Sequence[Document] | None = None
+async def survey(
+    google: GoogleClient,
+    cloud: Cloud,
+    site: Site,
+    connect: Callable[[], Awaitable[Access]],
+    environ: Mapping[str, str],
+) -> Status:
+    """Return the status of *site*; *connect* opens access to its cluster."""
+    reader = _Reader(site, cloud.timeout_s)
+    setup = await reader.read("the place of the cluster", lookup.setup_of(google, site))
+    if setup is None:
+        setup = Setup(site=site, shape="autopilot" if site.zone == site.region else "standard")
+    wanted = [
+        resource for resource in setups.wanted_resources(setup) if isinstance(resource, Resource)
+    ]
+    observed = await cloud.observe(wanted)
+    unseen = [
+        f"{resource.key}: {problem}"
+        for resource in wanted
+        if (problem := observed[resource.key].problem)
+    ]
+    if len(unseen) == len(wanted) and reader.error is not None:
+        raise reader.error
+    reader.failures += unseen
+    cluster_key = f"cluster {site.cluster}"
+    document, problem = observed[cluster_key].document, observed[cluster_key].problem
+    cluster = document or {}
+    left: list[str] = []
+    if document is not None:
+        await reader.read_cluster(connect)
+    elif not problem:
+        subject = "disks and load balancers of the cluster"
+        left = await reader.read(subject, lookup.list_outliving(google, site)) or []
+    pools = [reader.node_pool(pool, environ) for pool in cluster.get("nodePools") or ()]
+    reader.failures += [
+        f"cost of the pool {pool.name}: the price or the number of nodes is unknown"
+        for pool in pools
+        if pool.usd_per_hour is None
+    ]
+    usd_per_hour = sum(pool.usd_per_hour or 0.0 for pool in pools) + sum(
+        setups.CLUSTER_USD if resource.key == cluster_key else resource.usd_per_hour or 0.0
+        for resource in wanted
+        if observed[resource.key].document is not None
+    )
+    parts: list[Part] = []
+    for resource in wanted:
+        found = observed[resource.key]
+        exists = None if found.problem else found.document is not None
+        parts.append(Part(kind=resource.kind, name=resource.name, exists=exists))
+    return Status(
+        project=site.project,
+        zone=site.zone,
+        cluster=site.cluster,
+        namespace=site.namespace,
+        state="unknown" if problem else str(cluster.get("status", "absent")),
+        version=str(cluster.get("currentMasterVersion") or ""),
+        usd_per_hour=round(usd_per_hour, 4),
+        parts=tuple(parts),
+        pools=(*pools, *map(reader.compute_class, reader.classes)),
+        controllers=reader.controllers,
+        queues=reader.queues,
+        work=_list_work(reader.pods or ()),
+        left=tuple(left),
+        unseen=tuple(reader.failures),
+    )
 
 
 class _Reader:
-    """Sends requests, limits the time of each, and collects their failures."""
+    """Reads from APIs, limits the time of each request, and collects the failures.
 
-    def __init__(self, limit_s: float) -> None:
+    The other attributes are what the cluster's Kubernetes API answers. ``nodes`` or ``pods`` is
+    None if unknown.
+    """
+
+    def __init__(self, site: Site, limit_s: float) -> None:
+        self._site = site
         self._limit_s = limit_s
         self.failures: list[str] = []
         self.error: KineticError | None = None
+        self.controllers: tuple[str, ...] = ()
+        self.queues: tuple[Queue, ...] = ()
+        self.classes: Sequence[Document] = ()
+        self.nodes: Sequence[Document] | None = None
+        self.pods: Sequence[Document] | None = None
 
     async def read(self, subject: str, request: Awaitable[T]) -> T | None:
         """Return what *request* returns; None if it fails, or takes longer than the limit."""
@@ -156,185 +223,83 @@ class _Reader:
             self.error = exc
         return None
 
+    async def _list(
+        self, subject: str, api: Api, path: str, labels: str = ""
+    ) -> Sequence[Document] | None:
+        listed = await self.read(subject, list_all(api, path, labels))
+        return None if listed is None else listed.items
 
-async def survey(
-    google: GoogleClient,
-    cloud: Cloud,
-    site: Site,
-    connect: Callable[[], Awaitable[Access]],
-    environ: Mapping[str, str],
-) -> Status:
-    """Return the status of *site*; *connect* opens access to its cluster."""
-    reader = _Reader(cloud.timeout_s)
-    setup = await reader.read("the place of the cluster", lookup.setup_of(google, site))
-    if setup is None:
-        setup = Setup(site=site, shape="autopilot" if site.zone == site.region else "standard")
-    wanted = [
-        resource for resource in setups.wanted_resources(setup) if isinstance(resource, Resource)
-    ]
-    observed = await cloud.observe(wanted)
-    unseen = [
-        f"{resource.key}: {observed[resource.key].problem}"
-        for resource in wanted
-        if observed[resource.key].problem
-    ]
-    if len(unseen) == len(wanted) and reader.error is not None:
-        raise reader.error
-    reader.failures += unseen
-    cluster_key = f"cluster {site.cluster}"
-    cluster = observed[cluster_key].document
-    cluster_state = _ClusterState()
-    if cluster is not None:
-        cluster_state = await _read_cluster_state(site, connect, reader)
-    pools = tuple(
-        _node_pool(document, site, environ, cluster_state)
-        for document in (cluster or {}).get("nodePools") or ()
-    )
-    class_pools = tuple(
-        _compute_class(document, cluster_state) for document in cluster_state.classes
-    )
-    reader.failures += [
-        f"cost of the pool {pool.name}: the price or the number of nodes is unknown"
-        for pool in pools
-        if pool.usd_per_hour is None
-    ]
-    fixed_usd = sum(
-        setups.CLUSTER_USD if resource.key == cluster_key else resource.usd_per_hour or 0.0
-        for resource in wanted
-        if observed[resource.key].document is not None
-    )
-    state = str(cluster.get("status")) if cluster else "absent"
-    left: list[str] = []
-    if cluster is None and not observed[cluster_key].problem:
-        subject = "disks and load balancers of the cluster"
-        left = await reader.read(subject, lookup.list_outliving(google, site)) or []
-    return Status(
-        project=site.project,
-        zone=site.zone,
-        cluster=site.cluster,
-        namespace=site.namespace,
-        state="unknown" if observed[cluster_key].problem else state,
-        version=str((cluster or {}).get("currentMasterVersion") or ""),
-        usd_per_hour=round(fixed_usd + sum(pool.usd_per_hour or 0.0 for pool in pools), 4),
-        parts=tuple(
-            Part(
-                kind=resource.kind,
-                name=resource.name,
-                exists=None
-                if observed[resource.key].problem
-                else observed[resource.key].document is not None,
+    async def read_cluster(self, connect: Callable[[], Awaitable[Access]]) -> None:
+        """Read controllers, queues, classes, nodes, and pods from the cluster."""
+        access = await self.read("nodes, jobs, queues, and controllers", connect())
+        if access is None:
+            return
+        namespace, ours = f"/namespaces/{self._site.namespace}", f"{MANAGED}=kinetic"
+        async with aclosing(Api(access)) as api:
+            groups, self.nodes, self.pods = await asyncio.gather(
+                self.read("controllers", api.call("GET", "/apis")),
+                self._list("nodes", api, "/api/v1/nodes"),
+                self._list("jobs of all namespaces", api, "/api/v1/pods", ours),
             )
-            for resource in wanted
-        ),
-        pools=(*pools, *class_pools),
-        controllers=cluster_state.controllers,
-        queues=cluster_state.queues,
-        work=_list_work(cluster_state.pods or ()),
-        left=tuple(left),
-        unseen=tuple(reader.failures),
-    )
+            if self.pods is None:
+                subject = f"jobs of {self._site.namespace}"
+                self.pods = await self._list(subject, api, f"/api/v1{namespace}/pods", ours)
+            versions = {
+                str(group["name"]): str(group["preferredVersion"]["version"])
+                for group in (groups or {}).get("groups") or ()
+            }
+            self.controllers = tuple(CONTROLLERS[name] for name in CONTROLLERS if name in versions)
+            if version := versions.get("kueue.x-k8s.io"):
+                root = f"/apis/kueue.x-k8s.io/{version}"
+                local, shared = await asyncio.gather(
+                    self._list("LocalQueues", api, f"{root}{namespace}/localqueues"),
+                    self._list("ClusterQueues", api, f"{root}/clusterqueues"),
+                )
+                local_queues = (_queue("LocalQueue", document) for document in local or ())
+                shared_queues = (_queue("ClusterQueue", document) for document in shared or ())
+                self.queues = (*local_queues, *shared_queues)
+            if "cloud.google.com" in versions:
+                found = await self.read("ComputeClasses", classes.list_own_classes(api))
+                self.classes = tuple((found or {}).values())
 
+    def node_pool(self, document: Document, environ: Mapping[str, str]) -> NodePool:
+        """Return the node pool in *document*, with its nodes and their cost."""
+        summary = node_pools.summarize(document)
+        nodes, used = self._count_nodes(NODE_POOL, summary["name"])
+        price = node_pools.node_price(document, self._site.zone, environ)
+        cost = None if price is None or nodes is None else round(nodes * price, 4)
+        cost = 0.0 if nodes == 0 else cost
+        return NodePool(**summary, nodes=nodes, used=used, usd_per_hour=cost)
 
-async def _read_cluster_state(
-    site: Site, connect: Callable[[], Awaitable[Access]], reader: _Reader
-) -> _ClusterState:
-    access = await reader.read("nodes, jobs, queues, and controllers", connect())
-    if access is None:
-        return _ClusterState()
-    api = Api(access)
-    try:
-        groups, nodes, pods = await asyncio.gather(
-            reader.read("controllers", api.call("GET", "/apis")),
-            reader.read("nodes", list_all(api, "/api/v1/nodes", "")),
-            reader.read(
-                "jobs of all namespaces", list_all(api, "/api/v1/pods", f"{MANAGED}=kinetic")
-            ),
-        )
-        if pods is None:
-            own_pods = list_all(
-                api, f"/api/v1/namespaces/{site.namespace}/pods", f"{MANAGED}=kinetic"
-            )
-            pods = await reader.read(f"jobs of {site.namespace}", own_pods)
-        versions = {
-            str(group["name"]): str(group["preferredVersion"]["version"])
-            for group in (groups or {}).get("groups") or ()
+    def compute_class(self, document: Document) -> NodePool:
+        """Return the ComputeClass in *document*, with its nodes."""
+        summary = classes.summarize(document)
+        nodes, used = self._count_nodes(COMPUTE_CLASS, summary["name"])
+        return NodePool(**summary, nodes=nodes, used=used, usd_per_hour=None)
+
+    def _count_nodes(self, label: str, value: str) -> tuple[int | None, int | None]:
+        """Return how many nodes have the label, and how many of them run jobs; None if unknown."""
+        if self.nodes is None:
+            return None, None
+        names = {
+            str(node["metadata"]["name"])
+            for node in self.nodes
+            if get_dict(node["metadata"], "labels").get(label) == value
         }
-        queues: tuple[Queue, ...] = ()
-        if version := versions.get("kueue.x-k8s.io"):
-            queues = await _queues(api, site, f"/apis/kueue.x-k8s.io/{version}", reader)
-        compute_classes: Mapping[str, Document] = {}
-        if "cloud.google.com" in versions:
-            compute_classes = (
-                await reader.read("ComputeClasses", classes.list_own_classes(api)) or {}
-            )
-    finally:
-        await api.aclose()
-    return _ClusterState(
-        controllers=tuple(name for group, name in CONTROLLERS.items() if group in versions),
-        queues=queues,
-        classes=tuple(compute_classes.values()),
-        nodes=None if nodes is None else nodes.items,
-        pods=None if pods is None else pods.items,
+        if self.pods is None:
+            return len(names), None
+        running = (pod for pod in self.pods if _phase(pod) == "Running")
+        return len(names), len(names & {get_dict(pod, "spec").get("nodeName") for pod in running})
+
+
+def _queue(kind: str, document: Document) -> Queue:
+    status = get_dict(document, "status")
+    return Queue(
+        kind=kind,
+        name=str(document["metadata"]["name"]),
+        pending=int(status.get("pendingWorkloads") or 0),
+        admitted=int(status.get("admittedWorkloads") or 0),
     )
-
-
-async def _queues(api: Api, site: Site, root: str, reader: _Reader) -> tuple[Queue, ...]:
-    queues_path = f"{root}/namespaces/{site.namespace}/localqueues"
-    local, shared = await asyncio.gather(
-        reader.read("LocalQueues", list_all(api, queues_path, "")),
-        reader.read("ClusterQueues", list_all(api, f"{root}/clusterqueues", "")),
-    )
-    found: list[Queue] = []
-    for kind, queues in (("LocalQueue", local), ("ClusterQueue", shared)):
-        for document in queues.items if queues else ():
-            status = get_dict(document, "status")
-            queue = Queue(
-                kind=kind,
-                name=str(document["metadata"]["name"]),
-                pending=int(status.get("pendingWorkloads") or 0),
-                admitted=int(status.get("admittedWorkloads") or 0),
-            )
-            found.append(queue)
-    return tuple(found)
-
-
-def _node_pool(
-    document: Document, site: Site, environ: Mapping[str, str], cluster_state: _ClusterState
-) -> NodePool:
-    summary = node_pools.summarize(document)
-    nodes, used = _count_nodes(cluster_state, NODE_POOL, summary["name"])
-    price = node_pools.node_price(document, site.zone, environ)
-    cost = None if price is None or nodes is None else round(nodes * price, 4)
-    cost = 0.0 if nodes == 0 else cost
-    return NodePool(**summary, nodes=nodes, used=used, usd_per_hour=cost)
-
-
-def _compute_class(document: Document, cluster_state: _ClusterState) -> NodePool:
-    summary = classes.summarize(document)
-    nodes, used = _count_nodes(cluster_state, COMPUTE_CLASS, summary["name"])
-    return NodePool(**summary, nodes=nodes, used=used, usd_per_hour=None)
-
-
-def _count_nodes(
-    cluster_state: _ClusterState, label: str, value: str
-) -> tuple[int | None, int | None]:
-    """Return how many nodes have the label, and how many of them run jobs; None if unknown."""
-    if cluster_state.nodes is None:
-        return None, None
-    names = {
-        str(node["metadata"]["name"])
-        for node in cluster_state.nodes
-        if get_dict(node["metadata"], "labels").get(label) == value
-    }
-    if cluster_state.pods is None:
-        return len(names), None
-    return len(names), len(
-        names & {_node_name(pod) for pod in cluster_state.pods if _phase(pod) == "Running"}
-    )
-
-
-def _node_name(pod: Document) -> str:
-    return str(get_dict(pod, "spec").get("nodeName") or "")
 
 
 def _phase(pod: Document) -> str:
@@ -343,16 +308,21 @@ def _phase(pod: Document) -> str:
 
 def _list_work(pods: Sequence[Document]) -> tuple[Work, ...]:
     """Return the jobs and batches of *pods* that haven't ended."""
-    running, waiting = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    phases: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for pod in pods:
         metadata: Document = pod["metadata"]
         labels, annotations = get_dict(metadata, "labels"), get_dict(metadata, "annotations")
         name = str(labels.get(SUBMISSION) or annotations.get(NAME) or metadata["name"])
-        key = (name, str(metadata.get("namespace") or ""), str(labels.get(USER) or ""))
-        running[key] += _phase(pod) == "Running"
-        waiting[key] += _phase(pod) == "Pending"
+        namespace, user = str(metadata.get("namespace") or ""), str(labels.get(USER) or "")
+        phases[name, namespace, user][_phase(pod)] += 1
     return tuple(
-        Work(id=key[0], namespace=key[1], user=key[2], running=count, waiting=waiting[key])
-        for key, count in sorted(running.items())
-        if count or waiting[key]
+        Work(
+            id=name,
+            namespace=namespace,
+            user=user,
+            running=counts["Running"],
+            waiting=counts["Pending"],
+        )
+        for (name, namespace, user), counts in sorted(phases.items())
+        if counts["Running"] or counts["Pending"]
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from kinetic._tasks import all_or_none
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.rights import Right
 from kinetic.errors import AuthError, NotFound
@@ -23,6 +25,12 @@ async def is_allowed(api: Api, right: Right) -> bool:
     spec = {"resourceAttributes": attributes}
     answer = await _review(api, "authorization.k8s.io/v1", "SelfSubjectAccessReview", spec=spec)
     return bool(answer.get("status", {}).get("allowed"))
+
+
+async def missing_rights(api: Api, wanted: Sequence[Right]) -> list[Right]:
+    """Return those of the *wanted* rights that these credentials lack."""
+    allowed = await all_or_none(*(is_allowed(api, right) for right in wanted))
+    return [right for right, is_held in zip(wanted, allowed, strict=True) if not is_held]
 
 
 async def user_name(api: Api) -> str:
