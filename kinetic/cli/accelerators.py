@@ -29,12 +29,11 @@ def accelerators(options: TargetOptions, live: bool, as_json: bool) -> None:
     from kinetic.prices import rows
 
     options.set_context()
-    given = options.given()
     target = configuration.resolve(
-        backend=given.get("backend") if live else "local",
-        project=given.get("project"),
-        zone=given.get("zone"),
-        cluster=given.get("cluster"),
+        backend=options.backend if live else "local",
+        project=options.project,
+        zone=options.zone,
+        cluster=options.cluster,
     )
     price_rows = rows(target.zone)
     if not any(row.on_demand for row in price_rows):
@@ -48,9 +47,8 @@ def accelerators(options: TargetOptions, live: bool, as_json: bool) -> None:
     from kinetic.aio.kubernetes.inventory import nodes_for
 
     counts = run_async(nodes_for([row.accelerator for row in price_rows], target))
-    table_rows = [
-        {**table_row, "nodes": count} for table_row, count in zip(table_rows, counts, strict=True)
-    ]
+    for table_row, count in zip(table_rows, counts, strict=True):
+        table_row["nodes"] = count
     output.table("accelerators", (*COLUMNS, "nodes"), table_rows, as_json=as_json)
 
 

@@ -14,7 +14,6 @@ from kinetic.cli.client import (
     FilePath,
     TargetOptions,
     json_option,
-    run_async,
     with_batch,
     with_client,
     with_target_options,
@@ -130,20 +129,19 @@ async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) 
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
         fields["each"] = await read_rows(handles, job_row, MAX_ITEM_READS)
-    shown = (
-        fields
-        if as_json
-        else {name: value for name, value in fields.items() if name not in JSON_ONLY_FIELDS}
-    )
-    output.fields("batches.status", shown, as_json=as_json)
-    if fields.get("each") and not as_json:
+    if as_json:
+        output.fields("batches.status", fields, as_json=True)
+        return
+    shown = {name: value for name, value in fields.items() if name not in JSON_ONLY_FIELDS}
+    output.fields("batches.status", shown, as_json=False)
+    if fields.get("each"):
         output.table("batches.items", ITEM_COLUMNS, fields["each"], as_json=False)
 
 
 @batches.command("watch", short_help="Show a batch's progress until it ends.")
 @json_option
 @with_batch
-async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> None:
+async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> int:
     """Show a batch's progress until it ends. Press q to leave; the batch continues.
 
     Without a terminal, prints a line every 5 seconds if something changed; with --json, one object
@@ -152,13 +150,7 @@ async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> None:
     from kinetic.cli.watch import follow
 
     progress = await follow(batch, as_json=as_json)
-    _exit_if(failed=progress.finished and progress.failed + progress.lost > 0)
-
-
-def _exit_if(*, failed: bool) -> None:
-    """Exit with 1 if the batch that the command waited for *failed*."""
-    if failed:
-        raise click.exceptions.Exit(1)
+    return int(progress.finished and progress.failed + progress.lost > 0)
 
 
 @batches.command("report", short_help="Write an HTML report about a batch.")
@@ -205,7 +197,7 @@ async def _results(
     failed: bool,
     unpickle: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Wait for a batch, and show how each item ended, in input order.
 
     With --json, prints one object per line. Unpickling can run code, so values are unpickled only
@@ -220,7 +212,7 @@ async def _results(
         chunk = wanted[start : start + MAX_ITEM_READS]
         for row in await all_or_none(*(_result_row(batch, *entry, unpickle) for entry in chunk)):
             _print_result(row, as_json=as_json)
-    _exit_if(failed=_count_statuses(statuses).get("FAILED", 0) > 0)
+    return int("FAILED" in _count_statuses(statuses))
 
 
 def _count_statuses(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]:
@@ -272,26 +264,28 @@ async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tai
     """Print the last output lines of each item of a batch."""
     from kinetic.errors import NotFound
 
-    if item is None:
+    if item is not None:
+        job = await batch.job(item)
         if follow:
-            raise click.UsageError("--follow follows one item: name it with --item")
-        for index, _ in await batch.statuses():
-            try:
-                text = await (await batch.job(index)).tail(tail)
-            except NotFound:  # the job hasn't started, or its log was removed
-                continue
-            output.lines(f"[{index}] {line}" for line in text.splitlines())
-    elif follow:
-        await print_log(await batch.job(item), follow=True)
-    else:
-        output.lines((await (await batch.job(item)).tail(tail)).splitlines())
+            await print_log(job, follow=True)
+        else:
+            output.lines((await job.tail(tail)).splitlines())
+        return
+    if follow:
+        raise click.UsageError("--follow follows one item: name it with --item")
+    for index, _ in await batch.statuses():
+        try:
+            text = await (await batch.job(index)).tail(tail)
+        except NotFound:  # the job hasn't started, or its log was removed
+            continue
+        output.lines(f"[{index}] {line}" for line in text.splitlines())
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")
 @click.option("--seal", is_flag=True, help="The stored inputs are all inputs of the batch.")
 @timeout_option
 @with_batch
-async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None) -> None:
+async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None) -> int:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
     If its iterator of inputs raised, or its process died before the iterator ended, pass `--seal`.
@@ -304,7 +298,7 @@ async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None
     bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
     hint = f"; to run the {bad:,} again: kinetic batches retry {batch.group_id}" if bad else ""
     output.note(f"{batch.group_id} has ended: {_format_counts(counts)}{hint}")
-    _exit_if(failed=counts.get("FAILED", 0) > 0)
+    return int("FAILED" in counts)
 
 
 async def _wait_until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
@@ -326,9 +320,7 @@ async def _wait_until_ended(batch: aio.BatchHandle[Any], timeout: float | None) 
 )
 @timeout_option
 @with_batch
-async def _retry(
-    batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None
-) -> None:
+async def _retry(batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None) -> int:
     """Run the items that failed or were cancelled again, and wait until they end.
 
     Items that succeeded don't run again. Exits with 1 if one fails again; `kinetic batches
@@ -337,12 +329,12 @@ async def _retry(
     count = await batch.retry_failed(items or None)
     if not count:
         output.note("there is nothing to retry")
-        return
+        return 0
     await _wait_until_ended(batch, timeout)
     statuses = await batch.statuses()
     output.note(f"retried {output.items(count)}; now {_format_counts(_count_statuses(statuses))}")
     retried = [entry for entry in statuses if not items or entry[0] in items]
-    _exit_if(failed=_count_statuses(retried).get("FAILED", 0) > 0)
+    return int("FAILED" in _count_statuses(retried))
 
 
 def _format_counts(counts: dict[str, int]) -> str:
@@ -352,12 +344,7 @@ def _format_counts(counts: dict[str, int]) -> str:
 
 def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
     """Ask *question*, filled with the full ID of *group_id*, and return this ID."""
-
-    async def full_id() -> str:
-        async with options.client() as client:
-            return await client.full_id(group_id)
-
-    batch_id = run_async(full_id())
+    batch_id = options.run(lambda client: client.full_id(group_id))
     output.confirm(question.format(batch_id), yes=yes)
     return batch_id
 
@@ -370,13 +357,12 @@ def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
     """Stop all jobs of a batch. Items that ended keep their results."""
     batch_id = _confirm(options, group_id, "Stop all jobs of {}?", yes=yes)
 
-    async def cancel() -> dict[str, int]:
-        async with options.client() as client:
-            batch = await client.attach_batch(batch_id)
-            await batch.cancel()
-            return await batch.status_counts()
+    async def cancel(client: aio.Client) -> dict[str, int]:
+        batch = await client.attach_batch(batch_id)
+        await batch.cancel()
+        return await batch.status_counts()
 
-    counts = run_async(cancel())
+    counts = options.run(cancel)
     state = "is cancelled" if counts.get("NOT_FOUND") else "had ended before"
     output.note(f"{batch_id} {state}: {_format_counts(counts)}")
 
@@ -388,10 +374,6 @@ def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
 def _cleanup(options: TargetOptions, group_id: str, yes: bool) -> None:
     """Remove a batch with all its jobs and results. Output directories stay."""
     batch_id = _confirm(options, group_id, "Remove {} with all its results?", yes=yes)
-
-    async def cleanup() -> None:
-        async with options.client() as client:
-            await client.cleanup(batch_id)  # not `attach_batch`, which fails for a damaged batch
-
-    run_async(cleanup())
+    # Not `attach_batch`, which fails for a damaged batch.
+    options.run(lambda client: client.cleanup(batch_id))
     output.note(f"{batch_id} is cleaned up")

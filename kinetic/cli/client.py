@@ -58,6 +58,10 @@ class TargetOptions(NamedTuple):
         if self.kube_context is not None:
             os.environ["KINETIC_KUBE_CONTEXT"] = self.kube_context
 
+    def target(self) -> dict[str, Any]:
+        """Return the options that name a target, by name."""
+        return {name: value for name, value in self._asdict().items() if name != "kube_context"}
+
     def client(self, *, creates_store: bool = False) -> aio.Client:
         """Return a client for these options; the caller closes it.
 
@@ -74,14 +78,16 @@ class TargetOptions(NamedTuple):
             raise NotFound(f"there is no store at {folder}: correct --store")
         logging.basicConfig(format="kinetic: %(message)s", stream=_Stderr())
         self.set_context()
-        return aio.Client(
-            backend=self.backend,
-            project=self.project,
-            zone=self.zone,
-            cluster=self.cluster,
-            namespace=self.namespace,
-            store=self.store,
-        )
+        return aio.Client(**self.target())
+
+    def run(self, work: Callable[[aio.Client], Coroutine[Any, Any, T]]) -> T:
+        """Run the coroutine of *work* with an open client."""
+
+        async def run_with_client() -> T:
+            async with self.client() as client:
+                return await work(client)
+
+        return run_async(run_with_client())
 
 
 OPTIONS = {
@@ -115,13 +121,9 @@ def with_target_options(command: Command) -> Command:
 def with_client(command: AsyncCommand) -> Callable[..., Any]:
     """Run the coroutine *command* with an open client as its first argument."""
 
-    async def run_with_client(options: TargetOptions, **kwargs: Any) -> Any:
-        async with options.client() as client:
-            return await command(client, **kwargs)
-
     @functools.wraps(command)
     def wrapper(options: TargetOptions, **kwargs: Any) -> Any:
-        return run_async(run_with_client(options, **kwargs))
+        return options.run(functools.partial(command, **kwargs))
 
     return with_target_options(wrapper)
 

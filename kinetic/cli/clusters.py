@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -15,10 +16,17 @@ from kinetic.cli.client import Command, json_option, run_async
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
-    from kinetic.aio.infra import Infrastructure, Planned, Pool, Site
+    from kinetic.aio.infra import Change, Infrastructure, Planned, Pool, Site
 
 MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "…"}
 
+SITE_OPTIONS = {
+    "project": "Google Cloud project. Default: KINETIC_PROJECT, or the profile's.",
+    "zone": "Zone of the GKE cluster. Default: us-central1-a.",
+    "cluster": "Name of the GKE cluster. Default: kinetic-cluster.",
+    "namespace": "Kubernetes namespace of the jobs. Default: default.",
+}
+"""The options that name a cluster, and their help."""
 
 LIST_COLUMNS = (
     *("name", "kind", "machine", "accelerator", "topology", "min_nodes", "max_nodes", "spot"),
@@ -31,55 +39,33 @@ POOL_COLUMNS = (
 
 
 def with_site(command: Command) -> Command:
-    """Give *command* the options that name a cluster, as its argument ``site``."""
-
-    @functools.wraps(command)
-    def wrapper(
-        project: str | None,
-        zone: str | None,
-        cluster: str | None,
-        namespace: str | None,
-        **kwargs: Any,
-    ) -> Any:
-        return command(site=_site(project, zone, cluster, namespace), **kwargs)
-
-    decorated: Any = wrapper
-    for name, help_text in (
-        ("namespace", "Kubernetes namespace of the jobs. Default: default."),
-        ("cluster", "Name of the GKE cluster. Default: kinetic-cluster."),
-        ("zone", "Zone of the GKE cluster. Default: us-central1-a."),
-        ("project", "Google Cloud project. Default: KINETIC_PROJECT, or the profile's."),
-    ):
-        decorated = click.option(f"--{name}", metavar="TEXT", help=help_text)(decorated)
-    return cast("Command", decorated)
-
-
-def _site(
-    project: str | None, zone: str | None, cluster: str | None, namespace: str | None
-) -> Site:
-    """Return the cluster that these options, the environment, and the profile name.
+    """Give *command* the options that name a cluster, as its argument ``site``.
 
     GOOGLE_CLOUD_PROJECT alone selects no project: these commands change resources that cost money.
     """
-    from kinetic import configuration
-    from kinetic.aio.infra import Site
 
-    environ = {key: value for key, value in os.environ.items() if key != "GOOGLE_CLOUD_PROJECT"}
-    environ.pop("KINETIC_KUBE_CONTEXT", None)
-    target = configuration.resolve(
-        backend="gke",
-        project=project,
-        zone=zone,
-        cluster=cluster,
-        namespace=namespace,
-        environ=environ,
-    )
-    return Site(
-        project=target.project or "",
-        zone=target.zone,
-        cluster=target.cluster,
-        namespace=target.namespace,
-    )
+    @functools.wraps(command)
+    def wrapper(**kwargs: Any) -> Any:
+        from kinetic import configuration
+        from kinetic.aio.infra import Site
+
+        environ = dict(os.environ)
+        for name in ("GOOGLE_CLOUD_PROJECT", "KINETIC_KUBE_CONTEXT"):
+            environ.pop(name, None)
+        settings = {name: kwargs.pop(name) for name in SITE_OPTIONS}
+        target = configuration.resolve(backend="gke", environ=environ, **settings)
+        site = Site(
+            project=target.project or "",
+            zone=target.zone,
+            cluster=target.cluster,
+            namespace=target.namespace,
+        )
+        return command(site=site, **kwargs)
+
+    decorated: Any = wrapper
+    for name, help_text in reversed(SITE_OPTIONS.items()):
+        decorated = click.option(f"--{name}", metavar="TEXT", help=help_text)(decorated)
+    return cast("Command", decorated)
 
 
 node_zone_option = click.option(
@@ -95,9 +81,13 @@ controller_option = click.option(
     metavar="FILE[@sha256:DIGEST]",
     help="Install a controller from a downloaded file of manifests. Repeat for several.",
 )
-preview_option = click.option(
-    "--preview", is_flag=True, help="Show the plan, with costs, and change nothing."
-)
+
+
+def plan_options(command: Command) -> Command:
+    """Give *command* the options ``preview``, ``yes``, and ``as_json`` of `_confirm_and_apply`."""
+    help_text = "Show the plan, with costs, and change nothing."
+    preview_option = click.option("--preview", is_flag=True, help=help_text)
+    return preview_option(yes_option(json_option(command)))
 
 
 @click.command(short_help="Create a cluster on Google Cloud, or its missing parts.")
@@ -139,9 +129,7 @@ preview_option = click.option(
 @click.option(
     "--profile-name", metavar="NAME", help="Name of the saved profile. Default: the cluster's."
 )
-@preview_option
-@yes_option
-@json_option
+@plan_options
 def up(
     site: Site,
     accelerators: tuple[str, ...],
@@ -154,9 +142,7 @@ def up(
     billing_account: str,
     controllers: tuple[str, ...],
     profile_name: str | None,
-    preview: bool,
-    yes: bool,
-    as_json: bool,
+    **flags: bool,
 ) -> None:
     """Create everything that jobs need on Google Cloud: a cluster, buckets, and accounts.
 
@@ -175,7 +161,7 @@ def up(
             for name in accelerators
         )
         creates, account = create_project, billing_account
-        if output.will_ask(yes=yes) and not preview:
+        if output.will_ask(yes=flags["yes"]) and not flags["preview"]:
             creates, account = await _ask_for_project(infra, creates=creates, account=account)
         return await infra.plan_up(
             shape="autopilot" if autopilot else "standard",
@@ -188,12 +174,16 @@ def up(
         )
 
     question = f"Change the project {site.project} as planned?"
-    applied_site = run_async(
-        _confirm_and_apply(site, plan, question, preview=preview, yes=yes, as_json=as_json)
-    )
+    applied_site = run_async(_confirm_and_apply(site, plan, question, **flags))
     if applied_site:
-        zone = applied_site.region if autopilot else applied_site.zone
-        _save(profile_name or site.cluster, applied_site, zone)
+        settings = {
+            "project": applied_site.project,
+            "zone": applied_site.region if autopilot else applied_site.zone,
+            "cluster": applied_site.cluster,
+            "namespace": applied_site.namespace,
+            "store": applied_site.store,
+        }
+        save_profile(profile_name or site.cluster, settings)
 
 
 async def _ask_for_project(
@@ -203,28 +193,27 @@ async def _ask_for_project(
 
     Return whether to create the project, and the ID of the account.
     """
-    import anyio.to_thread
+    from kinetic._tasks import in_thread
 
     name = infra.site.project
     if not await infra.has_project():
-        ask = functools.partial(
-            output.confirm, f"{name} doesn't exist. Create the project?", yes=creates
-        )
-        await anyio.to_thread.run_sync(ask)
+        question = f"{name} doesn't exist. Create the project?"
+        await in_thread(output.confirm, question, yes=creates)
         creates = True
     elif await infra.is_billed():
         return creates, account
     if account or not (accounts := await infra.billing_accounts()):
         return creates, account
     output.lines([f"{billing_account.id}  {billing_account.name}" for billing_account in accounts])
-    choose = functools.partial(
+    ids = [billing_account.id for billing_account in accounts]
+    choice = await in_thread(
         click.prompt,
         f"Billing account of {name}",
-        default=accounts[0].id,
-        type=click.Choice([billing_account.id for billing_account in accounts]),
+        default=ids[0],
+        type=click.Choice(ids),
         show_choices=False,
     )
-    return creates, str(await anyio.to_thread.run_sync(choose))
+    return creates, str(choice)
 
 
 @click.command(short_help="Remove the cluster and everything that `kinetic up` made.")
@@ -235,10 +224,8 @@ async def _ask_for_project(
     envvar="KINETIC_FORCE_DESTROY",
     help="Remove the buckets with all results. Default: --force-destroy.",
 )
-@preview_option
-@yes_option
-@json_option
-def down(site: Site, force_destroy: bool, preview: bool, yes: bool, as_json: bool) -> None:
+@plan_options
+def down(site: Site, force_destroy: bool, **flags: bool) -> None:
     """Remove only resources that have this cluster's names and kinetic's labels.
 
     On a terminal it asks for the cluster's name. It says what it keeps, and why.
@@ -247,11 +234,7 @@ def down(site: Site, force_destroy: bool, preview: bool, yes: bool, as_json: boo
     async def plan(infra: Infrastructure, _: str) -> Planned:
         return await infra.plan_down(force_destroy=force_destroy)
 
-    run_async(
-        _confirm_and_apply(
-            site, plan, site.cluster, preview=preview, yes=yes, as_json=as_json, asks_name=True
-        )
-    )
+    run_async(_confirm_and_apply(site, plan, site.cluster, asks_name=True, **flags))
 
 
 @click.command(short_help="Show the cluster, its pools, and what they cost now.")
@@ -336,9 +319,7 @@ def _list(site: Site, as_json: bool) -> None:
     help="Use this reservation. Default: KINETIC_RESERVATION, or none.",
 )
 @node_zone_option
-@preview_option
-@yes_option
-@json_option
+@plan_options
 def _add(
     site: Site,
     accelerator: str,
@@ -348,9 +329,7 @@ def _add(
     slices: int,
     reservation: str,
     node_zone: str,
-    preview: bool,
-    yes: bool,
-    as_json: bool,
+    **flags: bool,
 ) -> None:
     """Add a ComputeClass or a node pool for an accelerator.
 
@@ -374,16 +353,14 @@ def _add(
         return await infra.plan_pool(pool, slices=slices, fixed=fixed)
 
     question = f"Add the pool {wanted.name}?" if slices == 1 else f"Have {slices} pools?"
-    run_async(_confirm_and_apply(site, plan, question, preview=preview, yes=yes, as_json=as_json))
+    run_async(_confirm_and_apply(site, plan, question, **flags))
 
 
 @pool.command("remove")
 @click.argument("name")
 @with_site
-@preview_option
-@yes_option
-@json_option
-def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> None:
+@plan_options
+def _remove(site: Site, name: str, **flags: bool) -> None:
     """Remove a node pool or a ComputeClass that kinetic made.
 
     Jobs that run on a node pool are lost, or retried elsewhere. GKE removes the nodes of a
@@ -394,7 +371,7 @@ def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> N
         return await infra.plan_pool_removal(name)
 
     question = f"Remove the pool {name} and its nodes?"
-    run_async(_confirm_and_apply(site, plan, question, preview=preview, yes=yes, as_json=as_json))
+    run_async(_confirm_and_apply(site, plan, question, **flags))
 
 
 async def _confirm_and_apply(
@@ -414,8 +391,7 @@ async def _confirm_and_apply(
     """
     from dataclasses import replace
 
-    import anyio.to_thread
-
+    from kinetic._tasks import in_thread
     from kinetic.aio.infra import Infrastructure
     from kinetic.errors import Refused
 
@@ -432,8 +408,8 @@ async def _confirm_and_apply(
             if preview:
                 return None
             if planned.plan.steps and not planned.plan.obstacles:
-                ask = _ask_name if asks_name else output.confirm
-                await anyio.to_thread.run_sync(functools.partial(ask, question, yes=yes))
+                ask: Callable[..., None] = _ask_name if asks_name else output.confirm
+                await in_thread(ask, question, yes=yes)
             try:
                 await infra.apply(planned)
             except Refused as exc:
@@ -446,39 +422,16 @@ async def _confirm_and_apply(
                     raise
                 option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
                 if not output.will_ask(yes=yes):
-                    output.note(f"to try {zones[0]}, run: {_command_with(option, zones[0])}")
+                    again = shlex.join(["kinetic", *sys.argv[1:], option, zones[0]])
+                    output.note(f"to try {zones[0]}, run: {again}")
                     raise
                 output.note(str(exc))
             else:
                 return site
         zone = zones[0]
-        await anyio.to_thread.run_sync(functools.partial(output.confirm, f"Try {zone}?", yes=yes))
+        await in_thread(output.confirm, f"Try {zone}?", yes=yes)
         tried_zones.add(zone)
         retry_zone, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
-
-
-def _command_with(option: str, value: str) -> str:
-    """Return the current command line with *option* set to *value*."""
-    context = click.get_current_context()
-    arguments: list[str] = []
-    for parameter in context.command.params:
-        flag = max(parameter.opts, key=len)
-        given = context.params.get(parameter.name or "")
-        if flag == option or not _is_from_command_line(context, parameter):
-            continue
-        if isinstance(parameter, click.Argument):
-            arguments.append(str(given))
-        elif isinstance(parameter, click.Option) and parameter.is_flag:
-            arguments.append(flag if given else max(parameter.secondary_opts, key=len))
-        else:
-            values = cast("tuple[object, ...]", given if isinstance(given, tuple) else (given,))
-            arguments += [argument for item in values for argument in (flag, str(item))]
-    return shlex.join([*context.command_path.split(), *arguments, option, value])
-
-
-def _is_from_command_line(context: click.Context, parameter: click.Parameter) -> bool:
-    source = context.get_parameter_source(parameter.name or "")
-    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _ask_name(name: str, *, yes: bool) -> None:
@@ -491,17 +444,8 @@ def _ask_name(name: str, *, yes: bool) -> None:
 def _plan_lines(planned: Planned) -> list[str]:
     """Return a line per change, and a summary."""
     plan = planned.plan
-    lines: list[str] = []
-    kept = 0
-    for change in plan.changes:
-        action = change.action.value
-        if action == "keep" and not change.reason:
-            kept += 1
-            continue
-        cost = f"  ${abs(change.usd_per_hour):.3f}/h" if change.usd_per_hour else ""
-        lines.append(f"{MARKS.get(action, '!')} {action:<8} {change.kind} {change.name}{cost}")
-        if change.reason:
-            lines.append(f"             {change.reason}")
+    lines = change_lines(plan.changes)
+    kept = sum(_is_as_planned(change) for change in plan.changes)
     if not plan.steps:
         return [*lines, f"nothing to change: {kept} parts are as planned"]
     cost_change = plan.usd_per_hour
@@ -510,16 +454,22 @@ def _plan_lines(planned: Planned) -> list[str]:
     return [*lines, f"{summary}; {verb} about ${abs(cost_change):.2f} an hour before any job runs"]
 
 
-def _save(name: str, site: Site, zone: str) -> None:
-    """Save the profile of *site* and make it the current one."""
-    settings = {
-        "project": site.project,
-        "zone": zone,
-        "cluster": site.cluster,
-        "namespace": site.namespace,
-        "store": site.store,
-    }
-    save_profile(name, settings)
+def change_lines(changes: Sequence[Change]) -> list[str]:
+    """Return the lines of a plan for each of *changes*, unless the part is as planned."""
+    lines: list[str] = []
+    for change in changes:
+        if _is_as_planned(change):
+            continue
+        action = change.action.value
+        cost = f"  ${abs(change.usd_per_hour):.3f}/h" if change.usd_per_hour else ""
+        lines.append(f"{MARKS.get(action, '!')} {action:<8} {change.kind} {change.name}{cost}")
+        if change.reason:
+            lines.append(f"             {change.reason}")
+    return lines
+
+
+def _is_as_planned(change: Change) -> bool:
+    return change.action.value == "keep" and not change.reason
 
 
 def save_profile(name: str, settings: Mapping[str, str | None]) -> None:

@@ -46,18 +46,7 @@ def doctor(
     from kinetic.doctor.examination import examine
 
     options.set_context()
-    report = run_async(
-        examine(
-            backend=options.backend,
-            project=options.project,
-            zone=options.zone,
-            cluster=options.cluster,
-            namespace=options.namespace,
-            store=options.store,
-            run=run,
-            container_image=image,
-        )
-    )
+    report = run_async(examine(**options.target(), run=run, container_image=image))
     if as_json:
         output.json_line("doctor", report.to_dict(), indent=2)
     else:
@@ -66,12 +55,7 @@ def doctor(
 
 
 def show(report: Report) -> None:
-    """Print the results of checks."""
-    output.lines(_report_lines(report))
-
-
-def _report_lines(report: Report) -> list[str]:
-    """Return a heading per group, a line per check with its advice below, and a summary."""
+    """Print a heading per group, a line per check with its advice below, and a summary."""
     width = max(len(result.name) for result in report.results)
     lines: list[str] = []
     group = ""
@@ -89,4 +73,5 @@ def _report_lines(report: Report) -> list[str]:
     counts = {
         state: sum(result.state.value == state for result in report.results) for state in MARKS
     }
-    return [*lines, "", ", ".join(f"{count} {state}" for state, count in counts.items() if count)]
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    output.lines([*lines, "", summary])

@@ -33,13 +33,10 @@ def load_function(target: str) -> Callable[..., Any]:
     module = _import_module(path.resolve())
     function = getattr(module, name, None)
     if not callable(function):
-        callables = (
-            (attribute, value) for attribute, value in vars(module).items() if callable(value)
-        )
         functions = [
             attribute
-            for attribute, value in callables
-            if getattr(value, "__module__", "") == module.__name__
+            for attribute, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
         hint = f"; it has {', '.join(functions[:5])}" if functions else ""
         raise click.UsageError(f"there is no function {name!r} in {file_name}{hint}")
@@ -110,12 +107,12 @@ def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dic
         with file.open(newline="", encoding="utf-8-sig") as lines:
             if file.suffix == ".csv":
                 return _read_csv(csv.DictReader(lines, strict=True), _annotations(function), file)
-            numbered = ((f"line {number} of {file}", text) for number, text in enumerate(lines, 1))
-            return [
-                (location, _parse_json_line(text, location))
-                for location, text in numbered
-                if text.strip()
-            ]
+            inputs: list[tuple[str, dict[str, Any]]] = []
+            for number, text in enumerate(lines, 1):
+                if text.strip():
+                    location = f"line {number} of {file}"
+                    inputs.append((location, _parse_json_line(text, location)))
+            return inputs
     except (csv.Error, UnicodeDecodeError) as exc:
         raise click.UsageError(f"{file} can't be read as {file.suffix}: {exc}") from exc
 
@@ -133,12 +130,8 @@ def _read_csv(
         if rows.restkey in row or rows.restval in row.values():
             message = f"{location} must have one cell for each column of the header"
             raise click.UsageError(f"{message}: {', '.join(header)}")
-        inputs.append(
-            (
-                location,
-                {name: _convert_cell(row[name], annotations, name, location) for name in header},
-            )
-        )
+        cells = {name: _convert_cell(row[name], annotations, name, location) for name in header}
+        inputs.append((location, cells))
     return inputs
 
 

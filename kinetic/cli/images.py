@@ -79,10 +79,9 @@ def build_image(
         text = dockerfile.read_text(encoding="utf-8") if dockerfile is not None else None
     except UnicodeDecodeError as exc:
         raise click.UsageError(f"{dockerfile} is not a Dockerfile: {exc}") from exc
-    selected = dict.fromkeys(categories or CATEGORIES)
     plans = [
         base_image(category, repository or "images", tag=tag, dockerfile=text)
-        for category in selected
+        for category in dict.fromkeys(categories or CATEGORIES)
     ]
     if printed:
         for plan in plans:
@@ -93,14 +92,12 @@ def build_image(
         _update_credentials(target)
     results = [None] * len(plans) if dry_run else run_async(_build_all(plans, target, force))
     rows = [_row(plan, result) for plan, result in zip(plans, results, strict=True)]
-    columns = ("category", "image", "state")
-    output.table("build-image", columns, rows, as_json=as_json)
+    output.table("build-image", ("category", "image", "state"), rows, as_json=as_json)
     failures = {str(error): error for error in results if isinstance(error, BaseException)}
+    for message in [*failures][1:]:
+        output.note(message)
     if failures:
-        first, *others = failures
-        for message in others:
-            output.note(message)
-        raise failures[first]
+        raise next(iter(failures.values()))
     if not dry_run:
         output.note(f"to use the images, set KINETIC_BASE_IMAGE_REPO={repository}")
 

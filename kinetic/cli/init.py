@@ -10,7 +10,7 @@ import click
 
 from kinetic.cli import output
 from kinetic.cli.client import json_option, run_async
-from kinetic.cli.clusters import MARKS, controller_option, save_profile
+from kinetic.cli.clusters import change_lines, controller_option, save_profile
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
@@ -122,38 +122,23 @@ async def _join(
     target: Target, controllers: tuple[Controller, ...], *, yes: bool, as_json: bool
 ) -> Joining:
     """Show the plan, ask, and carry it out; return what was done and what the user may not do."""
-    import functools
-
-    import anyio.to_thread
-
+    from kinetic._tasks import in_thread
     from kinetic.aio.infra import Join
 
     async with Join(target, tell=output.note, controllers=controllers) as join:
         planned = await join.plan()
         for note in planned.notes:
             output.note(note)
-        output.lines(_plan_lines(planned), err=True)  # standard output has the YAML, or the JSON
-        if planned.steps:
-            question = f"Create these in {planned.cluster}?"
-            await anyio.to_thread.run_sync(functools.partial(output.confirm, question, yes=yes))
+        count = len(planned.steps)
+        summary = f"{count} to create or update" if count else "nothing to create"
+        lines = [*change_lines((*planned.changes, *planned.controllers)), summary]
+        output.lines(lines, err=True)  # standard output has the YAML, or the JSON
+        if count:
+            await in_thread(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
         applied = await join.apply(planned)
         if as_json:
             output.json_line("init", applied.to_dict(), indent=2)
         return applied
-
-
-def _plan_lines(planned: Joining) -> list[str]:
-    """Return a line per object that isn't as planned, and a summary."""
-    lines: list[str] = []
-    for change in (*planned.changes, *planned.controllers):
-        if change.action.value == "keep":
-            continue
-        mark = MARKS.get(change.action.value, "!")
-        lines.append(f"{mark} {change.action.value:<8} {change.kind} {change.name}")
-        if change.reason:
-            lines.append(f"             {change.reason}")
-    count = len(planned.steps)
-    return [*lines, f"{count} to create or update" if count else "nothing to create"]
 
 
 def _profile_name(name: str) -> str:

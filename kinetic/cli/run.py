@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,7 +73,7 @@ def run(
     detach: bool,
     as_json: bool,
     **batch_options: Any,
-) -> None:
+) -> int:
     """Run a function of a file, and print its output and its value.
 
     With --map, runs a batch, and prints the value or the error of each item when it ends. Exits
@@ -88,8 +88,8 @@ def run(
         if settings:
             raise click.UsageError("--name, --max-concurrent, --retries, --budget require --map")
         functions.check(function, arguments)
-        run_async(_cancel_on_sigterm(_run_job(options, function, arguments, detach, as_json)))
-        return
+        run_async(_run_job(options, function, arguments, detach, as_json))
+        return 0
     if detach:
         raise click.UsageError("--detach takes one call: this process submits the items of a --map")
     located_inputs = [
@@ -99,15 +99,7 @@ def run(
     for location, row_arguments in located_inputs:
         functions.check(function, row_arguments, f"{location}: ")
     inputs = [row_arguments for _, row_arguments in located_inputs]
-    if run_async(_run_batch(options, function, inputs, settings, as_json)):
-        raise click.exceptions.Exit(1)
-
-
-async def _cancel_on_sigterm(coroutine: Coroutine[Any, Any, None]) -> None:
-    from kinetic.aio._plain_call import cancelled_on_sigterm
-
-    with cancelled_on_sigterm():
-        await coroutine
+    return run_async(_run_batch(options, function, inputs, settings, as_json))
 
 
 async def _run_job(
@@ -117,25 +109,29 @@ async def _run_job(
     import asyncio
 
     from kinetic._tasks import release
+    from kinetic.aio._plain_call import cancelled_on_sigterm
 
-    async with options.client(creates_store=True) as client:
-        job = await client.submit(function, **arguments)
-        if detach:
-            output.fields("run", {"job_id": job.job_id}, as_json=as_json)
-            return
-        output.note(f"{job.job_id} was submitted to {job.backend}")
-        if job.debug:
-            output.note(f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}")
-        try:
-            value = await job.result(stream_logs=not as_json)
-        except asyncio.CancelledError:  # by Ctrl-C or SIGTERM: this process must remove the job
-            await release(job.cleanup(), operation=f"removing {job.job_id}")
-            output.note(f"{job.job_id} was cancelled and removed")
-            raise
-        if as_json:
-            output.json_line("run", {"job_id": job.job_id, "value": repr(value)})
-        elif value is not None:
-            output.lines([repr(value)])
+    with cancelled_on_sigterm():
+        async with options.client(creates_store=True) as client:
+            job = await client.submit(function, **arguments)
+            if detach:
+                output.fields("run", {"job_id": job.job_id}, as_json=as_json)
+                return
+            output.note(f"{job.job_id} was submitted to {job.backend}")
+            if job.debug:
+                output.note(
+                    f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}"
+                )
+            try:
+                value = await job.result(stream_logs=not as_json)
+            except asyncio.CancelledError:  # by Ctrl-C or SIGTERM: this process must remove the job
+                await release(job.cleanup(), operation=f"removing {job.job_id}")
+                output.note(f"{job.job_id} was cancelled and removed")
+                raise
+            if as_json:
+                output.json_line("run", {"job_id": job.job_id, "value": repr(value)})
+            elif value is not None:
+                output.lines([repr(value)])
 
 
 async def _run_batch(
@@ -145,10 +141,10 @@ async def _run_batch(
     settings: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Run a batch, print how each item ends, and return how many failed."""
+    """Run a batch, print how each item ends, and return 1 if one failed, else 0."""
     from kinetic.outcome import Succeeded
 
-    failed = 0
+    code = 0
     async with options.client(creates_store=True) as client:
         batch = await client.run_async_map(
             function, inputs, input_mode="kwargs", progress=True, **settings
@@ -156,7 +152,7 @@ async def _run_batch(
         output.note(f"{batch.group_id}: {output.items(len(inputs))}")
         async with batch:
             async for index, _, outcome in batch.outcomes():
-                failed += not outcome.ok
+                code = code if outcome.ok else 1
                 if isinstance(outcome, Succeeded):
                     key, text = "value", repr(outcome.value)
                 else:
@@ -165,7 +161,7 @@ async def _run_batch(
                     output.json_line("run.item", {"index": index, "ok": outcome.ok, key: text})
                 else:
                     output.lines([f"{index}\t{one_line(text, output.MAX_TEXT_LENGTH)}"])
-    return failed
+    return code
 
 
 def _with_accelerator(function: Any, accelerator: str | None) -> Any:

@@ -69,7 +69,7 @@ async def test_a_stock_out_prints_the_command_for_the_next_zone(
     output = await console.run(*add, exit_code=1)
     (line,) = [line for line in output.splitlines() if "run: kinetic pool add" in line]
     again = line.partition("kinetic pool")[2].split()
-    assert again[1:-2] == [*SITE, "--accelerator", "tpu-v6e-16", "--spot", "--yes"]
+    assert again[1:-2] == [*SITE, "--accelerator", "tpu-v6e-16", "--spot", "-y"]
     assert again[-2:] == ["--node-zone", "us-central1-f"]
     await console.run("pool", *again)
 
