@@ -49,7 +49,6 @@ async def examine(
         report = await examine(backend="local")
         assert report.healthy, report.to_dict()
     """
-    exit_stack = AsyncExitStack()
     checks = installation(environ)
     try:
         target = configuration.resolve(
@@ -65,7 +64,7 @@ async def examine(
         checks.append(_finished_check("configuration", "configuration", failed_by(exc)))
         return await run_checks(checks)
     checks.append(_finished_check("configuration", "configuration", ok(_describe(target))))
-    async with exit_stack:
+    async with AsyncExitStack() as exit_stack:
         if target.backend == "local":
             from kinetic.doctor.machine import Machine
 
@@ -75,9 +74,8 @@ async def examine(
         if run:
             from kinetic.doctor.trial import trial
 
-            checks.append(
-                trial(target, container_image, after=tuple(check.name for check in checks))
-            )
+            names = tuple(check.name for check in checks)
+            checks.append(trial(target, container_image, after=names))
         return await run_checks(checks)
 
 

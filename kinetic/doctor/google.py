@@ -92,10 +92,9 @@ class Google:
         query = [("names", f"projects/{project}/services/{api}") for api in APIS]
         path = f"/v1/projects/{self._quoted_project}/services:batchGet"
         answer = await self._get("serviceusage", path, *query)
-        services: list[dict[str, Any]] = answer.get("services") or []
         enabled = {
             service["name"].rpartition("/")[2]
-            for service in services
+            for service in answer.get("services") or ()
             if service.get("state") == "ENABLED"
         }
         if disabled := [api for api in APIS if api not in enabled]:
@@ -129,10 +128,9 @@ class Google:
         region = self._target.zone.rpartition("-")[0] or self._target.zone
         path = f"/compute/v1/projects/{self._quoted_project}/regions/{region}"
         answer = await self._get("compute", path)
-        quotas: list[dict[str, Any]] = answer.get("quotas") or []
         accelerator_quotas = [
             f"{quota['metric']} {quota.get('usage', 0):g} of {quota['limit']:g}"
-            for quota in quotas
+            for quota in answer.get("quotas") or ()
             if str(quota.get("metric", "")).startswith(ACCELERATOR_PREFIXES)
             and quota.get("limit", 0) > 0
         ]

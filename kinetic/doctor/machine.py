@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -41,31 +42,22 @@ class Machine:
 
     def checks(self) -> list[Check]:
         """Return the checks of the local platform."""
+        check = partial(Check, group=GROUP)
+        writable = (
+            f"make {self._home} writable and free some space, or set KINETIC_HOME to another folder"
+        )
+        space = (
+            "free some space (`kinetic gc` removes unused content), or set KINETIC_HOME and "
+            "KINETIC_STORE to folders on another disk"
+        )
+        memory = "end other programs, or run fewer jobs at once: KINETIC_LOCAL_SLOTS"
         return [
-            Check(
-                name="home",
-                group=GROUP,
-                probe=self._folders,
-                advice=f"make {self._home} writable and free some space, or set KINETIC_HOME to "
-                "another folder",
-            ),
-            Check(
-                name="disk",
-                group=GROUP,
-                probe=self._disk,
-                needs=("home",),
-                advice="free some space (`kinetic gc` removes unused content), or set KINETIC_HOME "
-                "and KINETIC_STORE to folders on another disk",
-            ),
-            Check(
-                name="memory",
-                group=GROUP,
-                probe=self._memory,
-                advice="end other programs, or run fewer jobs at once: KINETIC_LOCAL_SLOTS",
-            ),
-            Check(name="processors", group=GROUP, probe=self._processors),
-            Check(name="kernel", group=GROUP, probe=self._kernel),
-            Check(name="supervisor", group=GROUP, probe=self._supervisor, needs=("home",)),
+            check(name="home", probe=self._folders, advice=writable),
+            check(name="disk", probe=self._disk, needs=("home",), advice=space),
+            check(name="memory", probe=self._memory, advice=memory),
+            check(name="processors", probe=self._processors),
+            check(name="kernel", probe=self._kernel),
+            check(name="supervisor", probe=self._supervisor, needs=("home",)),
         ]
 
     async def _folders(self) -> Finding:
@@ -98,10 +90,10 @@ class Machine:
 
     async def _memory(self) -> Finding:
         total, free = memory_here(), _free_memory()
-        evidence = f"{total // MIB} MiB" + (
-            "" if free is None else f", {free // MIB} MiB of it free"
-        )
-        return warning(evidence) if free is not None and free < MEMORY_LOW else ok(evidence)
+        if free is None:
+            return ok(f"{total // MIB} MiB")
+        evidence = f"{total // MIB} MiB, {free // MIB} MiB of it free"
+        return warning(evidence) if free < MEMORY_LOW else ok(evidence)
 
     async def _processors(self) -> Finding:
         gpus = len(gpus_here(self._environ))
@@ -136,18 +128,16 @@ class Machine:
         if supervisor is None:
             return ok("not running; the first job starts it")
         if supervisor.protocol != VERSION:
-            running_version, own_version = (
+            protocol, own_protocol = (
                 ".".join(map(str, version)) for version in (supervisor.protocol, VERSION)
             )
             return failed(
                 f"process {supervisor.pid} is the supervisor of another version of kinetic: its "
-                f"protocol is {running_version}, not {own_version}",
+                f"protocol is {protocol}, not {own_protocol}",
                 f"`kill {supervisor.pid}` once its jobs have ended; the next job starts a new one",
             )
-        return ok(
-            f"process {supervisor.pid}, of this version, runs "
-            f"{supervisor.jobs.get('running', 0)} jobs"
-        )
+        count = supervisor.jobs.get("running", 0)
+        return ok(f"process {supervisor.pid}, of this version, runs {count} jobs")
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -22,15 +23,12 @@ SCRIPT = "kinetic"
 
 def installation(environ: Mapping[str, str]) -> list[Check]:
     """Return the checks of this interpreter and what is installed in it."""
-
-    async def check_script() -> Finding:
-        return _find_script(environ.get("PATH", os.defpath))
-
+    find_script = partial(_find_script, environ.get("PATH", os.defpath))
     upgrade = f"pip install --upgrade {OWN_PACKAGE}"
     return [
         Check(name="python", group=GROUP, probe=_python),
         Check(name="packages", group=GROUP, probe=_packages, advice=upgrade),
-        Check(name="script", group=GROUP, probe=check_script),
+        Check(name="script", group=GROUP, probe=find_script),
     ]
 
 
@@ -51,9 +49,7 @@ async def _packages() -> Finding:
         for requirement in map(Requirement, lines)
         if not requirement.marker or requirement.marker.evaluate()
     ]
-    if problems := [
-        problem for requirement in requirements if (problem := _problem_with(requirement))
-    ]:
+    if problems := [*filter(None, map(_problem_with, requirements))]:
         return failed("; ".join(problems))
     return ok(f"all {len(requirements)} required packages are installed")
 
@@ -75,27 +71,25 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def _find_script(path: str) -> Finding:
+async def _find_script(path: str) -> Finding:
     """Check which ``kinetic`` a shell runs, because keras-kinetic has a script of that name."""
     script, public_version = shutil.which(SCRIPT, path=path), _installed_version(PUBLIC_PACKAGE)
+    same_command = f"`{sys.executable} -m kinetic`"
     if script is None:
-        evidence = (
-            f"`{SCRIPT}` isn't on the PATH; `{sys.executable} -m kinetic` is the same command"
-        )
+        evidence = f"`{SCRIPT}` isn't on the PATH; {same_command} is the same command"
         return warning(evidence, f"add {Path(sys.executable).parent} to the PATH")
     owners = [package for package in (OWN_PACKAGE, PUBLIC_PACKAGE) if _owns(package, script)]
-    if public_version is None and PUBLIC_PACKAGE not in owners:
-        return ok(f"`{SCRIPT}` runs {script}" + ("" if owners else ", of another environment"))
     evidence = f"`{SCRIPT}` runs {script}"
     if owners == [OWN_PACKAGE]:
         return ok(evidence)
     evidence += f", of {' and '.join(owners) or 'another environment'}"
+    if public_version is None and not owners:
+        return ok(evidence)
     if public_version is not None:
-        evidence += (
-            f"; {PUBLIC_PACKAGE} {public_version} is installed too and has files of the same names"
-        )
+        evidence += f"; {PUBLIC_PACKAGE} {public_version} is installed too and has files of the "
+        evidence += "same names"
     reinstall = f"pip uninstall -y {PUBLIC_PACKAGE} {OWN_PACKAGE} && pip install {OWN_PACKAGE}"
-    return warning(evidence, f"`{sys.executable} -m kinetic`, or {reinstall}")
+    return warning(evidence, f"{same_command}, or {reinstall}")
 
 
 def _owns(package: str, script: str) -> bool:
