@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, TypeAlias
 
 from kinetic._messages import suggest
@@ -51,251 +51,8 @@ from kinetic.errors import ConfigurationError
 __all__ = ["Accelerator", "Kind", "catalogue", "markdown", "parse"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A model of GPU; ``machines`` maps a number of GPUs to the machine type that has them."""
-
-    name: str
-    label: str
-    machines: Mapping[int, str]
-    aliases: tuple[str, ...] = ()
-    arch: str = "amd64"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """One shape of TPU slice on one type of machine; ``4x8`` is 32 chips."""
-
-    topology: str
-    machine: str
-    label: str
-
-    @property
-    def chips(self) -> int:
-        """How many chips the slice has."""
-        return math.prod(int(side) for side in self.topology.split("x"))
-
-    @property
-    def chips_per_host(self) -> int:
-        """How many chips one machine has: the machine type ends with the number, as in ``-4t``."""
-        return int(self.machine.rpartition("-")[2].removesuffix("t"))
-
-    @property
-    def hosts(self) -> int:
-        """How many machines the slice is spread over."""
-        return self.chips // self.chips_per_host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tpu:
-    """A generation of TPU.
-
-    A number alone means the first of ``slices`` with that many chips. GKE takes other shapes, too:
-    AxBxC with A≤B≤C, multiples of four, more than 64 chips, and at most ``largest``. That is 0
-    for two-dimensional generations. ``cores`` maps numbers that mean TensorCores, such as the 8 of
-    ``v3-8``, to chips. ``labels`` are other GKE labels that keras-kinetic uses for the generation.
-    """
-
-    name: str
-    default: int
-    slices: tuple[Slice, ...]
-    aliases: tuple[str, ...] = ()
-    largest: int = 0
-    cores: Mapping[int, int]
-    labels: tuple[str, ...] = ()
-
-    def sized(self, chips: int) -> Slice | None:
-        """Return the slice that a number alone means; None if there is none."""
-        return next((candidate for candidate in self.slices if candidate.chips == chips), None)
-
-    def shaped(self, topology: str) -> list[Slice]:
-        """Return a slice for each machine type with this topology, if any; the usual one first."""
-        listed = [candidate for candidate in self.slices if candidate.topology == topology]
-        if not listed and self._is_custom(topology):
-            largest = self.slices[-1]
-            listed = [Slice(topology=topology, machine=largest.machine, label=largest.label)]
-        return listed
-
-    def _is_custom(self, topology: str) -> bool:
-        """Return whether GKE takes this shape although ``slices`` doesn't list it."""
-        sides = [int(side) for side in topology.split("x")]
-        return (
-            len(sides) == 3
-            and sides == sorted(sides)
-            and all(side and side % 4 == 0 for side in sides)
-            and 64 < math.prod(sides) <= self.largest
-            and topology == "x".join(map(str, sides))  # no leading zeros
-        )
-
-
-def _make_gpu(name: str, label: str, machines: str, *aliases: str, arch: str = "amd64") -> Gpu:
-    """Make a model from *machines* such as ``1:g2-standard-4 2:g2-standard-24``."""
-    pairs = (pair.split(":") for pair in machines.split())
-    types = {int(count): machine for count, machine in pairs}
-    return Gpu(name=name, label=label, machines=types, aliases=aliases, arch=arch)
-
-
-def _make_slices(label: str, machine: str, topologies: str) -> tuple[Slice, ...]:
-    return tuple(
-        Slice(topology=topology, machine=machine, label=label) for topology in topologies.split()
-    )
-
-
-_N1_SMALL = "1:n1-standard-4 2:n1-standard-8 4:n1-standard-16"
-
-GPUS: Mapping[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        _make_gpu(
-            "l4", "nvidia-l4", "1:g2-standard-4 2:g2-standard-24 4:g2-standard-48 8:g2-standard-96"
-        ),
-        _make_gpu("t4", "nvidia-tesla-t4", _N1_SMALL),
-        _make_gpu(
-            "a100",
-            "nvidia-tesla-a100",
-            "1:a2-highgpu-1g 2:a2-highgpu-2g 4:a2-highgpu-4g 8:a2-highgpu-8g 16:a2-megagpu-16g",
-            "a100-40gb",
-        ),
-        # Google documents no type with 16. keras-kinetic accepts it, so a pool may exist.
-        _make_gpu(
-            "a100-80gb",
-            "nvidia-a100-80gb",
-            " ".join(f"{count}:a2-ultragpu-{count}g" for count in (1, 2, 4, 8, 16)),
-        ),
-        _make_gpu(
-            "h100",
-            "nvidia-h100-80gb",
-            "1:a3-highgpu-1g 2:a3-highgpu-2g 4:a3-highgpu-4g 8:a3-highgpu-8g",
-            "h100-80gb",
-        ),
-        _make_gpu("h100-mega", "nvidia-h100-mega-80gb", "8:a3-megagpu-8g", "h100-mega-80gb"),
-        _make_gpu("h200", "nvidia-h200-141gb", "8:a3-ultragpu-8g", "h200-141gb"),
-        _make_gpu("b200", "nvidia-b200", "8:a4-highgpu-8g"),
-        # The hosts have Grace processors, which are Arm; GKE taints such nodes.
-        _make_gpu("gb200", "nvidia-gb200", "4:a4x-highgpu-4g", arch="arm64"),
-        _make_gpu("gb300", "nvidia-gb300", "4:a4x-maxgpu-4g-metal", arch="arm64"),
-        _make_gpu(
-            "rtx-pro-6000",
-            "nvidia-rtx-pro-6000",
-            "1:g4-standard-48 2:g4-standard-96 4:g4-standard-192 8:g4-standard-384",
-        ),
-        _make_gpu(
-            "v100",
-            "nvidia-tesla-v100",
-            "1:n1-standard-8 2:n1-standard-16 4:n1-standard-32 8:n1-standard-64",
-        ),
-        _make_gpu("p100", "nvidia-tesla-p100", _N1_SMALL),
-        _make_gpu("p4", "nvidia-tesla-p4", _N1_SMALL),
-    )
-}
-
-TPUS: Mapping[str, Tpu] = {
-    tpu.name: tpu
-    for tpu in (
-        Tpu(
-            name="tpu7x",
-            default=4,
-            slices=_make_slices("tpu7x", "tpu7x-standard-1t", "1x1x1")
-            + _make_slices(
-                "tpu7x",
-                "tpu7x-standard-4t",
-                "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16",
-            ),
-            aliases=("7x", "v7x", "ironwood"),
-            largest=9216,
-            cores={},
-        ),
-        Tpu(
-            name="v6e",
-            default=8,
-            # Eight chips come on one machine or on two: see this module's docstring.
-            slices=_make_slices("tpu-v6e-slice", "ct6e-standard-1t", "1x1")
-            + _make_slices("tpu-v6e-slice", "ct6e-standard-8t", "2x4")
-            + _make_slices("tpu-v6e-slice", "ct6e-standard-4t", "2x2 2x4 4x4 4x8 8x8 8x16 16x16"),
-            aliases=("v6e-slice", "trillium"),
-            cores={},
-        ),
-        Tpu(
-            name="v5p",
-            default=8,
-            slices=_make_slices(
-                "tpu-v5p-slice",
-                "ct5p-hightpu-4t",
-                "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16 16x16x24",
-            ),
-            aliases=("v5p-slice",),
-            largest=6144,
-            cores={},
-        ),
-        Tpu(
-            name="v5litepod",
-            default=4,
-            slices=_make_slices("tpu-v5-lite-podslice", "ct5lp-hightpu-1t", "1x1")
-            + _make_slices("tpu-v5-lite-podslice", "ct5lp-hightpu-8t", "2x4")
-            + _make_slices(
-                "tpu-v5-lite-podslice", "ct5lp-hightpu-4t", "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
-            ),
-            aliases=("v5e", "v5-lite-podslice"),
-            cores={},
-        ),
-        Tpu(
-            name="v4",
-            default=4,
-            slices=_make_slices(
-                "tpu-v4-podslice",
-                "ct4p-hightpu-4t",
-                "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16",
-            ),
-            aliases=("v4-podslice",),
-            largest=4096,
-            cores={},
-        ),
-        Tpu(
-            name="v3",
-            default=4,
-            # A slice on a single host has another label than larger ones.
-            slices=_make_slices("tpu-v3-device", "ct3-hightpu-4t", "2x2")
-            + _make_slices(
-                "tpu-v3-slice",
-                "ct3p-hightpu-4t",
-                "4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64",
-            ),
-            aliases=("v3-device", "v3-slice", "v3-podslice"),
-            cores={8: 4},
-            labels=("tpu-v3-podslice",),
-        ),
-    )
-}
-
-BARE_GPUS: Mapping[int, str] = {1: "h100", 2: "h100", 4: "h100", 8: "h100", 16: "a100"}
-"""The GPU model for a bare number of GPUs; newer hardware never changes it."""
-
-BARE_TPUS: Mapping[int, str] = {
-    **dict.fromkeys((1, 4), "v5litepod"),
-    **dict.fromkeys((8, 16), "v6e"),
-    32: "v5p",
-    **dict.fromkeys((64, 128, 256), "v5litepod"),
-    **dict.fromkeys((512, 1024, 2048, 4096), "v4"),
-}
-"""The TPU generation for a bare number of chips; newer hardware never changes it."""
-
-
 Kind: TypeAlias = Literal["cpu", "gpu", "tpu"]
 """The category of an accelerator."""
-
-MOST_HOSTS = 1024
-"""Limit of hosts without accelerators in one job."""
-
-RESOURCES = {"cpu": "", "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
-"""The resource of Kubernetes that a pod requests, by kind."""
-
-PREFIXED = re.compile(r"(cpu|gpu|tpu)(?:[:-](.+))?", re.ASCII | re.DOTALL)
-COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
-GPU_AND_COUNT = re.compile(r"(.+)x([0-9]{1,6})", re.ASCII)
-TPU_AND_SIZE = re.compile(r"(.+)-([0-9]{1,6}(?:x[0-9]{1,6}){0,2})", re.ASCII)
-
-GPU_NAMES = {alias: gpu for gpu in GPUS.values() for alias in (gpu.name, gpu.label, *gpu.aliases)}
-TPU_NAMES = {alias: tpu for tpu in TPUS.values() for alias in (tpu.name, *tpu.aliases)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +107,7 @@ class Accelerator:
     @property
     def resource(self) -> str:
         """The Kubernetes resource to request, such as ``google.com/tpu``; empty for a CPU."""
-        return RESOURCES[self.kind]
+        return {"cpu": "", "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}[self.kind]
 
     @property
     def node_selector(self) -> dict[str, str]:
@@ -384,10 +141,8 @@ class Accelerator:
         """The same chips on each machine type that has them, the usual one first."""
         if self.kind != "tpu":
             return (self,)
-        family = TPUS[self.name]
-        return tuple(
-            _from_slice(family, layout, spot=self.spot) for layout in family.shaped(self.topology)
-        )
+        layouts = TPUS[self.name].shaped(self.topology)
+        return tuple(replace(layout, spot=self.spot) for layout in layouts)
 
     def among(self, pools: Collection[tuple[str, str]]) -> Accelerator:
         """Return the first layout that has a pool, or this layout if none has a pool yet.
@@ -405,6 +160,230 @@ CPU = Accelerator(kind="cpu", name="cpu", count=0)
 """A host without accelerators, with an unspecified number of cores."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A model of GPU; ``sizes`` has the machine for each possible number of GPUs."""
+
+    name: str
+    label: str
+    sizes: Mapping[int, Accelerator]
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tpu:
+    """A generation of TPU.
+
+    A number alone means the first of ``slices`` with that many chips. GKE takes other shapes, too:
+    AxBxC with A≤B≤C, multiples of four, more than 64 chips, and at most ``largest``. That is 0
+    for two-dimensional generations. ``cores`` maps numbers that mean TensorCores, such as the 8 of
+    ``v3-8``, to chips. ``labels`` are other GKE labels that keras-kinetic uses for the generation.
+    """
+
+    name: str
+    default: int
+    slices: tuple[Accelerator, ...]
+    aliases: tuple[str, ...]
+    largest: int = 0
+    cores: Mapping[int, int] = field(default_factory=dict[int, int])
+    labels: tuple[str, ...] = ()
+
+    @property
+    def by_size(self) -> list[Accelerator]:
+        """The slices, the smallest first; of equal ones, the one on fewer hosts first."""
+        return sorted(self.slices, key=lambda listed: (listed.count, listed.hosts))
+
+    def sized(self, chips: int) -> Accelerator | None:
+        """Return the slice that a number alone means; None if there is none."""
+        return next((listed for listed in self.slices if listed.count == chips), None)
+
+    def shaped(self, topology: str) -> list[Accelerator]:
+        """Return a slice for each machine type with this topology, if any; the usual one first."""
+        found = [listed for listed in self.slices if listed.topology == topology]
+        if not found and self._is_custom(topology):
+            largest = self.slices[-1]
+            found = [_make_slice(self.name, largest.label, largest.machine, topology)]
+        return found
+
+    def _is_custom(self, topology: str) -> bool:
+        """Return whether GKE takes this shape although ``slices`` doesn't list it."""
+        sides = [int(side) for side in topology.split("x")]
+        return (
+            len(sides) == 3
+            and sides == sorted(sides)
+            and all(side and side % 4 == 0 for side in sides)
+            and 64 < math.prod(sides) <= self.largest
+            and topology == "x".join(map(str, sides))  # no leading zeros
+        )
+
+
+def _make_gpu(name: str, label: str, machines: str, *aliases: str, arch: str = "amd64") -> Gpu:
+    """Make a model from *machines* such as ``1:g2-standard-4 2:g2-standard-24``."""
+    sizes: dict[int, Accelerator] = {}
+    for pair in machines.split():
+        number, machine = pair.split(":")
+        count = int(number)
+        sizes[count] = Accelerator(
+            kind="gpu", name=name, count=count, machine=machine, label=label, arch=arch
+        )
+    return Gpu(name=name, label=label, sizes=sizes, aliases=aliases)
+
+
+def _make_slices(name: str, label: str, machine: str, topologies: str) -> tuple[Accelerator, ...]:
+    return tuple(_make_slice(name, label, machine, topology) for topology in topologies.split())
+
+
+def _make_slice(name: str, label: str, machine: str, topology: str) -> Accelerator:
+    """Make a slice; *machine* ends with the number of its chips, as in ``-4t``."""
+    chips = math.prod(int(side) for side in topology.split("x"))
+    chips_per_host = int(machine.rpartition("-")[2].removesuffix("t"))
+    return Accelerator(
+        kind="tpu",
+        name=name,
+        count=chips,
+        hosts=chips // chips_per_host,
+        topology=topology,
+        machine=machine,
+        label=label,
+    )
+
+
+_N1_SMALL = "1:n1-standard-4 2:n1-standard-8 4:n1-standard-16"
+
+GPUS: Mapping[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        _make_gpu(
+            "l4", "nvidia-l4", "1:g2-standard-4 2:g2-standard-24 4:g2-standard-48 8:g2-standard-96"
+        ),
+        _make_gpu("t4", "nvidia-tesla-t4", _N1_SMALL),
+        _make_gpu(
+            "a100",
+            "nvidia-tesla-a100",
+            "1:a2-highgpu-1g 2:a2-highgpu-2g 4:a2-highgpu-4g 8:a2-highgpu-8g 16:a2-megagpu-16g",
+            "a100-40gb",
+        ),
+        # Google documents no type with 16. keras-kinetic accepts it, so a pool may exist.
+        _make_gpu(
+            "a100-80gb",
+            "nvidia-a100-80gb",
+            " ".join(f"{count}:a2-ultragpu-{count}g" for count in (1, 2, 4, 8, 16)),
+        ),
+        _make_gpu(
+            "h100",
+            "nvidia-h100-80gb",
+            "1:a3-highgpu-1g 2:a3-highgpu-2g 4:a3-highgpu-4g 8:a3-highgpu-8g",
+            "h100-80gb",
+        ),
+        _make_gpu("h100-mega", "nvidia-h100-mega-80gb", "8:a3-megagpu-8g", "h100-mega-80gb"),
+        _make_gpu("h200", "nvidia-h200-141gb", "8:a3-ultragpu-8g", "h200-141gb"),
+        _make_gpu("b200", "nvidia-b200", "8:a4-highgpu-8g"),
+        # The hosts have Grace processors, which are Arm; GKE taints such nodes.
+        _make_gpu("gb200", "nvidia-gb200", "4:a4x-highgpu-4g", arch="arm64"),
+        _make_gpu("gb300", "nvidia-gb300", "4:a4x-maxgpu-4g-metal", arch="arm64"),
+        _make_gpu(
+            "rtx-pro-6000",
+            "nvidia-rtx-pro-6000",
+            "1:g4-standard-48 2:g4-standard-96 4:g4-standard-192 8:g4-standard-384",
+        ),
+        _make_gpu(
+            "v100",
+            "nvidia-tesla-v100",
+            "1:n1-standard-8 2:n1-standard-16 4:n1-standard-32 8:n1-standard-64",
+        ),
+        _make_gpu("p100", "nvidia-tesla-p100", _N1_SMALL),
+        _make_gpu("p4", "nvidia-tesla-p4", _N1_SMALL),
+    )
+}
+
+_CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16"
+_SQUARES = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+
+TPUS: Mapping[str, Tpu] = {
+    tpu.name: tpu
+    for tpu in (
+        Tpu(
+            name="tpu7x",
+            default=4,
+            slices=_make_slices("tpu7x", "tpu7x", "tpu7x-standard-1t", "1x1x1")
+            + _make_slices("tpu7x", "tpu7x", "tpu7x-standard-4t", _CUBES),
+            aliases=("7x", "v7x", "ironwood"),
+            largest=9216,
+        ),
+        Tpu(
+            name="v6e",
+            default=8,
+            # Eight chips come on one machine or on two: see this module's docstring.
+            slices=_make_slices("v6e", "tpu-v6e-slice", "ct6e-standard-1t", "1x1")
+            + _make_slices("v6e", "tpu-v6e-slice", "ct6e-standard-8t", "2x4")
+            + _make_slices("v6e", "tpu-v6e-slice", "ct6e-standard-4t", _SQUARES),
+            aliases=("v6e-slice", "trillium"),
+        ),
+        Tpu(
+            name="v5p",
+            default=8,
+            slices=_make_slices("v5p", "tpu-v5p-slice", "ct5p-hightpu-4t", f"{_CUBES} 16x16x24"),
+            aliases=("v5p-slice",),
+            largest=6144,
+        ),
+        Tpu(
+            name="v5litepod",
+            default=4,
+            slices=_make_slices("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-1t", "1x1")
+            + _make_slices("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-8t", "2x4")
+            + _make_slices("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-4t", _SQUARES),
+            aliases=("v5e", "v5-lite-podslice"),
+        ),
+        Tpu(
+            name="v4",
+            default=4,
+            slices=_make_slices("v4", "tpu-v4-podslice", "ct4p-hightpu-4t", _CUBES),
+            aliases=("v4-podslice",),
+            largest=4096,
+        ),
+        Tpu(
+            name="v3",
+            default=4,
+            # A slice on a single host has another label than larger ones.
+            slices=_make_slices("v3", "tpu-v3-device", "ct3-hightpu-4t", "2x2")
+            + _make_slices(
+                "v3",
+                "tpu-v3-slice",
+                "ct3p-hightpu-4t",
+                "4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64",
+            ),
+            aliases=("v3-device", "v3-slice", "v3-podslice"),
+            cores={8: 4},
+            labels=("tpu-v3-podslice",),
+        ),
+    )
+}
+
+BARE_GPUS: Mapping[int, str] = {1: "h100", 2: "h100", 4: "h100", 8: "h100", 16: "a100"}
+"""The GPU model for a bare number of GPUs; newer hardware never changes it."""
+
+BARE_TPUS: Mapping[int, str] = {
+    **dict.fromkeys((1, 4), "v5litepod"),
+    **dict.fromkeys((8, 16), "v6e"),
+    32: "v5p",
+    **dict.fromkeys((64, 128, 256), "v5litepod"),
+    **dict.fromkeys((512, 1024, 2048, 4096), "v4"),
+}
+"""The TPU generation for a bare number of chips; newer hardware never changes it."""
+
+
+MOST_HOSTS = 1024
+"""Limit of hosts without accelerators in one job."""
+
+PREFIXED = re.compile(r"(cpu|gpu|tpu)(?:[:-](.+))?", re.ASCII | re.DOTALL)
+COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
+GPU_AND_COUNT = re.compile(r"(.+)x([0-9]{1,6})", re.ASCII)
+TPU_AND_SIZE = re.compile(r"(.+)-([0-9]{1,6}(?:x[0-9]{1,6}){0,2})", re.ASCII)
+
+GPU_NAMES = {alias: gpu for gpu in GPUS.values() for alias in (gpu.name, gpu.label, *gpu.aliases)}
+TPU_NAMES = {alias: tpu for tpu in TPUS.values() for alias in (tpu.name, *tpu.aliases)}
+
+
 def parse(text: str, *, spot: bool = False) -> Accelerator:
     """Read the name of an accelerator; the module's documentation has the grammar.
 
@@ -415,8 +394,13 @@ def parse(text: str, *, spot: bool = False) -> Accelerator:
     Raises:
         ConfigurationError: There is no such accelerator; the message has the nearest names.
     """
-    body, hosts, named_spot = _split_options(_require_text(text))
-    kind, rest = _split_kind(body)
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"accelerator must be a name such as 'tpu-v5e-1', not {type(text).__name__}"
+        )
+    body, hosts, named_spot = _split_options(text)
+    prefixed = PREFIXED.fullmatch(body)
+    kind, rest = (prefixed[1], prefixed[2] or "") if prefixed else ("", body)
     found = _parse_cpu(rest) if kind == "cpu" else _parse_gpu(kind, rest) or _parse_tpu(kind, rest)
     if found is None:
         _raise_unknown(text, body, f":hosts={hosts}" * bool(hosts) + ":spot" * named_spot)
@@ -429,24 +413,8 @@ def catalogue() -> tuple[Accelerator, ...]:
     """Return every accelerator of the table, with each layout of a TPU slice."""
     return (
         CPU,
-        *(_from_gpu(gpu, count) for gpu in GPUS.values() for count in gpu.machines),
-        *(
-            _from_slice(tpu, tpu_slice)
-            for tpu in TPUS.values()
-            for tpu_slice in _slices_by_size(tpu)
-        ),
-    )
-
-
-def _slices_by_size(tpu: Tpu) -> list[Slice]:
-    return sorted(tpu.slices, key=lambda tpu_slice: (tpu_slice.chips, tpu_slice.hosts))
-
-
-def _require_text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ConfigurationError(
-        f"accelerator must be a name such as 'tpu-v5e-1', not {type(value).__name__}"
+        *(accelerator for gpu in GPUS.values() for accelerator in gpu.sizes.values()),
+        *(accelerator for tpu in TPUS.values() for accelerator in tpu.by_size),
     )
 
 
@@ -465,12 +433,6 @@ def _split_options(text: str) -> tuple[str, int | None, bool]:
         body = head
 
 
-def _split_kind(body: str) -> tuple[str, str]:
-    """Split ``tpu-v6e-8`` into ``tpu`` and ``v6e-8``; the kind is empty if the name has none."""
-    prefixed = PREFIXED.fullmatch(body)
-    return (prefixed[1], prefixed[2] or "") if prefixed else ("", body)
-
-
 def _parse_cpu(rest: str) -> Accelerator | None:
     if rest and not COUNT.fullmatch(rest):
         return None
@@ -483,18 +445,18 @@ def _parse_gpu(kind: str, rest: str) -> Accelerator | None:
         return None
     if COUNT.fullmatch(rest):
         name = BARE_GPUS.get(int(rest))
-        return _from_gpu(GPUS[name], int(rest)) if name else None
+        return GPUS[name].sizes[int(rest)] if name else None
     if gpu := GPU_NAMES.get(rest if rest or kind != "gpu" else "l4"):
-        return _from_gpu(gpu, min(gpu.machines))
+        return gpu.sizes[min(gpu.sizes)]
     counted = GPU_AND_COUNT.fullmatch(rest)
     if counted is None or (gpu := GPU_NAMES.get(counted[1])) is None:
         return None
-    if (count := int(counted[2])) not in gpu.machines:
-        choices = _join_with_or(f"gpu-{gpu.name}x{number}" for number in sorted(gpu.machines))
+    if (count := int(counted[2])) not in gpu.sizes:
+        choices = _join_with_or(f"gpu-{gpu.name}x{number}" for number in sorted(gpu.sizes))
         raise ConfigurationError(
             f"no machine has {count} GPUs of the model {gpu.name}; there are {choices}"
         )
-    return _from_gpu(gpu, count)
+    return gpu.sizes[count]
 
 
 def _parse_tpu(kind: str, rest: str) -> Accelerator | None:
@@ -519,16 +481,12 @@ def _of_size(tpu: Tpu, size: str) -> Accelerator:
     else:
         found = tpu.sized(tpu.cores.get(int(size), int(size)))
     if found is None:
-        chips = _join_with_or(
-            str(number) for number in sorted({candidate.chips for candidate in tpu.slices})
-        )
-        shapes = _join_with_or(
-            dict.fromkeys(candidate.topology for candidate in _slices_by_size(tpu))
-        )
+        chips = _join_with_or(dict.fromkeys(str(listed.count) for listed in tpu.by_size))
+        shapes = _join_with_or(dict.fromkeys(listed.topology for listed in tpu.by_size))
         raise ConfigurationError(
             f"TPU {tpu.name} has no slice {size}; sizes: {chips} chips; shapes: {shapes}"
         )
-    return _from_slice(tpu, found)
+    return found
 
 
 def _on_hosts(accelerator: Accelerator, hosts: int) -> Accelerator:
@@ -541,30 +499,6 @@ def _on_hosts(accelerator: Accelerator, hosts: int) -> Accelerator:
     possible = _join_with_or(str(layout.hosts) for layout in accelerator.layouts)
     raise ConfigurationError(
         f"{accelerator} can't have {hosts} hosts; its number of hosts is {possible}"
-    )
-
-
-def _from_gpu(gpu: Gpu, count: int) -> Accelerator:
-    return Accelerator(
-        kind="gpu",
-        name=gpu.name,
-        count=count,
-        machine=gpu.machines[count],
-        label=gpu.label,
-        arch=gpu.arch,
-    )
-
-
-def _from_slice(tpu: Tpu, tpu_slice: Slice, *, spot: bool = False) -> Accelerator:
-    return Accelerator(
-        kind="tpu",
-        name=tpu.name,
-        count=tpu_slice.chips,
-        hosts=tpu_slice.hosts,
-        topology=tpu_slice.topology,
-        machine=tpu_slice.machine,
-        label=tpu_slice.label,
-        spot=spot,
     )
 
 
@@ -601,8 +535,9 @@ def markdown() -> str:
         "| --- | --- | --- | --- |",
     ]
     for gpu in GPUS.values():
-        machines = ", ".join(f"{count}: `{name}`" for count, name in gpu.machines.items())
-        note = "" if gpu.arch == "amd64" else f" ({gpu.arch})"
+        sizes = gpu.sizes.values()
+        machines = ", ".join(f"{listed.count}: `{listed.machine}`" for listed in sizes)
+        note = "".join({f" ({listed.arch})" for listed in sizes if listed.arch != "amd64"})
         lines.append(
             f"| `gpu-{gpu.name}`{note} | {_quote_names(gpu.aliases)} | {machines} | `{gpu.label}` |"
         )
