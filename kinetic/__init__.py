@@ -61,39 +61,23 @@ __all__ = [
 ]
 
 # Importing kinetic loads only this file; the first use of a name loads the module that has it.
-_HOMES = {  # "" means that the name is a submodule
-    "BatchError": "kinetic.errors",
-    "BatchHandle": "kinetic.jobs",
-    "Cancelled": "kinetic.outcome",
-    "Completion": "kinetic.outcome",
-    "Data": "kinetic.data",
-    "Failed": "kinetic.outcome",
-    "JobHandle": "kinetic.jobs",
-    "JobStatus": "kinetic.job_status",
-    "KineticError": "kinetic.errors",
-    "Lost": "kinetic.outcome",
-    "Outcome": "kinetic.outcome",
-    "Progress": "kinetic.progress",
-    "RemoteCallable": "kinetic.function",
-    "RemoteFunction": "kinetic.function",
-    "Succeeded": "kinetic.outcome",
-    "aio": "",
-    "attach": "kinetic.jobs",
-    "attach_batch": "kinetic.jobs",
-    "cleanup": "kinetic.jobs",
-    "collections": "",
-    "data": "",
-    "collect": "kinetic.jobs",
-    "debug": "",
-    "errors": "",
-    "job_status": "",
-    "jobs": "",
-    "list_batches": "kinetic.jobs",
-    "list_jobs": "kinetic.jobs",
-    "log_level": "kinetic._log_level",
-    "outcome": "",
-    "run": "kinetic.function",
-    "submit": "kinetic.aio",
+_HOMES = {
+    name: module
+    for module, names in {
+        "": "aio collections data debug errors job_status jobs outcome",  # submodules
+        "kinetic._log_level": "log_level",
+        "kinetic.aio": "submit",
+        "kinetic.data": "Data",
+        "kinetic.errors": "BatchError KineticError",
+        "kinetic.function": "RemoteCallable RemoteFunction run",
+        "kinetic.job_status": "JobStatus",
+        "kinetic.jobs": (
+            "BatchHandle JobHandle attach attach_batch cleanup collect list_batches list_jobs"
+        ),
+        "kinetic.outcome": "Cancelled Completion Failed Lost Outcome Succeeded",
+        "kinetic.progress": "Progress",
+    }.items()
+    for name in names.split()
 }
 
 
