@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import contextvars
 import math
 import os
 import queue
@@ -18,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, Unpack
 
 from absl import logging
@@ -53,68 +53,132 @@ def receive(inbox: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
             raise queue.Empty
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """A function that a loop awaits before it closes; ``patient`` means without a time limit."""
+class Call(Generic[T]):
+    """A coroutine that the loop of *loop_thread* runs for another thread, or for another loop.
 
-    function: Callable[[], Awaitable[None]]
-    patient: bool
-
-
-class CallResult(Generic[T]):
-    """The value or exception of a call. The loop's thread sets one of them, then calls *notify*."""
-
-    __slots__ = ("_error", "_tell", "_value", "done")
+    When it has ended, the loop's thread calls *notify*.
+    """
 
     _value: T
 
-    def __init__(self, notify: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        function: Callable[[], Awaitable[T]],
+        notify: Callable[[], object],
+        context: contextvars.Context,
+    ) -> None:
+        self.loop_thread: LoopThread | None = None
         self.done = False
+        self.is_abandoned = False
+        """Whether the caller has stopped waiting, although the call still runs."""
+        self._function = function
+        self._notify = notify
+        self._context = context
+        self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
-        self._tell = notify
 
-    def succeed(self, value: T) -> None:
-        """Set the return value."""
-        self._value = value
-        self._settle()
+    def start(self, loop_thread: LoopThread) -> None:
+        """Create the task; runs in the loop's thread."""
+
+        def on_task_done(_: asyncio.Task[None]) -> None:
+            loop_thread.calls.discard(self)
+            # This has an effect only if the task was cancelled before its first step.
+            self.fail(asyncio.CancelledError())
+
+        self._context.run(_forget_callers_library)
+        self._task = loop_thread.loop.create_task(
+            self._run(), name="kinetic call", context=self._context
+        )
+        self._task.add_done_callback(on_task_done)
+
+    def cancel(self) -> None:
+        """Have the loop cancel the task; any thread may call this."""
+        assert self.loop_thread is not None
+        try:
+            self.loop_thread.loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:  # the loop is closed, so the call has ended
+            self.done = True
 
     def fail(self, error: BaseException) -> None:
-        """Set the exception, unless the value or an exception is set already."""
+        """End the call with *error*, unless it has ended."""
         if not self.done:
             self._error = error
             self._settle()
 
-    def result(self) -> T:
-        """Return the value or raise the error."""
-        if self._error is None:
-            return self._value
+    def take_result(self) -> T:
+        """Return the value or raise the exception; a second call raises nothing.
+
+        The exception's traceback refers to this call, which therefore drops the exception.
+
+        Raises:
+            PortalError: The coroutine was cancelled.
+        """
+        error, self._error = self._error, None
         try:
-            raise self._error
+            if isinstance(error, asyncio.CancelledError):
+                raise PortalError(
+                    "the call was cancelled: kinetic's event loop was closed"
+                ) from error
+            if error is not None:
+                raise error
+            return self._value
         finally:
-            del self  # otherwise the error refers to itself through its traceback
+            del error
+
+    async def _run(self) -> None:
+        """Await the coroutine; catch SystemExit, which would end the loop."""
+        try:
+            self._value = await self._function()
+        except RuntimeError as exc:
+            cause = exc.__cause__  # Python wraps a coroutine's StopIteration in a RuntimeError
+            self._error = cause if isinstance(cause, StopIteration) else exc
+        except BaseException as exc:
+            self._error = exc
+        self._settle()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:  # the interrupt came before the loop was asked to start the call
+            self.fail(asyncio.CancelledError())
 
     def _settle(self) -> None:
         self.done = True
-        self._tell()
+        self._notify()
+
+
+def _forget_callers_library() -> None:
+    """Tell anyio that the call runs on asyncio, even if another library's loop waits for it.
+
+    anyio and that library look up the running library in sniffio, if it is installed.
+    """
+    sniffio: Any = sys.modules.get("sniffio")
+    # The attribute is missing while another thread imports the module.
+    library = getattr(sniffio, "current_async_library_cvar", None)
+    if library is not None:
+        library.set(None)
+
+
+Hook = Callable[[], Awaitable[None]]
+"""A function that a loop awaits before it closes."""
 
 
 class LoopThread:
     """One event loop with its thread, and the calls that it carries out.
 
-    ``waiting`` are the calls in progress, ``abandoned`` the calls whose caller has stopped waiting.
-    ``is_ending`` means that the loop takes no more calls. ``milestones`` gets one item when the
-    hooks without a time limit have run, and one when the loop is closed.
+    ``calls`` are the calls in progress. ``is_ending`` means that the loop takes no more of them.
+    ``milestones`` gets one item when *patient_hooks* have run, which have no time limit, and one
+    when the other hooks have run and the loop is closed.
     """
 
     loop: _Loop
     ident: int
 
-    def __init__(self, hooks: list[Hook]) -> None:
-        self.waiting: set[CallResult[Any]] = set()
-        self.abandoned: set[CallResult[Any]] = set()
-        self.call_tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, patient_hooks: list[Hook], hooks: list[Hook]) -> None:
+        self.calls: set[Call[Any]] = set()
         self.is_ending = False
         self.milestones: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._patient_hooks = patient_hooks
         self._hooks = hooks
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -135,7 +199,7 @@ class LoopThread:
         if error is not None:
             raise error
 
-    def start_task(self, function: Callable[[], Awaitable[None]]) -> None:
+    def start_task(self, function: Hook) -> None:
         """Have the loop await ``function()``, and return at once; do nothing on a closed loop."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._spawn, function)
@@ -178,8 +242,8 @@ class LoopThread:
             self.loop.run_until_complete(self._cancel_tasks())
         finally:
             self.loop.close()
-            while self.waiting:
-                self.waiting.pop().fail(asyncio.CancelledError())
+            while self.calls:
+                self.calls.pop().fail(asyncio.CancelledError())
             self.milestones.put(None)  # the first milestone, in case `_serve` failed before it
             self.milestones.put(None)
 
@@ -190,14 +254,11 @@ class LoopThread:
             await self._stopped.wait()
         self.is_ending = True
         _share_one_thread_if_none_can_start()
-        hooks = tuple(self._hooks)
-        for hook in hooks:
-            if hook.patient:
-                await _run_logged(hook.function)
+        for hook in tuple(self._patient_hooks):
+            await _run_logged(hook)
         self.milestones.put(None)
-        for hook in hooks:
-            if not hook.patient:
-                await _run_logged(hook.function)
+        for hook in tuple(self._hooks):
+            await _run_logged(hook)
         await self._cancel_tasks()
 
     async def _cancel_tasks(self) -> None:
@@ -208,7 +269,7 @@ class LoopThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.loop.shutdown_asyncgens()
 
-    def _spawn(self, function: Callable[[], Awaitable[None]]) -> None:
+    def _spawn(self, function: Hook) -> None:
         task = self.loop.create_task(_run_logged(function), name="kinetic clean-up")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -258,7 +319,7 @@ def _share_one_thread_if_none_can_start() -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1
 
 
-async def _run_logged(function: Callable[[], Awaitable[None]]) -> None:
+async def _run_logged(function: Hook) -> None:
     try:
         await function()
     except Exception:

@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from absl import logging
 
 from kinetic._progress.steps import SHOW_FACTORY
-from kinetic._sync.loop_thread import CallResult, Hook, LoopThread, receive
+from kinetic._sync.loop_thread import Call, Hook, LoopThread, receive
 from kinetic._tasks import running_loop
 from kinetic._tracebacks import own_frames, own_frames_left_out
 from kinetic.errors import PortalError
@@ -45,9 +45,10 @@ class Portal:
     """
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
-        self._grace = grace
+        self.grace = grace
         self._lock = threading.RLock()  # reentrant: a finalizer may run in the thread that holds it
         self._loop_thread: LoopThread | None = None
+        self._patient_hooks: list[Hook] = []
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
 
@@ -66,11 +67,43 @@ class Portal:
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Await ``function(...)`` on the portal's loop; the caller's loop isn't blocked."""
+        """Await ``function(...)`` on the portal's loop; the caller's loop isn't blocked.
+
+        If the caller is cancelled, cancel the coroutine and wait until it ends.
+        """
         loop = running_loop()
         if self._loop_thread is not None and loop is self._loop_thread.loop:
             return await function(*args, **kwargs)
-        return await self.new_call().acall(function, *args, **kwargs)
+        settled: asyncio.Future[None] = loop.create_future()
+
+        def notify() -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, so no task waits
+                loop.call_soon_threadsafe(_settle, settled)
+
+        work = functools.partial(function, *args, **kwargs)
+        call: Call[T] = Call(work, notify, contextvars.copy_context())
+        self.submit(call)
+        try:
+            await asyncio.shield(settled)
+        except asyncio.CancelledError:
+            call.cancel()
+            await settled  # a second cancellation ends this wait
+            raise
+        return call.take_result()
+
+    def submit(self, call: Call[Any]) -> None:
+        """Have the loop start *call*; if the loop has just closed, use another one."""
+        while True:
+            loop_thread = call.loop_thread = self.ensure_loop_thread()
+            loop_thread.calls.add(call)
+            try:
+                loop_thread.loop.call_soon_threadsafe(call.start, loop_thread)
+            except RuntimeError:
+                loop_thread.calls.discard(call)
+                if not loop_thread.loop.is_closed():
+                    raise
+            else:
+                return
 
     def iterate(
         self,
@@ -91,15 +124,15 @@ class Portal:
         Before it starts, build its callback arguments with `PortalCall.in_calling_thread`. If not
         *patient*, the first interrupt ends the wait without cancelling the coroutine.
         """
-        return PortalCall(self, self._grace, patient)
+        return PortalCall(self, patient)
 
-    def on_close(self, hook: Callable[[], Awaitable[None]], *, patient: bool = False) -> None:
+    def on_close(self, hook: Hook, *, patient: bool = False) -> None:
         """Register *hook*: each loop of this portal awaits ``hook()`` before it closes.
 
         *patient* hooks run before all other hooks and have no time limit. Only an interrupt ends
         the wait for them.
         """
-        self._hooks.append(Hook(hook, patient))
+        (self._patient_hooks if patient else self._hooks).append(hook)
 
     @property
     def current(self) -> LoopThread | None:
@@ -114,7 +147,7 @@ class Portal:
         with self._lock:
             loop_thread = self._loop_thread
             if loop_thread is None or loop_thread.is_ending:
-                loop_thread = LoopThread(self._hooks)
+                loop_thread = LoopThread(self._patient_hooks, self._hooks)
                 try:
                     loop_thread.start()
                     _close_at_exit()
@@ -141,13 +174,13 @@ class Portal:
             return
         loop_thread.refuse_own_thread()
         loop_thread.stop()
-        if any(not call_result.done for call_result in loop_thread.abandoned):
+        if any(call.is_abandoned and not call.done for call in tuple(loop_thread.calls)):
             return
         try:
             receive(loop_thread.milestones)
-            receive(loop_thread.milestones, timeout=self._grace)
+            receive(loop_thread.milestones, timeout=self.grace)
         except queue.Empty:
-            logging.warning("kinetic's event loop did not end within %g s", self._grace)
+            logging.warning("kinetic's event loop did not end within %g s", self.grace)
 
     def check_caller(self) -> None:
         """Raise `PortalError` in the loop's own thread; warn if the call blocks another loop."""
@@ -179,15 +212,12 @@ class Portal:
 
 
 class PortalCall:
-    """One call from a thread, or from another loop, into the portal's loop."""
+    """One call from a thread into the portal's loop."""
 
-    def __init__(self, portal: Portal, grace: float, patient: bool = True) -> None:
+    def __init__(self, portal: Portal, patient: bool) -> None:
         self._portal = portal
-        self._grace = grace
         self._patient = patient
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._loop_thread: LoopThread | None = None
-        self._task: asyncio.Task[None] | None = None
 
     def in_calling_thread(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
         """Return a function that has *function* run in the thread that waits in `call`.
@@ -207,88 +237,17 @@ class PortalCall:
         from kinetic._progress.display import find_show  # only a call needs the display
 
         self._portal.check_caller()
-        call_result: CallResult[T] = CallResult(functools.partial(self._inbox.put, None))
         context = contextvars.copy_context()
         context.run(SHOW_FACTORY.set, find_show)  # a user waits, so show long steps
+        work = functools.partial(function, *args, **kwargs)
+        call: Call[T] = Call(work, functools.partial(self._inbox.put, None), context)
         try:
-            self._submit(functools.partial(function, *args, **kwargs), call_result, context)
+            self._portal.submit(call)
             self._wait()
         except BaseException:
-            self._abandon(call_result)
+            self._abandon(call)
             raise
-        try:
-            return _unwrap_result(call_result)
-        finally:
-            del call_result  # break the cycle: its error's traceback refers to this frame
-
-    async def acall(
-        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Await *function* on the portal's loop, and return its result in the caller's loop.
-
-        If the caller is cancelled, cancel the coroutine and wait until it ends.
-        """
-        loop = asyncio.get_running_loop()
-        settled: asyncio.Future[None] = loop.create_future()
-
-        def notify() -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, so no task waits
-                loop.call_soon_threadsafe(_settle, settled)
-
-        call_result: CallResult[T] = CallResult(notify)
-        context = contextvars.copy_context()
-        self._submit(functools.partial(function, *args, **kwargs), call_result, context)
-        try:
-            await asyncio.shield(settled)
-        except asyncio.CancelledError:
-            self._cancel(call_result)
-            await settled  # a second cancellation ends this wait
-            raise
-        try:
-            return _unwrap_result(call_result)
-        finally:
-            del call_result
-
-    def _submit(
-        self,
-        function: Callable[[], Awaitable[T]],
-        call_result: CallResult[T],
-        context: contextvars.Context,
-    ) -> None:
-        """Have the loop start the call; if the loop has just closed, use another one."""
-        while True:
-            loop_thread = self._loop_thread = self._portal.ensure_loop_thread()
-            loop_thread.waiting.add(call_result)
-            start = functools.partial(self._start, loop_thread, function, call_result, context)
-            try:
-                loop_thread.loop.call_soon_threadsafe(start)
-            except RuntimeError:
-                loop_thread.waiting.discard(call_result)
-                if not loop_thread.loop.is_closed():
-                    raise
-            else:
-                return
-
-    def _start(
-        self,
-        loop_thread: LoopThread,
-        function: Callable[[], Awaitable[T]],
-        call_result: CallResult[T],
-        context: contextvars.Context,
-    ) -> None:
-        """Create the task of the call; runs in the thread of the loop."""
-
-        def on_task_done(task: asyncio.Task[None]) -> None:
-            loop_thread.call_tasks.discard(task)
-            loop_thread.waiting.discard(call_result)
-            # This has an effect only if the task was cancelled before its first step.
-            call_result.fail(asyncio.CancelledError())
-
-        context.run(_forget_callers_library)
-        coroutine = _run_call(function, call_result)
-        self._task = loop_thread.loop.create_task(coroutine, name="kinetic call", context=context)
-        loop_thread.call_tasks.add(self._task)  # the only reference to an abandoned call's task
-        self._task.add_done_callback(on_task_done)
+        return call.take_result()
 
     def _wait(self) -> None:
         """Run the callbacks in the inbox until None comes, which means that the call has ended."""
@@ -301,39 +260,27 @@ class PortalCall:
             except Exception:
                 logging.exception("a callback failed; the call continues")
 
-    def _abandon(self, call_result: CallResult[Any]) -> None:
+    def _abandon(self, call: Call[Any]) -> None:
         """Cancel a patient call, and wait for its clean-up; leave an impatient call running.
 
         The grace period, or another interrupt, ends the wait.
         """
-        if self._loop_thread is None or call_result.done:
+        if call.loop_thread is None or call.done:
             return
         if not self._patient:
-            self._loop_thread.abandoned.add(call_result)
+            call.is_abandoned = True
             return
+        grace = self._portal.grace
         try:
-            self._cancel(call_result)
-            deadline = time.monotonic() + self._grace
-            while not call_result.done:
+            call.cancel()
+            deadline = time.monotonic() + grace
+            while not call.done:
                 receive(self._inbox, timeout=deadline - time.monotonic())
         except queue.Empty:
-            logging.warning("an interrupted call did not clean up within %g s", self._grace)
+            logging.warning("an interrupted call did not clean up within %g s", grace)
         except BaseException:
-            self._loop_thread.abandoned.add(call_result)
+            call.is_abandoned = True
             logging.warning("interrupted again: a call did not finish its clean-up")
-
-    def _cancel(self, call_result: CallResult[Any]) -> None:
-        def cancel() -> None:
-            if self._task is not None:
-                self._task.cancel()
-            else:  # the interrupt came before the loop was asked to start the call
-                call_result.fail(asyncio.CancelledError())
-
-        assert self._loop_thread is not None
-        try:
-            self._loop_thread.loop.call_soon_threadsafe(cancel)
-        except RuntimeError:  # the loop is closed, so the call has ended
-            call_result.done = True
 
 
 class Iteration(Generic[S, T]):
@@ -397,40 +344,6 @@ class Iteration(Generic[S, T]):
         if self._loop_thread is not self._portal.current:
             raise PortalError("this iteration belongs to a closed loop; start a new one")
         return await self._items.__anext__()
-
-
-def _forget_callers_library() -> None:
-    """Tell anyio that the call runs on asyncio, even if another library's loop waits for it.
-
-    anyio and that library look up the running library in sniffio, if it is installed.
-    """
-    sniffio: Any = sys.modules.get("sniffio")
-    # The attribute is missing while another thread imports the module.
-    library = getattr(sniffio, "current_async_library_cvar", None)
-    if library is not None:
-        library.set(None)
-
-
-async def _run_call(function: Callable[[], Awaitable[T]], call_result: CallResult[T]) -> None:
-    """Await ``function()`` and set *call_result*; catch SystemExit, which would end the loop."""
-    try:
-        call_result.succeed(await function())
-    except RuntimeError as exc:
-        cause = exc.__cause__  # Python wraps a coroutine's StopIteration in a RuntimeError
-        call_result.fail(cause if isinstance(cause, StopIteration) else exc)
-    except BaseException as exc:
-        call_result.fail(exc)
-    finally:
-        del call_result  # break the cycle: its error's traceback refers to this frame
-
-
-def _unwrap_result(call_result: CallResult[T]) -> T:
-    try:
-        return call_result.result()
-    except asyncio.CancelledError as exc:
-        raise PortalError("the call was cancelled: kinetic's event loop was closed") from exc
-    finally:
-        del call_result
 
 
 def _settle(future: asyncio.Future[None]) -> None:
