@@ -20,7 +20,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from kinetic import profiles
@@ -37,72 +36,66 @@ T = TypeVar("T", int, float)
 
 BACKENDS = ("gke", "pathways", "local")
 
-DEFAULTS: Mapping[str, str] = MappingProxyType(
-    {
-        "zone": "us-central1-a",
-        "cluster": "kinetic-cluster",
-        "namespace": "default",
-    }
-)
+DEFAULTS: Mapping[str, str] = {
+    "zone": "us-central1-a",
+    "cluster": "kinetic-cluster",
+    "namespace": "default",
+}
 
-VARIABLES: Mapping[str, str] = MappingProxyType(
-    {
-        "KINETIC_BACKEND": "gke, pathways, or local",
-        "KINETIC_PROJECT": "the GCP project",
-        "GOOGLE_CLOUD_PROJECT": "the GCP project, after the profile's; not for jobs on CPUs",
-        "KINETIC_ZONE": "the GCP zone (us-central1-a)",
-        "KINETIC_CLUSTER": "the GKE cluster (kinetic-cluster)",
-        "KINETIC_NAMESPACE": "the Kubernetes namespace (default)",
-        "KINETIC_KUBE_CONTEXT": "a kubeconfig context, or in-cluster, instead of a GKE cluster",
-        "KINETIC_MULTIHOST": "lws or jobset: the object for jobs on several hosts (lws)",
-        "KINETIC_JOB_TTL_S": "seconds until a platform forgets a finished job (86400)",
-        "KINETIC_SUBMIT_PATIENCE": "seconds a batch waits while the platform refuses jobs (900)",
-        "KINETIC_QUEUE": "the Kueue queue of jobs on a cluster",
-        "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
-        "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
-        "KINETIC_RUN_AS_USER": "the user ID of pods; 0 is root (the image's)",
-        "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
-        "KINETIC_STORE_CLAIM": "the PersistentVolumeClaim that holds KINETIC_STORE (a hostPath)",
-        "KINETIC_BASE_IMAGE_REPO": "the repository of prebuilt base images",
-        "KINETIC_PYTHON_IMAGE": "the base of built images (python:{python}-slim)",
-        "KINETIC_OUTPUT_DIR": "where jobs write files to keep; in a job, its own directory",
-        "KINETIC_PROFILE": "the profile to use, instead of the current one",
-        "KINETIC_PROFILES_FILE": "the file of profiles (profiles.json in KINETIC_HOME)",
-        "KINETIC_HOME": "profiles, store, supervisor, and caches of this machine (~/.kinetic)",
-        "KINETIC_LOCAL_SLOTS": "limit of CPUs for all local jobs together (all)",
-        "KINETIC_LOCAL_IDLE_S": "seconds without a job until the supervisor ends",
-        "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
-        "KINETIC_CACHE_AGE_S": "how long caches keep unused contents, in seconds (2592000)",
-        "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
-        "KINETIC_FORCE_DESTROY": "0: `kinetic down` keeps the buckets (1)",
-        "KINETIC_RESERVATION": "the reservation that `kinetic pool add` uses",
-        "KINETIC_PRICES": "a JSON file with your own prices: accelerator to US dollars per hour",
-        "KINETIC_LOG_LEVEL": "the level of kinetic's own log (as your program configures it)",
-        "KINETIC_PROGRESS": "how to show progress: auto, live, plain, or off (auto)",
-        "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",
-        "KINETIC_DEBUG_PORT": "the port where f() with debug=True listens for the editor (5678)",
-        "KINETIC_DEBUG_WAIT_S": "seconds a job waits for its debugger, and you for the job (600)",
-        "KINETIC_PACKAGE_ROOT": "the project's root, instead of the one found by its markers",
-        "KINETIC_NO_DEFAULT_EXCLUDES": "1: ship the files that are left out by default (off)",
-        "KINETIC_CONTEXT_SIZE_WARN_MB": "warn about a larger project archive, in MB (100)",
-        "KINETIC_PAYLOAD_SIZE_WARN_MB": "warn about larger pickled arguments, in MB (50)",
-        "KINETIC_JOB_ID": "in a job: its ID",
-        "KINETIC_GROUP_ID": "in a job of a batch: the batch's ID",
-        "KINETIC_INDEX": "in a job: the index of its input in the batch; 0 for a single job",
-        "KINETIC_HOSTS": "in a job on several hosts: their number",
-        "KINETIC_HOST": "in a job on several hosts: the number of this one, from 0",
-        "KINETIC_COORDINATOR": "in a job on several hosts: HOST:PORT of the first one",
-        "KINETIC_OUTPUT_PATH": "in a job: a local directory whose files go to KINETIC_OUTPUT_DIR",
-        "KINETIC_ATTEMPT": "in a job: the number of its attempt, from 1",
-    }
-)
+VARIABLES: Mapping[str, str] = {
+    "KINETIC_BACKEND": "gke, pathways, or local",
+    "KINETIC_PROJECT": "the GCP project",
+    "GOOGLE_CLOUD_PROJECT": "the GCP project, after the profile's; not for jobs on CPUs",
+    "KINETIC_ZONE": "the GCP zone (us-central1-a)",
+    "KINETIC_CLUSTER": "the GKE cluster (kinetic-cluster)",
+    "KINETIC_NAMESPACE": "the Kubernetes namespace (default)",
+    "KINETIC_KUBE_CONTEXT": "a kubeconfig context, or in-cluster, instead of a GKE cluster",
+    "KINETIC_MULTIHOST": "lws or jobset: the object for jobs on several hosts (lws)",
+    "KINETIC_JOB_TTL_S": "seconds until a platform forgets a finished job (86400)",
+    "KINETIC_SUBMIT_PATIENCE": "seconds a batch waits while the platform refuses jobs (900)",
+    "KINETIC_QUEUE": "the Kueue queue of jobs on a cluster",
+    "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
+    "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
+    "KINETIC_RUN_AS_USER": "the user ID of pods; 0 is root (the image's)",
+    "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
+    "KINETIC_STORE_CLAIM": "the PersistentVolumeClaim that holds KINETIC_STORE (a hostPath)",
+    "KINETIC_BASE_IMAGE_REPO": "the repository of prebuilt base images",
+    "KINETIC_PYTHON_IMAGE": "the base of built images (python:{python}-slim)",
+    "KINETIC_OUTPUT_DIR": "where jobs write files to keep; in a job, its own directory",
+    "KINETIC_PROFILE": "the profile to use, instead of the current one",
+    "KINETIC_PROFILES_FILE": "the file of profiles (profiles.json in KINETIC_HOME)",
+    "KINETIC_HOME": "profiles, store, supervisor, and caches of this machine (~/.kinetic)",
+    "KINETIC_LOCAL_SLOTS": "limit of CPUs for all local jobs together (all)",
+    "KINETIC_LOCAL_IDLE_S": "seconds without a job until the supervisor ends",
+    "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
+    "KINETIC_CACHE_AGE_S": "how long caches keep unused contents, in seconds (2592000)",
+    "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
+    "KINETIC_FORCE_DESTROY": "0: `kinetic down` keeps the buckets (1)",
+    "KINETIC_RESERVATION": "the reservation that `kinetic pool add` uses",
+    "KINETIC_PRICES": "a JSON file with your own prices: accelerator to US dollars per hour",
+    "KINETIC_LOG_LEVEL": "the level of kinetic's own log (as your program configures it)",
+    "KINETIC_PROGRESS": "how to show progress: auto, live, plain, or off (auto)",
+    "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",
+    "KINETIC_DEBUG_PORT": "the port where f() with debug=True listens for the editor (5678)",
+    "KINETIC_DEBUG_WAIT_S": "seconds a job waits for its debugger, and you for the job (600)",
+    "KINETIC_PACKAGE_ROOT": "the project's root, instead of the one found by its markers",
+    "KINETIC_NO_DEFAULT_EXCLUDES": "1: ship the files that are left out by default (off)",
+    "KINETIC_CONTEXT_SIZE_WARN_MB": "warn about a larger project archive, in MB (100)",
+    "KINETIC_PAYLOAD_SIZE_WARN_MB": "warn about larger pickled arguments, in MB (50)",
+    "KINETIC_JOB_ID": "in a job: its ID",
+    "KINETIC_GROUP_ID": "in a job of a batch: the batch's ID",
+    "KINETIC_INDEX": "in a job: the index of its input in the batch; 0 for a single job",
+    "KINETIC_HOSTS": "in a job on several hosts: their number",
+    "KINETIC_HOST": "in a job on several hosts: the number of this one, from 0",
+    "KINETIC_COORDINATOR": "in a job on several hosts: HOST:PORT of the first one",
+    "KINETIC_OUTPUT_PATH": "in a job: a local directory whose files go to KINETIC_OUTPUT_DIR",
+    "KINETIC_ATTEMPT": "in a job: the number of its attempt, from 1",
+}
 """Every variable that you can set or read, with its meaning and its default."""
 
-DEBUG_PORT, DEBUG_WAIT_S, SUBMIT_PATIENCE_S = 5678, 600.0, 900.0
+DEBUG_PORT, DEBUG_WAIT_S = 5678, 600.0
 
-LOG_LEVELS: Mapping[str, int] = MappingProxyType(
-    {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "FATAL": 50}
-)
+LOG_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "FATAL": 50}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +151,6 @@ class _Settings:
     def value(self, name: str) -> str | None:
         return self.find(name)[0]
 
-    def text(self, name: str) -> str:
-        """Return a setting that has a default."""
-        return self.find(name)[0] or DEFAULTS[name]
-
 
 def resolve(
     *,
@@ -216,8 +205,8 @@ def resolve(
         why=why,
         project=named_project,
         zone=checked_zone(*settings.find("zone")),
-        cluster=settings.text("cluster"),
-        namespace=settings.text("namespace"),
+        cluster=settings.value("cluster") or DEFAULTS["cluster"],
+        namespace=settings.value("namespace") or DEFAULTS["namespace"],
         store=settings.value("store"),
         base_image_repo=settings.value("base_image_repo"),
         output_dir=settings.value("output_dir"),
@@ -280,43 +269,31 @@ def sources(
     return {**shown, "backend": _choose_backend(settings, None)}
 
 
-@dataclass(frozen=True, slots=True)
-class _NumberRule:
-    """The type and the minimum of a numeric variable."""
-
-    kind: type[int | float]
-    least: int
-
-
-_NUMBER_RULES: Mapping[str, _NumberRule] = MappingProxyType(
-    {
-        "KINETIC_LOCAL_SLOTS": _NumberRule(int, 1),
-        "KINETIC_LOCAL_IDLE_S": _NumberRule(float, 0),
-        "KINETIC_JOB_TTL_S": _NumberRule(int, 0),
-        "KINETIC_CACHE_AGE_S": _NumberRule(float, 0),
-        "KINETIC_CACHE_SIZE_MB": _NumberRule(float, 0),
-        "KINETIC_DEBUG_PORT": _NumberRule(int, 0),
-        "KINETIC_DEBUG_WAIT_S": _NumberRule(float, 0),
-        "KINETIC_SUBMIT_PATIENCE": _NumberRule(float, 0),
-        "KINETIC_CONTEXT_SIZE_WARN_MB": _NumberRule(float, 0),
-        "KINETIC_PAYLOAD_SIZE_WARN_MB": _NumberRule(float, 0),
-    }
-)
+_NUMBER_RULES: Mapping[str, tuple[type[int | float], int]] = {
+    "KINETIC_LOCAL_SLOTS": (int, 1),
+    "KINETIC_LOCAL_IDLE_S": (float, 0),
+    "KINETIC_JOB_TTL_S": (int, 0),
+    "KINETIC_CACHE_AGE_S": (float, 0),
+    "KINETIC_CACHE_SIZE_MB": (float, 0),
+    "KINETIC_DEBUG_PORT": (int, 0),
+    "KINETIC_DEBUG_WAIT_S": (float, 0),
+    "KINETIC_SUBMIT_PATIENCE": (float, 0),
+    "KINETIC_CONTEXT_SIZE_WARN_MB": (float, 0),
+    "KINETIC_PAYLOAD_SIZE_WARN_MB": (float, 0),
+}
 
 
 def _check_numbers(environ: Mapping[str, str]) -> None:
     """Check all numeric variables early, because other processes read some of them much later."""
-    for name, rule in _NUMBER_RULES.items():
-        text = environ.get(name) or str(rule.least)
+    for name, (kind, least) in _NUMBER_RULES.items():
+        text = environ.get(name) or str(least)
         try:
-            is_valid = rule.kind(text) >= rule.least  # nan fails, too
+            is_valid = kind(text) >= least  # nan fails, too
         except ValueError:
             is_valid = False
         if not is_valid:
-            kind = "a whole number" if rule.kind is int else "a number"
-            raise ConfigurationError(
-                f"{name} must be {kind} of at least {rule.least}, not {text!r}"
-            )
+            required = "a whole number" if kind is int else "a number"
+            raise ConfigurationError(f"{name} must be {required} of at least {least}, not {text!r}")
 
 
 def number(name: str, default: T, environ: Mapping[str, str] = os.environ) -> T:
@@ -433,19 +410,9 @@ def _user_home(environ: Mapping[str, str]) -> Path:
         ) from error
 
 
-def debug_port() -> int:
-    """Return the port of this machine that a plain call with ``debug=True`` forwards."""
-    return number("KINETIC_DEBUG_PORT", DEBUG_PORT)
-
-
 def debug_wait_s() -> float:
     """Return how many seconds a debug job waits for a debugger, and `debug_attach` for the job."""
     return number("KINETIC_DEBUG_WAIT_S", DEBUG_WAIT_S)
-
-
-def submit_patience_s() -> float:
-    """Return how many seconds a batch that has started waits while the platform refuses jobs."""
-    return number("KINETIC_SUBMIT_PATIENCE", SUBMIT_PATIENCE_S)
 
 
 def log_level(environ: Mapping[str, str] = os.environ) -> int | None:

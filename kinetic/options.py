@@ -81,9 +81,7 @@ _TEXT = Rule("text", lambda value: isinstance(value, str))
 _ID = Rule("an ID such as a handle has", lambda value: isinstance(value, str) and bool(value))
 _FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 _WAIT = Rule("a number of seconds of at least 0", lambda value: _is_number(value) and value >= 0)
-_DIRECTION = Rule(
-    "'minimize' or 'maximize'", lambda value: value == "minimize" or value == "maximize"
-)
+_DIRECTION = Rule("'minimize' or 'maximize'", lambda value: value in ("minimize", "maximize"))
 _PATH = Rule(
     "the path of a file, such as 'report.html'",
     lambda value: hasattr(value, "__fspath__") or (isinstance(value, str) and value != ""),
@@ -105,38 +103,27 @@ _INPUTS = Rule(
 )
 
 _RULES = {
-    "attempt": _or_none(_int_rule(1)),
-    "batch_timeout": _or_none(_DURATION),
-    "budget": _or_none(_DOLLARS),
-    "cancel_running_on_fail": _FLAG,
-    "cleanup": _FLAG,
-    "cluster": _or_none(_TEXT),
-    "direction": _DIRECTION,
-    "fail_fast": _FLAG,
-    "force": _FLAG,
-    "group_id": _ID,
-    "index": _int_rule(),
-    "input_mode": _MODE,
-    "inputs": _INPUTS,
-    "job_id": _ID,
-    "limit": _or_none(_int_rule(0)),
-    "max_concurrent": _or_none(_int_rule(1)),
-    "metric": _or_none(_TEXT),
-    "n": _int_rule(0),
-    "name": _or_none(_TEXT),
-    "ordered": _FLAG,
-    "path": _PATH,
-    "poll_interval": _DURATION,
-    "poll_timeout": _or_none(_WAIT),
-    "progress": _or_none(_FLAG),
-    "project": _or_none(_TEXT),
-    "retries": _int_rule(0),
-    "return_exceptions": _FLAG,
-    "seal": _FLAG,
-    "submission": _ID,
-    "tags": _or_none(_TAGS),
-    "timeout": _or_none(_WAIT),
-    "window": _or_none(_int_rule(1)),
+    name: rule
+    for rule, names in (
+        (_FLAG, "cancel_running_on_fail cleanup fail_fast force ordered return_exceptions seal"),
+        (_or_none(_FLAG), "progress"),
+        (_or_none(_TEXT), "cluster metric name project"),
+        (_ID, "group_id job_id submission"),
+        (_int_rule(), "index"),
+        (_int_rule(0), "n retries"),
+        (_or_none(_int_rule(0)), "limit"),
+        (_or_none(_int_rule(1)), "attempt max_concurrent window"),
+        (_DURATION, "poll_interval"),
+        (_or_none(_DURATION), "batch_timeout"),
+        (_or_none(_WAIT), "poll_timeout timeout"),
+        (_or_none(_DOLLARS), "budget"),
+        (_DIRECTION, "direction"),
+        (_MODE, "input_mode"),
+        (_INPUTS, "inputs"),
+        (_PATH, "path"),
+        (_or_none(_TAGS), "tags"),
+    )
+    for name in names.split()
 }
 """The rules that `check` applies, by the name of the argument."""
 
@@ -146,19 +133,10 @@ _NAME = _or_none(
 _POSITIVE = _or_none(Rule("a number greater than 0", _is_positive))
 
 _SETTING_RULES = {
-    "container_image": _NAME,
-    "base_image_repo": _NAME,
-    "zone": _NAME,
-    "project": _NAME,
-    "cluster": _NAME,
-    "backend": _NAME,
-    "namespace": _NAME,
-    "output_dir": _NAME,
-    "spot": _FLAG,
-    "debug": _FLAG,
-    "timeout": _POSITIVE,
-    "start_timeout": _POSITIVE,
-    "cpu": _POSITIVE,
+    **dict.fromkeys(("container_image", "base_image_repo", "zone", "project", "cluster"), _NAME),
+    **dict.fromkeys(("backend", "namespace", "output_dir"), _NAME),
+    **dict.fromkeys(("spot", "debug"), _FLAG),
+    **dict.fromkeys(("timeout", "start_timeout", "cpu"), _POSITIVE),
 }
 """Rules of these fields of `Options`; its ``__post_init__`` checks the other fields separately."""
 
@@ -341,18 +319,14 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
 
 def _find_decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
     """Return the plain function and its settings; None if *function* isn't decorated."""
-    if _has_settings(function):
+    # Look at the type: functools.wraps can copy an instance's attribute to a plain wrapper.
+    if hasattr(type(function), "__kinetic__"):
         return function.__wrapped__, function.__kinetic__
     if isinstance(function, functools.partial) and (found := _find_decorated(function.func)):
         return functools.partial(found[0], *function.args, **function.keywords), found[1]
     if isinstance(function, types.MethodType) and (found := _find_decorated(function.__func__)):
         return types.MethodType(found[0], function.__self__), found[1]
     return None
-
-
-def _has_settings(function: object) -> bool:
-    # Look at the type: functools.wraps can copy an instance's attribute to a plain wrapper.
-    return hasattr(type(function), "__kinetic__")
 
 
 def checked_image(name: str) -> str:

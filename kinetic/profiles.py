@@ -66,7 +66,11 @@ class Profile:
         Raises:
             ProfileError: The name is invalid, or there is no such setting.
         """
-        _check_name(name)
+        if NAME.fullmatch(name) is None:
+            raise ProfileError(
+                f"{name!r} can't be the name of a profile: use at most 64 letters, digits, "
+                "'-' and '_', a letter or digit first"
+            )
         for setting in settings:
             if setting not in SETTINGS:
                 hint = suggest(setting, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
@@ -225,14 +229,6 @@ def _require_object(value: object, path: Path, subject: str) -> dict[str, Any]:
 
 def _malformed_error(path: Path, problem: str) -> ProfileError:
     return ProfileError(f"{path} isn't a file of profiles: {problem}; correct or delete it")
-
-
-def _check_name(name: str) -> None:
-    if NAME.fullmatch(name) is None:
-        raise ProfileError(
-            f"{name!r} can't be the name of a profile: use at most 64 letters, digits, "
-            "'-' and '_', a letter or digit first"
-        )
 
 
 def save(path: Path, profiles: Profiles) -> None:

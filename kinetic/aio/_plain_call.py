@@ -168,7 +168,7 @@ async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
     If the debugger can't be forwarded while the job runs, remove the job.
     """
     engine.debugging.require_person()
-    port = configuration.debug_port()
+    port = configuration.number("KINETIC_DEBUG_PORT", configuration.DEBUG_PORT)
     engine.debugging.require_port(port)
     job = await _submit(submit)
     try:

@@ -17,7 +17,7 @@ class Pause(Outage):
 
     def __init__(self, subject: str) -> None:
         super().__init__(subject)
-        self.patience_s = configuration.submit_patience_s()
+        self.patience_s = configuration.number("KINETIC_SUBMIT_PATIENCE", 900.0)
 
     def warning_text(self, failure: Exception, failing_s: float) -> str:
         """Return the warning: the refusal and its remedy."""
