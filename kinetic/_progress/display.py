@@ -37,13 +37,16 @@ _Command = tuple[Entry | None, Callable[[], object] | None]
 class Display:
     """Show the progress of this process. Any thread may call the methods; only `settle` waits.
 
-    The first entry starts the drawing thread, which sleeps while there is nothing to show.
+    The first entry starts the drawing thread, which sleeps while there is nothing to show. It draws
+    each entry from the command that begins it to the one that ends it.
     """
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._started = False
-        self._drawer: _Drawer | None = None
+        self._entries: list[Entry] = []
+        self._surface: Surface | None = None
+        self._broken = False
 
     def open(self, title: str) -> Entry | None:
         """Show a batch from now on, and return its entry; the caller sets the entry's ``value``.
@@ -80,17 +83,11 @@ class Display:
 
     def forget(self) -> None:
         """Drop all entries in a forked child; the parent continues to show them."""
-        if self._drawer is not None:
-            self._drawer.abandon()
-        self._commands = queue.SimpleQueue()
-        self._started = False
-        self._drawer = None
+        self._abandon_surface()
+        Display.__init__(self)
 
     def _open(self, title: str, value: Progress | Step | None, delay: float) -> Entry | None:
-        """Begin an entry, to draw after *delay* seconds.
-
-        Return None if progress is off, or if the drawing thread can't start.
-        """
+        """Begin an entry, to draw after *delay* seconds; see `open`."""
         mode = choose_mode(os.environ, sys.stderr)
         if mode == "off" or not self._start():
             return None
@@ -100,34 +97,24 @@ class Display:
 
     def _start(self) -> bool:
         """Start the drawing thread if there is none; return whether it could start."""
-        if self._started:
-            return True
-        self._started = True
-        drawer = self._drawer = _Drawer(self._commands)
-        try:
-            threading.Thread(target=drawer.run, name="kinetic progress", daemon=True).start()
-            atexit.register(self.settle)
-        except RuntimeError:  # no thread can start while the interpreter exits
-            self._started = False
+        if not self._started:
+            self._started = True
+            try:
+                threading.Thread(target=self._run, name="kinetic progress", daemon=True).start()
+                atexit.register(self.settle)
+            except RuntimeError:  # no thread can start while the interpreter exits
+                self._started = False
         return self._started
 
+    # --- the drawing thread ---
 
-class _Drawer:
-    """Draw each entry from the command that begins it to the one that ends it.
-
-    One thread calls `run`.
-    """
-
-    def __init__(self, commands: queue.SimpleQueue[_Command]) -> None:
-        self._commands = commands
-        self._entries: list[Entry] = []
-        self._surface: Surface | None = None
-        self._broken = False
-
-    def run(self) -> None:
+    def _run(self) -> None:
         """Draw for as long as the process lives."""
         while True:
-            entry, on_drawn = self._next_command()
+            try:
+                entry, on_drawn = self._commands.get(timeout=TICK_S if self._entries else None)
+            except queue.Empty:
+                entry, on_drawn = None, None
             if entry is not None and on_drawn is None:
                 self._entries.append(entry)
             elif entry is not None and entry in self._entries:
@@ -139,19 +126,6 @@ class _Drawer:
                 self._surface, self._broken = None, False
             if on_drawn is not None:
                 on_drawn()
-
-    def abandon(self) -> None:
-        """Release the streams and write nothing."""
-        if self._surface is not None:
-            with contextlib.suppress(Exception):
-                self._surface.close(quietly=True)
-
-    def _next_command(self) -> tuple[Entry | None, Callable[[], object] | None]:
-        """Return the next command, or (None, None) if none comes within a tick."""
-        try:
-            return self._commands.get(timeout=TICK_S if self._entries else None)
-        except queue.Empty:
-            return None, None
 
     def _draw_safely(self, action: Callable[[Surface], None]) -> None:
         """Call *action*; after a failure, which is only logged, draw nothing until all entries end.
@@ -166,11 +140,17 @@ class _Drawer:
             action(self._surface)
         except Exception as exc:
             self._broken = True
-            self.abandon()
+            self._abandon_surface()
             # Don't warn about a closed stream, or about a pipe without a reader.
             expected = isinstance(exc, (OSError, ValueError))
             log = logging.debug if expected else logging.warning
             log("can't show progress: %s: %s", type(exc).__name__, exc)
+
+    def _abandon_surface(self) -> None:
+        """Release the streams and write nothing."""
+        if self._surface is not None:
+            with contextlib.suppress(Exception):
+                self._surface.close(quietly=True)
 
 
 def _finish(entry: Entry, surface: Surface) -> None:
@@ -178,19 +158,15 @@ def _finish(entry: Entry, surface: Surface) -> None:
 
 
 def _make_surface(mode: Mode) -> Surface:
+    from kinetic._progress import surfaces
+
     match mode:
         case "live":
-            from kinetic._progress.surfaces import Live
-
-            return Live(sys.stderr)
+            return surfaces.Live(sys.stderr)
         case "notebook":
-            from kinetic._progress.surfaces import Notebook
-
-            return Notebook()
+            return surfaces.Notebook()
         case _:
-            from kinetic._progress.surfaces import Plain
-
-            return Plain()
+            return surfaces.Plain()
 
 
 DISPLAY = Display()
