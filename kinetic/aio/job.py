@@ -28,7 +28,7 @@ from kinetic.aio import _job_log
 from kinetic.aio._engine import implicit_client, results
 from kinetic.aio._engine.meter import Meter
 from kinetic.aio._log_printer import LogPrinter
-from kinetic.aio.ports import Phase
+from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import (
     AuthError,
     BackendError,
@@ -415,7 +415,11 @@ class JobHandle(JobRecord, Generic[T]):
         self.log_owed = True  # also if this is cancelled
         try:
             await asyncio.wait({printing}, timeout=DRAIN_S)
-            is_leaving = not printing.done() and await self._is_leaving(ref)
+            is_leaving = False
+            with suppress(BackendError):
+                is_leaving = not printing.done() and any(
+                    observation.leaving for observation in await self._running(ref)
+                )
             patience = DRAIN_S if is_leaving else SILENCE_S
             while not printing.done() and (printer.behind or printer.lines != printed):
                 printed = printer.lines
@@ -444,14 +448,10 @@ class JobHandle(JobRecord, Generic[T]):
                     self.job_id,
                 )
 
-    async def _is_leaving(self, ref: JobRef) -> bool:
-        """Return whether the platform says that the job has stored its outcome but still runs."""
-        with suppress(BackendError):
-            found = await ref.session.platform.cluster.find(names=self._attempt_names(ref))
-            return any(
-                observation.leaving and observation.phase is Phase.RUNNING for observation in found
-            )
-        return False
+    async def _running(self, ref: JobRef) -> list[Observation]:
+        """Return what the platform says about the attempts that haven't ended."""
+        found = await ref.session.platform.cluster.find(names=self._attempt_names(ref))
+        return [seen for seen in found if seen.phase in (Phase.PENDING, Phase.RUNNING)]
 
     async def _print(self, printer: LogPrinter) -> str:
         """Print the log; return why printing stopped early, or "" if nothing more can be read."""
@@ -471,19 +471,13 @@ class JobHandle(JobRecord, Generic[T]):
         By then the runner has stored the end of the log. If `result` couldn't print the whole log,
         it calls this instead of a cleanup, which would delete the log.
         """
-        cluster, alive = ref.session.platform.cluster, list[str]()
         try:
             for _ in range(LEAVING_S):
-                found = await cluster.find(names=self._attempt_names(ref))
-                alive = [
-                    observation.name
-                    for observation in found
-                    if observation.phase in (Phase.PENDING, Phase.RUNNING)
-                ]
-                if not alive:
+                if not await self._running(ref):
                     return
                 await asyncio.sleep(1)
-            await cluster.delete(names=alive)
+            names = [observation.name for observation in await self._running(ref)]
+            await ref.session.platform.cluster.delete(names=names)
         except BackendError as exc:
             logging.warning("%s may still run; its cleanup() ends it: %s", self.job_id, exc)
 
@@ -492,11 +486,20 @@ class JobHandle(JobRecord, Generic[T]):
         async with self._read_lock:
             if self._value is not _UNSET:
                 return self._value
-            value = await self._read_value(ref, item)
-            if cleanup_timeout is not None and self.group_id is None:
-                self._value = value  # not for an item, whose outcome stays in the store
+            if ref.index in ref.submission.values:
+                value = ref.submission.values[ref.index]
+            else:
+                outcome, body = await ref.submission.outcome(ref.index, item.attempt)
+                value = await ref.submission.value(ref.index, outcome, body)
+            is_single = self.group_id is None  # an item's objects belong to its batch
+            if cleanup_timeout is not None and is_single:
+                self._value = value
         if cleanup_timeout is not None:
-            await self._clean_up_after_value(ref, cleanup_timeout)
+            self._cleaned = is_single
+            removal = self._remove(
+                ref, jobs=True, objects=is_single, timeout=cleanup_timeout, ended=True
+            )
+            await release(removal, operation=f"cleaning {self.job_id} up", grace=cleanup_timeout)
         return value
 
     async def _wait_closed(self, ref: JobRef, timeout: float | None) -> wire.Item:
@@ -544,12 +547,6 @@ class JobHandle(JobRecord, Generic[T]):
             notify(ref.index, None)
         return ref.submission.listen(notify)
 
-    async def _read_value(self, ref: JobRef, item: wire.Item) -> Any:
-        submission = ref.submission
-        if ref.index in submission.values:
-            return submission.values[ref.index]
-        return await submission.value(ref.index, *await submission.outcome(ref.index, item.attempt))
-
     async def _failure(self, ref: JobRef, item: wire.Item) -> BaseException:
         if item.outcome is None:
             return JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
@@ -565,12 +562,6 @@ class JobHandle(JobRecord, Generic[T]):
             end = await ref.host_end(item.attempt)
             return end.message if end is not None else ""
         return ""
-
-    async def _clean_up_after_value(self, ref: JobRef, timeout: float) -> None:
-        # An item's objects belong to its batch.
-        removes_objects = self._cleaned = self.group_id is None
-        removal = self._remove(ref, jobs=True, objects=removes_objects, timeout=timeout, ended=True)
-        await release(removal, operation=f"cleaning {self.job_id} up", grace=timeout)
 
     def _attempt_names(self, ref: JobRef) -> list[str]:
         """Return the names of all attempts that the platform may have, from the first one on.
@@ -609,26 +600,21 @@ class JobHandle(JobRecord, Generic[T]):
                 print(line)
         """
         check(attempt=attempt)
-        ref = await self._follow_log()
         try:
+            ref = await self._follow()
             async with aclosing(_job_log.lines(ref, follow=follow, attempt=attempt)) as lines:
                 async for line in lines:
                     yield line
         except NotFound as exc:
-            raise await self._no_log_error(ref, exc, attempt) from exc
+            raise await self._no_log_error(exc, attempt) from exc
 
-    async def _follow_log(self) -> JobRef:
-        try:
-            return await self._follow()
-        except NotFound as exc:
-            raise NoLog(str(exc)) from exc
-
-    async def _no_log_error(
-        self, ref: JobRef, error: NotFound, attempt: int | None = None
-    ) -> NoLog:
+    async def _no_log_error(self, error: NotFound, attempt: int | None = None) -> NoLog:
         """Return an error that says why there is no log, and what to do."""
         if isinstance(error, NoLog):
             return error
+        ref = self._followed_ref
+        if ref is None or ref.submission.removed:
+            return NoLog(str(error))
         item = ref.submission.item(ref.index) or await ref.submission.look(ref.index)
         if attempt is not None:
             return NoLog(
@@ -657,11 +643,10 @@ class JobHandle(JobRecord, Generic[T]):
             NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         check(n=n)
-        ref = await self._follow_log()
         try:
-            return "\n".join(await _job_log.last(ref, n))
+            return "\n".join(await _job_log.last(await self._follow(), n))
         except NotFound as exc:
-            raise await self._no_log_error(ref, exc) from exc
+            raise await self._no_log_error(exc) from exc
 
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
@@ -880,7 +865,5 @@ def _prepare_path(folder: Path, name: str) -> Path:
 
 
 def _list_files(folder: str) -> list[str]:
-    found: list[str] = []
-    for parent, _, files in os.walk(folder):
-        found += (os.path.relpath(os.path.join(parent, name), folder) for name in files)
-    return sorted(found)
+    paths = Path(folder).rglob("*")
+    return sorted(str(path.relative_to(folder)) for path in paths if path.is_file())
