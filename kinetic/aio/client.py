@@ -413,8 +413,7 @@ class Client:
             ConfigurationError: An argument is wrong.
         """
         check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
-        overrides = {"project": project, "cluster": cluster}
-        session = await self._open({**self._target_settings, **_drop_none(overrides)})
+        session = await self._open(self._settings(project=project, cluster=cluster))
         found = await engine.batches.list_batches(session, name, tags, limit)
         return [_batch(batch, attached=True) for batch in found]
 
@@ -440,8 +439,7 @@ class Client:
             ConfigurationError: An argument is wrong.
         """
         check(project=project, cluster=cluster, limit=limit)
-        overrides = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
-        settings = {**self._target_settings, **_drop_none(overrides)}
+        settings = self._settings(project=project, zone=zone, cluster=cluster, namespace=namespace)
         session = await self._open(settings)
         names = BACKENDS[session.target.backend].same_cluster
         other_sessions = [await self._open({**settings, "backend": backend}) for backend in names]
@@ -525,16 +523,14 @@ class Client:
         return await self._session(options), dataclasses.replace(call, options=options)
 
     async def _session(self, settings: Options) -> Session:
-        overrides = {name: getattr(settings, name) for name in self._target_settings}
-        return await self._open(
-            {**self._target_settings, **_drop_none(overrides)}, settings.parsed_accelerator
-        )
+        given = {name: getattr(settings, name) for name in self._target_settings}
+        return await self._open(self._settings(**given), settings.parsed_accelerator)
 
     async def _session_for_id(
         self, given_id: str, project: str | None, cluster: str | None
     ) -> Session:
         """Open the platform of a job or batch; its ID may name another backend than the client."""
-        settings = {**self._target_settings, **_drop_none({"project": project, "cluster": cluster})}
+        settings = self._settings(project=project, cluster=cluster)
         for backend, candidate in BACKENDS.items():
             if candidate.id_marker and f"-{candidate.id_marker}" in given_id:
                 settings["backend"] = backend
@@ -545,10 +541,13 @@ class Client:
             session = await self._open({**settings, "backend": opened_backend.same_cluster[0]})
         return session
 
+    def _settings(self, **given: str | None) -> dict[str, str | None]:
+        """Return the *given* settings, and the client's own for those that are None."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return {**self._target_settings, **chosen}
+
     async def _open(
-        self,
-        settings: Mapping[str, str | None],
-        accelerator: Accelerator | None = None,
+        self, settings: Mapping[str, str | None], accelerator: Accelerator | None = None
     ) -> Session:
         """Return the session for these settings; the first call opens its platform."""
         if os.getpid() != self._process:
@@ -588,10 +587,6 @@ async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
             logging.warning("can't close the client: %s", describe_error(result))
 
 
-def _drop_none(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _job(record: dict[str, Any], follow: JobRef | Follow) -> JobHandle[Any]:
     from kinetic.aio.job import JobHandle
 
@@ -606,22 +601,21 @@ def _batch(batch: Batch, **options: Any) -> BatchHandle[Any]:
 
 # --- the implicit client of a loop -----------------------------------------------------
 
-_IMPLICIT: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = (
-    weakref.WeakKeyDictionary()
-)
-_LIFETIMES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = (
-    weakref.WeakKeyDictionary()
-)
+_IMPLICIT: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, tuple[Client, AsyncGenerator[None, None]]
+] = weakref.WeakKeyDictionary()
+"""The implicit client of each loop, and the generator that closes it."""
 
 
 async def implicit_client() -> Client:
     """Return the client that module-level functions share on the running loop."""
     loop = running_loop()
-    client = _IMPLICIT.get(loop)
+    client, _ = _IMPLICIT.get(loop, (None, None))
     if client is None or client.closed:
-        client = _IMPLICIT[loop] = Client()
+        client = Client()
         # `asyncio.run` closes open async generators at its end, so `lifetime` closes the client.
-        _LIFETIMES[loop] = lifetime = _lifetime(client)
+        lifetime = _lifetime(client)
+        _IMPLICIT[loop] = client, lifetime
         await anext(lifetime)
     return client
 
@@ -692,6 +686,4 @@ async def _lifetime(client: Client) -> AsyncGenerator[None, None]:
         yield
     finally:
         await client.aclose()
-        loop = asyncio.get_running_loop()
-        _IMPLICIT.pop(loop, None)
-        _LIFETIMES.pop(loop, None)  # the entry would keep the loop alive
+        _IMPLICIT.pop(asyncio.get_running_loop(), None)  # the entry would keep the loop alive
