@@ -21,21 +21,17 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
 __all__ = [
-    "LONGEST_LINE",
     "Cluster",
     "Image",
     "ImageRequest",
     "Images",
     "JobSpec",
-    "LogPiece",
-    "LogPieces",
     "Object",
     "ObjectInfo",
     "Observation",
     "Phase",
     "Resources",
     "Store",
-    "displaced",
 ]
 
 

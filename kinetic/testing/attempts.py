@@ -18,8 +18,6 @@ from kinetic.errors import NotFound
 from kinetic.job_status import Reason
 from kinetic.testing.cluster import Run
 
-__all__ = ["carry_out", "commit"]
-
 
 async def carry_out(run: Run) -> int:
     """Carry out a job as the runner does; the default work of `memory_platform`.
@@ -108,7 +106,14 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
         body = outcomes.encode_value(value, Path(), limit=sys.maxsize).content
         assert isinstance(body, bytes)
     except Exception as error:
-        return _error_outcome(run, error, phase)
+        is_user_error = phase in ("execute", "result serialization")
+        text = outcomes.error_text(error, phase=phase)
+        if phase != "execute":
+            message = f"kinetic {phase} failed: {text.qualname}: {text.message}"
+            text = replace(text, message=message)
+        run.print(text.traceback.rstrip())
+        reason = Reason.USER_ERROR if is_user_error else Reason.SETUP
+        return _error_outcome(text, reason, error if phase == "execute" else None)
     return wire.Outcome(kind=wire.Kind.VALUE, phase=phase, note=note_of_result(value)), body
 
 
@@ -126,21 +131,6 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return await value if inspect.isawaitable(value) else value
 
 
-def _error_outcome(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes]:
-    """Print the traceback of *error*; return the outcome for it, and its body."""
-    is_user_error = phase in ("execute", "result serialization")
-    text = outcomes.error_text(error, phase=phase)
-    if phase != "execute":
-        message = f"kinetic {phase} failed: {text.qualname}: {text.message}"
-        text = replace(text, message=message)
-    run.print(text.traceback.rstrip())
-    reason = Reason.USER_ERROR if is_user_error else Reason.SETUP
-    outcome = wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase=phase, note=text.note)
-    stored = outcomes.encode_error(text, error if phase == "execute" else None)
-    assert isinstance(stored.content, bytes)
-    return outcome, stored.content
-
-
 def _stopped_outcome(run: Run, is_cancelling: bool) -> tuple[wire.Outcome, bytes]:
     """Return the outcome of a job that was asked to end while its function ran."""
     if is_cancelling:
@@ -152,8 +142,13 @@ def _stopped_outcome(run: Run, is_cancelling: bool) -> tuple[wire.Outcome, bytes
     text = outcomes.ErrorText(
         qualname="", message=f"the job {message}", traceback="", phase="execute"
     )
-    reason = Reason.DEADLINE if is_timeout else Reason.PREEMPTED
-    stored = outcomes.encode_error(text, None)
+    return _error_outcome(text, Reason.DEADLINE if is_timeout else Reason.PREEMPTED, None)
+
+
+def _error_outcome(
+    text: outcomes.ErrorText, reason: Reason, error: Exception | None
+) -> tuple[wire.Outcome, bytes]:
+    outcome = wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase=text.phase, note=text.note)
+    stored = outcomes.encode_error(text, error)
     assert isinstance(stored.content, bytes)
-    outcome = wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase="execute", note=text.note)
     return outcome, stored.content

@@ -25,8 +25,6 @@ from kinetic.job_status import Reason
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-__all__ = ["MemoryCluster", "Run"]
-
 EXIT_SOFTWARE = 70
 """The exit code of a job whose coroutine raised an exception; the local platform has the same."""
 
@@ -77,10 +75,9 @@ Work = Callable[[Run], Coroutine[Any, Any, int | None]]
 class _Job:
     """A job of the cluster: its state, its task, and its timers."""
 
-    def __init__(self, spec: JobSpec, observation: Observation, run: Run) -> None:
+    def __init__(self, observation: Observation, run: Run) -> None:
         self.observation = observation
         self.run = run
-        self.grace = spec.grace
         self.task: asyncio.Task[int | None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.deleted = False
@@ -92,19 +89,6 @@ class _Job:
     @property
     def ended(self) -> bool:
         return self.observation.phase in (Phase.ENDED, Phase.GONE)
-
-
-class _Watch:
-    """The latest state of each job that changed since the watcher received its last change."""
-
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self.labels = labels
-        self.changes: dict[_Job, Observation] = {}
-        self.has_changes = asyncio.Event()
-
-    def note(self, job: _Job) -> None:
-        self.changes[job] = job.observation
-        self.has_changes.set()
 
 
 class MemoryCluster:
@@ -135,7 +119,7 @@ class MemoryCluster:
         self._jobs: dict[str, _Job] = {}
         self._queue: deque[_Job] = deque()
         self._running = 0
-        self._watches: set[_Watch] = set()
+        self._watches: dict[asyncio.Queue[Observation], Mapping[str, str]] = {}
         self._numbers = itertools.count(1)
         self._secrets: dict[str, bytes] = {}
         self._key = key or os.urandom(32)
@@ -180,20 +164,17 @@ class MemoryCluster:
         return [job.observation for job in self._select(names, {} if everything else labels)]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Implement `Cluster.watch`; a slow watcher gets only the latest state of each job."""
+        """Implement `Cluster.watch`."""
         self.requests["watch"] += 1
-        watch = _Watch(dict(labels))
+        changes: asyncio.Queue[Observation] = asyncio.Queue()
         for job in self._select((), labels):
-            watch.note(job)
-        self._watches.add(watch)
+            changes.put_nowait(job.observation)
+        self._watches[changes] = labels
         try:
             while True:
-                await watch.has_changes.wait()
-                while watch.changes:
-                    yield watch.changes.pop(next(iter(watch.changes)))
-                watch.has_changes.clear()
+                yield await changes.get()
         finally:
-            self._watches.discard(watch)
+            del self._watches[changes]
 
     async def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
@@ -284,7 +265,7 @@ class MemoryCluster:
         observation = Observation(
             name=spec.name, phase=Phase.PENDING, labels=dict(spec.labels), created_at=created
         )
-        job = self._jobs[spec.name] = _Job(spec, observation, run)
+        job = self._jobs[spec.name] = _Job(observation, run)
         self._queue.append(job)
         self._start_waiting()
         if job.task is None:
@@ -330,7 +311,7 @@ class MemoryCluster:
         job.run.cause = job.run.cause or cause
         assert job.task is not None
         job.task.cancel()
-        self._start_timer(job, job.grace, self._kill, job)
+        self._start_timer(job, job.run.spec.grace, self._kill, job)
 
     def _kill(self, job: _Job) -> None:
         self._mark_ended(job, exit_code=-9, reason=job.run.cause, message="killed after its grace")
@@ -364,9 +345,9 @@ class MemoryCluster:
 
     def _notify(self, job: _Job) -> None:
         """Tell watchers about the job's new state, and readers of its log about its end."""
-        for watch in self._watches:
-            if job.has_labels(watch.labels):
-                watch.note(job)
+        for changes, labels in self._watches.items():
+            if job.has_labels(labels):
+                changes.put_nowait(job.observation)
         if job.ended:
             job.run.wake()
 

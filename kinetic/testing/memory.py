@@ -12,8 +12,6 @@ from pathlib import Path
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.errors import Conflict, NotFound
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """A `kinetic.aio.ports.Store` in memory; ``requests`` counts calls by method.

@@ -8,8 +8,6 @@ from kinetic.testing.attempts import carry_out
 from kinetic.testing.cluster import MemoryCluster, Work
 from kinetic.testing.memory import MemoryStore
 
-__all__ = ["MemoryImages", "memory_platform"]
-
 
 class MemoryImages:
     """`kinetic.aio.ports.Images` for jobs that run in no image."""
