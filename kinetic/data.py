@@ -153,57 +153,56 @@ class Data:
 
 
 def _is_directory_uri(uri: str, fuse: bool) -> bool:
-    """Return whether a URI names a directory.
+    """Return whether a URI names a directory; warn if its slash may be missing.
 
     Raises:
         DataError: The URI is malformed.
     """
     scheme, _, rest = uri.partition("://")
     if scheme == "gs":
-        return _is_directory_of_bucket(uri, rest)
-    if scheme == "hf":
+        problem = _problem_of_object(rest)
+    elif scheme == "hf":
+        problem = _problem_of_dataset(rest)
         if fuse:
-            message = f"{uri} cannot be mounted: fuse=True works for local paths and gs:// only"
-            raise DataError(message, path=uri)
-        _check_hf(uri, rest)
-        return True
-    message = f"{uri}: Data takes a local path, gs://bucket/… or hf://owner/name"
-    raise DataError(message, path=uri)
-
-
-def _is_directory_of_bucket(uri: str, rest: str) -> bool:
-    """Return whether ``gs://`` and *rest* name a directory; warn if its slash may be missing."""
-    bucket, slash, name = rest.partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise DataError(f"{uri}: {bucket!r} isn't the name of a bucket", path=uri)
-    if not slash:
-        raise DataError(f"{uri} names no object; for the whole bucket write {uri}/", path=uri)
-    if not name.isprintable():
-        raise DataError(f"{uri!r} contains a control character", path=uri)
-    if name and not name.endswith("/") and "." not in name.rpartition("/")[2]:
+            problem = "it cannot be mounted: fuse=True works for local paths and gs:// only"
+    else:
+        problem = "Data takes a local path, gs://bucket/… or hf://owner/name"
+    if problem:
+        raise DataError(f"{uri if uri.isprintable() else repr(uri)}: {problem}", path=uri)
+    name = rest.partition("/")[2]
+    is_dir = scheme == "hf" or not name or name.endswith("/")
+    if not is_dir and "." not in name.rpartition("/")[2]:
         from absl import logging
 
         logging.warning("%s is taken as one object; a directory is written %s/", uri, uri)
-    return not name or name.endswith("/")
+    return is_dir
 
 
-def _check_hf(uri: str, rest: str) -> None:
-    """Check the name of the dataset and the options, which follow ``hf://`` as *rest*."""
+def _problem_of_object(rest: str) -> str:
+    """Return what is wrong with *rest*, which follows ``gs://``; empty if nothing."""
+    bucket, slash, name = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        return f"{bucket!r} isn't the name of a bucket"
+    if not slash:
+        return f"it names no object; for the whole bucket write gs://{rest}/"
+    return "" if name.isprintable() else "it contains a control character"
+
+
+def _problem_of_dataset(rest: str) -> str:
+    """Return what is wrong with *rest*, which follows ``hf://``; empty if nothing."""
     repository, _, query = rest.partition("?")
     if not _REPOSITORY.fullmatch(repository.rstrip("/")):
-        message = f"{uri}: {repository!r} isn't a dataset; write hf://name or hf://owner/name"
-        raise DataError(message, path=uri)
+        return f"{repository!r} isn't a dataset; write hf://name or hf://owner/name"
     try:
         options = urllib.parse.parse_qs(query, strict_parsing=bool(query), keep_blank_values=True)
-    except ValueError as exc:
-        message = f"{uri}: {query!r} is not of the form split=…&config_name=…&revision=…"
-        raise DataError(message, path=uri) from exc
+    except ValueError:
+        return f"{query!r} is not of the form split=…&config_name=…&revision=…"
     for option, values in options.items():
         if option not in _HF_OPTIONS:
-            message = f"{uri}: unknown option {option!r}; there are {', '.join(_HF_OPTIONS)}"
-            raise DataError(message, path=uri)
+            return f"unknown option {option!r}; there are {', '.join(_HF_OPTIONS)}"
         if len(values) != 1 or not values[0]:
-            raise DataError(f"{uri}: {option} needs exactly one value", path=uri)
+            return f"{option} needs exactly one value"
+    return ""
 
 
 def make_data_ref(

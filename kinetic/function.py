@@ -356,7 +356,11 @@ def run(*args: Any, **settings: Any) -> Any:
     refuse_unknown(settings, Options, "kinetic.run has no setting")
     arguments = inspect.signature(Options).bind(*args, **settings).arguments
     if _may_be_decorated(arguments.get("accelerator")):
-        return _decorate_without_settings(arguments.pop("accelerator"), arguments)
+        plain = _require_runnable(arguments.pop("accelerator"))
+        if Options(**arguments) != Options():
+            message = "kinetic.run(function) takes no settings: write kinetic.run(...)(function)"
+            raise of_the_caller(TypeError(message))
+        return RemoteFunction(plain, Options())
     options = Options(**arguments)
     _warn_of_preemption(options)
 
@@ -370,15 +374,6 @@ def run(*args: Any, **settings: Any) -> Any:
 def _may_be_decorated(value: object) -> bool:
     """Return whether *value* is what ``@kinetic.run`` decorates, not the name of an accelerator."""
     return callable(value) or hasattr(type(value), "__get__")  # such as a property
-
-
-def _decorate_without_settings(function: Any, settings: dict[str, Any]) -> RemoteFunction[..., Any]:
-    """Decorate *function*; refuse *settings*, which need parentheses after ``run``."""
-    plain = _require_runnable(function)
-    if Options(**settings) != Options():
-        message = "kinetic.run(function) takes no settings: write kinetic.run(...)(function)"
-        raise of_the_caller(TypeError(message))
-    return RemoteFunction(plain, Options())
 
 
 def _warn_of_preemption(settings: Options) -> None:

@@ -143,10 +143,8 @@ class JobHandle(JobRecord, Generic[T]):
         # Replace an async handle whose loop is closed, or belongs to the parent of this fork.
         loop_thread = PORTAL.ensure_loop_thread()
         if self._async_handle is None or self._loop_thread is not loop_thread:
-            self._loop_thread, self._async_handle = (
-                loop_thread,
-                aio.JobHandle.from_dict(self.to_dict()),
-            )
+            self._async_handle = aio.JobHandle.from_dict(self.to_dict())
+            self._loop_thread = loop_thread
         return self._async_handle
 
     @staticmethod
@@ -284,9 +282,7 @@ class JobHandle(JobRecord, Generic[T]):
             ConfigurationError: *attempt* isn't an int of at least 1, or None.
             NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
-        if not follow:
-            return PORTAL.call(_read_log, self._aio, attempt)
-        return PORTAL.call(_print_log, self._aio, attempt)
+        return PORTAL.call(_read_log, self._aio, follow, attempt)
 
     def tail(self, n: int = 100) -> str:
         """Return the last lines of the job's output so far.
@@ -982,12 +978,12 @@ async def _remove(handle: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
     await release(handle.cleanup(), operation="removing what was submitted")
 
 
-async def _read_log(job: aio.JobHandle[Any], attempt: int | None) -> str:
-    return "\n".join([line async for line in job.logs(attempt=attempt)])
-
-
-async def _print_log(job: aio.JobHandle[Any], attempt: int | None) -> None:
-    await LogPrinter().run(job.logs(follow=True, attempt=attempt))
+async def _read_log(job: aio.JobHandle[Any], follow: bool, attempt: int | None) -> str | None:
+    lines = job.logs(follow=follow, attempt=attempt)
+    if follow:
+        await LogPrinter().run(lines)
+        return None
+    return "\n".join([line async for line in lines])
 
 
 async def _read_output_dir(job: aio.JobHandle[Any]) -> str:

@@ -219,13 +219,10 @@ def _own_prices(environ: Mapping[str, str]) -> Mapping[str, float]:
     entries = cast("dict[str, Any]", content)
     prices: dict[str, float] = {}
     for name, value in entries.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 <= value < math.inf):
             raise ConfigurationError(
-                f"{VARIABLE}: the price of {name} is {value!r}; write a number"
-            )
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigurationError(
-                f"{VARIABLE}: the price of {name} is {value}; write at least 0"
+                f"{VARIABLE}: the price of {name} is {value!r}; write a number of at least 0"
             )
         prices[str(accelerators.parse(name))] = float(value)
     return prices

@@ -77,7 +77,7 @@ def test_prices_of_the_users_file_come_first(tmp_path: Path) -> None:
         ("{", "which is wrong"),
         ('{"gpu-l5": 1}', "there is no accelerator 'gpu-l5'"),
         ('{"gpu-l4": "1"}', "the price of gpu-l4 is '1'; write a number"),
-        ('{"gpu-l4": -1}', "write at least 0"),
+        ('{"gpu-l4": -1}', "write a number of at least 0"),
     ],
 )
 def test_an_invalid_file_of_prices_is_an_error(tmp_path: Path, content: str, message: str) -> None:
