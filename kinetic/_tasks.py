@@ -62,18 +62,10 @@ async def await_shared(task: asyncio.Task[T], owner: str) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if task.cancelled() and not is_being_cancelled():
+        caller = asyncio.current_task()
+        if task.cancelled() and caller is not None and not caller.cancelling():
             raise ClientClosed(f"{owner} was closed meanwhile; open another") from None
         raise
-
-
-def is_being_cancelled() -> bool:
-    """Return whether the running task itself is cancelled, not only a task that it awaits.
-
-    Outside a task, return True.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:

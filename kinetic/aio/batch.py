@@ -407,14 +407,13 @@ class BatchHandle(Generic[T, X]):
         Args:
             count: How many items.
         """
-        observations = self._batch.submission.observations()
-        ages = {
-            index: age
-            for index, observation in observations.items()
-            if observation.phase is Phase.RUNNING
-            and (age := _age(observation.created_at)) is not None
-        }
-        return sorted(ages.items(), key=lambda pair: -pair[1])[:count]
+        now = datetime.now(UTC)
+        ages = [
+            (index, max(0.0, (now - datetime.fromisoformat(seen.created_at)).total_seconds()))
+            for index, seen in self._batch.submission.observations().items()
+            if seen.phase is Phase.RUNNING and seen.created_at
+        ]
+        return sorted(ages, key=lambda pair: -pair[1])[:count]
 
     async def report(
         self,
@@ -776,10 +775,3 @@ class BatchHandle(Generic[T, X]):
             )
         submitted_count = sum(batch.submitted(index) for index in range(batch.known))
         return batch.known - submitted_count - len(batch.submission.refusals)
-
-
-def _age(created_at: str) -> float | None:
-    try:
-        return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds())
-    except ValueError:
-        return None
