@@ -313,7 +313,7 @@ def _choose_backend(settings: _Settings, accelerator: Accelerator | None) -> tup
     if name is None:
         name, why = _implied_backend(settings, accelerator)
     else:
-        name, why = _check_backend(name, origin), f"chosen by {origin}"
+        name, why = checked_backend(name, origin), f"chosen by {origin}"
     if name == "gke" and accelerator is not None and accelerator.multi_host:
         return "pathways", f"{why}; {accelerator} has {accelerator.hosts} hosts"
     return name, why
@@ -353,7 +353,12 @@ def _is_on_this_machine(accelerator: Accelerator, environ: Mapping[str, str]) ->
             return tpus_here()
 
 
-def _check_backend(name: str, origin: str) -> str:
+def checked_backend(name: str, origin: str) -> str:
+    """Return the backend in lower case.
+
+    Raises:
+        ConfigurationError: There is no such backend.
+    """
     known = name.strip().lower()
     if known not in BACKENDS:
         hint = suggest(known, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")

@@ -22,7 +22,7 @@ from kinetic import accelerators
 from kinetic._messages import nearest, one_line, suggest
 from kinetic._tracebacks import of_the_caller
 from kinetic.accelerators import Accelerator
-from kinetic.configuration import BACKENDS
+from kinetic.configuration import checked_backend
 from kinetic.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -276,9 +276,8 @@ class Options:
         _check_by(_SETTING_RULES, {name: getattr(self, name) for name in _SETTING_RULES})
         if self.container_image not in (None, *IMAGE_MODES):
             checked_image(self.container_image)
-        if self.backend is not None and self.backend.strip().lower() not in BACKENDS:
-            hint = suggest(self.backend, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")
-            raise ConfigurationError(f"there is no backend {self.backend!r}: {hint}")
+        if self.backend is not None:
+            checked_backend(self.backend, "the argument backend")
         object.__setattr__(self, "capture_env_vars", _check_patterns(self.capture_env_vars))
         object.__setattr__(self, "volumes", _check_volumes(self.volumes))
         _ = self.memory_bytes  # raises if ``memory`` is wrong

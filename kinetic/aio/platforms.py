@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from kinetic import configuration
-from kinetic.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from kinetic.accelerators import Accelerator
@@ -110,17 +109,10 @@ async def open_platform(
     """Import and open the adapters of *target*, without blocking the event loop.
 
     Raises:
-        ConfigurationError: The backend isn't part of this version, or can't be opened with these
-            settings.
+        ConfigurationError: The backend can't be opened with these settings.
         BackendError: A service does not answer, or refuses.
     """
-    backend = BACKENDS.get(target.backend)
-    if backend is None:
-        raise ConfigurationError(
-            f"the backend {target.backend!r} isn't part of this version of kinetic "
-            f'({", ".join(BACKENDS)} are); pass backend="local" or set KINETIC_BACKEND=local '
-            "to run on this machine"
-        )
-    module: Any = await anyio.to_thread.run_sync(importlib.import_module, backend.module)
+    name = BACKENDS[target.backend].module
+    module: Any = await anyio.to_thread.run_sync(importlib.import_module, name)
     platform: Platform = await module.open_backend(target, environ)
     return platform
