@@ -99,8 +99,8 @@ class JobHandle(JobRecord, Generic[T]):
 
     def __post_init__(self) -> None:
         self._find: Follow | None = None
-        self._followed_ref: JobRef | None = None
-        self._item_ref: JobRef | None = None
+        self._ref: JobRef | None = None
+        self._is_followed = False
         self._value: Any = _UNSET
         self._read_lock = asyncio.Lock()
         self._cleaned = False
@@ -124,13 +124,13 @@ class JobHandle(JobRecord, Generic[T]):
 
         Sends no request. Follows the job only if called on its loop.
         """
-        if self._followed_ref is not None and not self._cleaned:
-            engine.notebook.follow_job(self._followed_ref)
+        if self._ref is not None and self._is_followed and not self._cleaned:
+            engine.notebook.follow_job(self._ref)
         return handle_bundle("JobHandle", self.facts())
 
     def facts(self) -> dict[str, object]:
         """Return what is known without a request, such as the last status; for display."""
-        ref = self._known_ref
+        ref = self._ref
         status = ref.submission.status(ref.index) if ref is not None else None
         if self._cleaned and not (status is not None and status.terminal):
             status = JobStatus.NOT_FOUND
@@ -143,7 +143,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     def began_at(self) -> str:
         """Return when the last known attempt began, or when the job was submitted; internal."""
-        if (ref := self._known_ref) is not None:
+        if (ref := self._ref) is not None:
             if (
                 observation := ref.submission.observation(ref.index)
             ) is not None and observation.created_at:
@@ -162,7 +162,7 @@ class JobHandle(JobRecord, Generic[T]):
         if callable(at):
             self._find = at
         else:
-            self._followed_ref = at
+            self._ref, self._is_followed = at, True
         return self
 
     async def _follow(self) -> JobRef:
@@ -171,14 +171,11 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: There is no such job.
         """
-        if self._followed_ref is None:
-            self._followed_ref = await (self._find or implicit_client.follow)(self, whole=True)
-        self._followed_ref.submission.refuse_removed()
-        return self._followed_ref
-
-    @property
-    def _known_ref(self) -> JobRef | None:
-        return self._followed_ref or self._item_ref
+        if self._ref is None or not self._is_followed:
+            self._ref = await (self._find or implicit_client.follow)(self, whole=True)
+            self._is_followed = True
+        self._ref.submission.refuse_removed()
+        return self._ref
 
     async def _look(self) -> JobRef:
         """Find the job, to read it once: unlike `_follow`, don't read the rest of an item's batch.
@@ -186,12 +183,13 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: There is no such job.
         """
-        if self._followed_ref is not None or self.group_id is None:
+        if self._ref is None and self.group_id is not None:
+            ref = await (self._find or implicit_client.follow)(self, whole=False)
+            self._ref = self._ref or ref  # another task may have followed the job meanwhile
+        if self._ref is None:
             return await self._follow()
-        if self._item_ref is None:
-            self._item_ref = await (self._find or implicit_client.follow)(self, whole=False)
-        self._item_ref.submission.refuse_removed()
-        return self._item_ref
+        self._ref.submission.refuse_removed()
+        return self._ref
 
     async def status(self) -> JobStatus:
         """Read the current status from the store and the platform.
@@ -612,7 +610,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Return an error that says why there is no log, and what to do."""
         if isinstance(error, NoLog):
             return error
-        ref = self._followed_ref
+        ref = self._ref
         if ref is None or ref.submission.removed:
             return NoLog(str(error))
         item = ref.submission.item(ref.index) or await ref.submission.look(ref.index)
@@ -800,7 +798,7 @@ class JobHandle(JobRecord, Generic[T]):
     @property
     def output_dir(self) -> str:
         """What the job sees as ``KINETIC_OUTPUT_DIR``; empty before the handle's first request."""
-        return self._known_ref.output_dir if self._known_ref is not None else ""
+        return self._ref.output_dir if self._ref is not None else ""
 
     async def outputs(self) -> list[str]:
         """List the files in the output directory, relative to it and sorted.
@@ -808,7 +806,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ConfigurationError: The directory is neither in this platform's store nor on a disk.
         """
-        ref = self._followed_ref or await self._follow()  # the files outlive the job
+        ref = self._ref or await self._follow()  # the files outlive the job
         folder, store = ref.output_dir, ref.session.platform.store
         if folder.startswith(f"{store.url}/"):
             prefix = folder.removeprefix(f"{store.url}/") + "/"
@@ -833,7 +831,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Cancelled: some files may already be written.
         """
-        ref = self._followed_ref or await self._follow()
+        ref = self._ref or await self._follow()
         store, names = ref.session.platform.store, await self.outputs()
         prefix = f"{ref.output_dir.removeprefix(f'{store.url}/')}/"
         for name in names:
