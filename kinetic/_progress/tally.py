@@ -22,29 +22,25 @@ SHORTEST_S = 1.0
 class Pace:
     """Measure the rate at which items end, on a sliding window that starts at *begun*.
 
-    Times are seconds of any clock. If the clock steps back, the latest time so far counts, so that
-    no rate is negative.
+    Times are seconds of a monotonic clock.
     """
 
-    __slots__ = ("_ended", "_marks", "_now")
+    __slots__ = ("_ended", "_marks")
 
     def __init__(self, begun: float) -> None:
-        self._now = begun
         self._ended = 0
         # Each mark: a time, and how many items had ended by then. The window begins at the first.
         self._marks: deque[tuple[float, int]] = deque([(begun, 0)])
 
-    def end(self, now: float, count: int = 1) -> None:
-        """Count *count* items that ended at *now*."""
-        now = self._advance(now)
-        self._ended += count
+    def end(self, now: float) -> None:
+        """Count an item that ended at *now*."""
+        self._ended += 1
         if now - self._marks[-1][0] >= MARK_S:
             self._marks.append((now, self._ended))
             self._trim(now)
 
     def rate(self, now: float) -> float:
         """Return how many items ended per second, in the window up to *now*."""
-        now = self._advance(now)
         self._trim(now)
         window_start, ended_before = self._marks[0]
         return (self._ended - ended_before) / max(SHORTEST_S, now - window_start)
@@ -57,10 +53,6 @@ class Pace:
             return 0.0
         rate = self.rate(now)
         return left / rate if rate > 0 else None
-
-    def _advance(self, now: float) -> float:
-        self._now = max(self._now, now)
-        return self._now
 
     def _trim(self, now: float) -> None:
         """Drop the oldest marks, if the window stays long enough without them."""
@@ -91,8 +83,8 @@ class State(IntEnum):
 class Tally:
     """Count items by state, in one byte per item and constant time per event.
 
-    Each `put` replaces the item's state, and repeating it changes nothing. Times are seconds of any
-    clock; if the clock steps back, the latest time so far counts.
+    Each `put` replaces the item's state, and repeating it changes nothing. Times are seconds of a
+    monotonic clock.
     """
 
     def __init__(self, begun: float, *, age: float = 0.0) -> None:
@@ -104,7 +96,7 @@ class Tally:
         self._retried_after: Counter[str] = Counter()
         self._bad: dict[int, None] = {}  # failed and lost items, in the order of their ends
         self._pace: Pace | None = None
-        self._begun = self._now = begun
+        self._begun = begun
         self._age = max(0.0, age)
 
     def start(self, now: float) -> None:
@@ -146,18 +138,8 @@ class Tally:
         """Of the items that are failed or lost now, the one that ended first; None without one."""
         return next(iter(self._bad), None)
 
-    def value(
-        self,
-        now: float,
-        *,
-        total: int | None,
-        known: int,
-        first_failure: str = "",
-        stopped: str = "",
-        step: str = "",
-    ) -> Progress:
+    def value(self, now: float, *, total: int | None, known: int) -> Progress:
         """Return the progress at *now*, of *known* items so far; *total* is None while unknown."""
-        now = self._now = max(self._now, now)
         known = max(known, total or 0, len(self._states))
         counts = self._counts
         started = sum(counts[State.RUNNING :])
@@ -175,7 +157,4 @@ class Tally:
             elapsed=self._age + now - self._begun,
             rate=self._pace.rate(now) if self._pace is not None else 0.0,
             eta=self._pace.eta(now, left) if self._pace is not None else None,
-            first_failure=first_failure,
-            stopped=stopped,
-            step=step,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import reprlib
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -102,10 +103,13 @@ class ItemCounter:
     def value(self) -> Progress:
         """Return how far the batch is; ``step`` is a step of this process, or why an item waits."""
         total = self._batch.total
-        return self._tally.value(
+        counts = self._tally.value(
             self._clock(),
             total=total if total is not None else self._batch.manifest["total"],
             known=self._batch.known,
+        )
+        return dataclasses.replace(
+            counts,
             first_failure=self._first_failure(),
             stopped=self._batch.cause,
             step=steps.current_line() or one_line(self._batch.submission.waiting_message()),
