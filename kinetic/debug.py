@@ -56,11 +56,7 @@ def wait_for_debug_server(
 
     check(timeout=timeout)
     job = aio.JobHandle[Any].from_dict(handle.to_dict())
-
-    async def wait() -> int:
-        return (await job.debugger(timeout=timeout)).port
-
-    return PORTAL.call(wait)
+    return PORTAL.call(job.debugger, timeout=timeout).port
 
 
 def start_port_forward(

@@ -7,10 +7,9 @@ Use `Client` to control a client's lifetime.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import implicit_client
 
 if TYPE_CHECKING:
@@ -19,9 +18,16 @@ if TYPE_CHECKING:
     from kinetic.aio.backends.image_plans import Plan
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
+    from kinetic.aio.client import attach as attach
+    from kinetic.aio.client import attach_batch as attach_batch
+    from kinetic.aio.client import cleanup as cleanup
+    from kinetic.aio.client import collect as collect
+    from kinetic.aio.client import list_batches as list_batches
+    from kinetic.aio.client import list_jobs as list_jobs
+    from kinetic.aio.client import run as run
     from kinetic.aio.client import run_async_map as run_async_map
+    from kinetic.aio.client import submit as submit
     from kinetic.aio.job import JobHandle as JobHandle
-    from kinetic.collection import Collection
     from kinetic.data import Data
     from kinetic.job_record import JobRecord
 
@@ -45,140 +51,27 @@ __all__ = [
     "submit",
 ]
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_LAZY = {
-    "BatchHandle": "kinetic.aio.batch",
-    "Client": "kinetic.aio.client",
-    "JobHandle": "kinetic.aio.job",
-    "run_async_map": "kinetic.aio.client",
-}
+_HOMES = {"BatchHandle": "kinetic.aio.batch", "JobHandle": "kinetic.aio.job"}
+"""The modules of the names that this module has not, except those of `kinetic.aio.client`."""
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in _LAZY:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    value = getattr(import_module(_HOMES.get(name, "kinetic.aio.client")), name)
     globals()[name] = value
     return value
 
 
-async def _client() -> Client:
+async def _follow(record: JobRecord, *, whole: bool) -> JobRef:
     from kinetic.aio.client import implicit_client
 
-    return await implicit_client()
-
-
-async def _follow(record: JobRecord, *, whole: bool) -> JobRef:
-    return await (await _client()).follow_record(record, whole=whole)
+    return await (await implicit_client()).follow_record(record, whole=whole)
 
 
 implicit_client.follow = _follow
-
-
-@overload
-async def submit(
-    function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
-) -> JobHandle[T]: ...
-
-
-@overload
-async def submit(
-    function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-) -> JobHandle[T]: ...
-
-
-async def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-    """Start ``function(*args, **kwargs)`` and return the job's handle, from asyncio.
-
-    Returns once the platform has accepted the job; it may start later.
-
-    Args:
-        function: The function to run, plain or decorated.
-        args, kwargs: Its arguments; kinetic pickles them.
-
-    Raises:
-        TypeError: The function doesn't take these arguments; nothing was sent.
-        ConfigurationError: A setting is wrong.
-        PackError: The function or an argument can't be shipped.
-        DataError: A `Data` can't be shipped.
-        LaunchError: The platform refused the job.
-        BackendError: The store or the platform doesn't answer.
-
-    Cancelled: the job and its objects are removed, within 30 s; shared content stays.
-
-    Example::
-
-        job = await kinetic.submit(train, 0.1)
-        loss = await job
-    """
-    return await (await _client()).submit(function, *args, **kwargs)
-
-
-@overload
-async def run(
-    function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
-) -> T: ...
-
-
-@overload
-async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-
-
-@own_frames_left_out
-async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Submit, wait, and return the value; see `Client.run`."""
-    return await (await _client()).run(function, *args, **kwargs)
-
-
-async def attach(
-    job_id: str, project: str | None = None, cluster: str | None = None
-) -> JobHandle[Any]:
-    """Return the handle of a job that any process submitted; see `Client.attach`."""
-    return await (await _client()).attach(job_id, project, cluster)
-
-
-async def attach_batch(
-    group_id: str,
-    project: str | None = None,
-    cluster: str | None = None,
-    poll_interval: float = 10.0,
-    poll_timeout: float | None = None,
-) -> BatchHandle[Any]:
-    """Return the handle of a batch that any process submitted; see `Client.attach_batch`."""
-    return await (await _client()).attach_batch(
-        group_id, project, cluster, poll_interval, poll_timeout
-    )
-
-
-async def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
-    """Remove a batch or a single job by its ID; see `Client.cleanup`."""
-    await (await _client()).cleanup(submission, project, cluster)
-
-
-async def list_batches(
-    name: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    project: str | None = None,
-    cluster: str | None = None,
-    limit: int | None = None,
-) -> list[BatchHandle[Any]]:
-    """List the batches in the store, the newest first; see `Client.list_batches`."""
-    return await (await _client()).list_batches(name, tags, project, cluster, limit)
-
-
-async def list_jobs(
-    project: str | None = None,
-    zone: str | None = None,
-    cluster: str | None = None,
-    namespace: str | None = None,
-    limit: int | None = None,
-) -> list[JobHandle[Any]]:
-    """List the jobs that the platform knows; see `Client.list_jobs`."""
-    return await (await _client()).list_jobs(project, zone, cluster, namespace, limit)
 
 
 async def load_result(path: str | os.PathLike[str]) -> Any:
@@ -196,11 +89,6 @@ async def load_result(path: str | os.PathLike[str]) -> Any:
     from kinetic._tasks import in_thread
 
     return await in_thread(pickles.load_file, path)
-
-
-async def collect() -> Collection:
-    """Remove unused contents from the store and caches; see `Client.collect`."""
-    return await (await _client()).collect()
 
 
 async def content_hash(data: Data) -> str:

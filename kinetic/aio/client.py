@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import inspect
 import os
 import shutil
 import weakref
@@ -17,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 import anyio.to_thread
 from absl import logging
@@ -599,7 +601,7 @@ def _batch(batch: Batch, **options: Any) -> BatchHandle[Any]:
     return BatchHandle(batch, **options)
 
 
-# --- the implicit client of a loop -----------------------------------------------------
+# --- the implicit client of a loop, whose methods are the functions of `kinetic.aio` ---
 
 _IMPLICIT: weakref.WeakKeyDictionary[
     asyncio.AbstractEventLoop, tuple[Client, AsyncGenerator[None, None]]
@@ -620,70 +622,40 @@ async def implicit_client() -> Client:
     return client
 
 
-@overload
-async def run_async_map(
-    function: Callable[..., Coroutine[Any, Any, T]],
-    inputs: Iterable[X] | AsyncIterable[X],
-    **options: Unpack[MapOptions],
-) -> BatchHandle[T, X]: ...
-
-
-@overload
-async def run_async_map(
-    function: Callable[..., T],
-    inputs: Iterable[X] | AsyncIterable[X],
-    **options: Unpack[MapOptions],
-) -> BatchHandle[T, X]: ...
-
-
-@show_in_signature(MapSettings)
-async def run_async_map(
-    function: Callable[..., Any],
-    inputs: Iterable[Any] | AsyncIterable[Any],
-    **options: Unpack[MapOptions],
-) -> BatchHandle[Any]:
-    """Run a function once for each input, and return the batch's handle at once.
-
-    Args:
-        function: A plain function, or one with a kinetic decorator.
-        inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
-        input_mode: How an input becomes arguments. ``single``: it is the only argument; ``args``: a
-            sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives keyword arguments, a
-            list or tuple positional ones, anything else is the only argument.
-        max_concurrent: How many jobs may be unfinished at once. None: no limit.
-        retries: How many times a failed item may run again.
-        fail_fast: Start nothing more after the first failure.
-        cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
-        name, tags: `list_batches` finds the batch by these.
-        project, cluster: Where it runs, instead of the function's own.
-        window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit if
-            the length of *inputs* is known, else twice *max_concurrent*.
-        batch_timeout: Seconds for the whole batch; then kinetic cancels it.
-        budget: US dollars, estimated by list prices. When ended attempts cost this much,
-            nothing more starts; running attempts continue.
-        progress: Show a progress line while you wait. None: no line.
-
-    Raises:
-        ConfigurationError: An option is wrong, or *budget* is set and the machine has no known
-            price, or *inputs* is empty, a string, or a dict. Also if an input doesn't fit the
-            function's parameters. If the length of *inputs* is unknown, only the job of such an
-            input fails, with a `SubmissionError`.
-        SubmissionError: The function or its project can't be shipped.
-
-    Cancelled: nothing of the batch is left, except content that other calls share.
-
-    Example::
-
-        async with await kinetic.aio.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
-            async for index, rate, outcome in batch.outcomes():
-                print(rate, outcome.unwrap())
-    """
-    return await (await implicit_client()).run_async_map(function, inputs, **options)
-
-
 async def _lifetime(client: Client) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
         await client.aclose()
         _IMPLICIT.pop(asyncio.get_running_loop(), None)  # the entry would keep the loop alive
+
+
+class _Shared:
+    """Has a function for each method of `Client`: it calls the method of the implicit client."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(Client, name)
+
+        @functools.wraps(method)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await method(await implicit_client(), *args, **kwargs)
+
+        function: Any = call
+        signature = inspect.signature(method)
+        parameters = [*signature.parameters.values()][1:]  # without ``self``
+        function.__signature__ = signature.replace(parameters=parameters)
+        function.__module__, function.__qualname__ = "kinetic.aio", name
+        function.__doc__ = (method.__doc__ or "").replace("await client.", "await kinetic.aio.")
+        return own_frames_left_out(call) if name == "run" else call
+
+
+_shared = cast("Client", _Shared())
+attach = _shared.attach
+attach_batch = _shared.attach_batch
+cleanup = _shared.cleanup
+collect = _shared.collect
+list_batches = _shared.list_batches
+list_jobs = _shared.list_jobs
+run = _shared.run
+run_async_map = _shared.run_async_map
+submit = _shared.submit
