@@ -47,7 +47,8 @@ class Portal:
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self.grace = grace
         self._lock = threading.RLock()  # reentrant: a finalizer may run in the thread that holds it
-        self._loop_thread: LoopThread | None = None
+        self.current: LoopThread | None = None
+        """The current loop's thread; None before the first call, and after `close`."""
         self._patient_hooks: list[Hook] = []
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
@@ -72,7 +73,7 @@ class Portal:
         If the caller is cancelled, cancel the coroutine and wait until it ends.
         """
         loop = running_loop()
-        if self._loop_thread is not None and loop is self._loop_thread.loop:
+        if self.current is not None and loop is self.current.loop:
             return await function(*args, **kwargs)
         settled: asyncio.Future[None] = loop.create_future()
 
@@ -134,27 +135,22 @@ class Portal:
         """
         (self._patient_hooks if patient else self._hooks).append(hook)
 
-    @property
-    def current(self) -> LoopThread | None:
-        """The current loop's thread; None before the first call, and after `close`."""
-        return self._loop_thread
-
     def ensure_loop_thread(self) -> LoopThread:
         """Return the thread of the running loop; start one if none runs, or if it is ending."""
-        loop_thread = self._loop_thread
+        loop_thread = self.current
         if loop_thread is not None and not loop_thread.is_ending:
             return loop_thread
         with self._lock:
-            loop_thread = self._loop_thread
+            loop_thread = self.current
             if loop_thread is None or loop_thread.is_ending:
                 loop_thread = LoopThread(self._patient_hooks, self._hooks)
                 try:
                     loop_thread.start()
                     _close_at_exit()
-                    self._loop_thread = loop_thread
+                    self.current = loop_thread
                 except BaseException:
                     loop_thread.stop()
-                    self._loop_thread = None
+                    self.current = None
                     raise
             return loop_thread
 
@@ -169,7 +165,7 @@ class Portal:
             PortalError: The caller runs in the loop's own thread.
         """
         with self._lock:
-            loop_thread, self._loop_thread = self._loop_thread, None
+            loop_thread, self.current = self.current, None
         if loop_thread is None:
             return
         loop_thread.refuse_own_thread()
@@ -184,8 +180,8 @@ class Portal:
 
     def check_caller(self) -> None:
         """Raise `PortalError` in the loop's own thread; warn if the call blocks another loop."""
-        if self._loop_thread is not None:
-            self._loop_thread.refuse_own_thread()
+        if self.current is not None:
+            self.current.refuse_own_thread()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -205,10 +201,10 @@ class Portal:
 
     def forget_parent_loop(self) -> None:
         """Forget the loop in a forked child: the loop's thread and files belong to the parent."""
-        if self._loop_thread is not None:
-            _PARENT_LOOP_THREADS.append(self._loop_thread)
+        if self.current is not None:
+            _PARENT_LOOP_THREADS.append(self.current)
         self._lock = threading.RLock()
-        self._loop_thread = None
+        self.current = None
 
 
 class PortalCall:
