@@ -319,7 +319,7 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
 def _find_decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
     """Return the plain function and its settings; None if *function* isn't decorated."""
     # Look at the type: functools.wraps can copy an instance's attribute to a plain wrapper.
-    if hasattr(type(function), "__kinetic__"):
+    if hasattr(type(cast("object", function)), "__kinetic__"):
         return function.__wrapped__, function.__kinetic__
     if isinstance(function, functools.partial) and (found := _find_decorated(function.func)):
         return functools.partial(found[0], *function.args, **function.keywords), found[1]
