@@ -270,7 +270,7 @@ class Live:
             screen.draw([])
             return
         lines: list[str] = []
-        max_lines = max(1, min(MAX_LINES, self._console.height - 1))
+        max_lines = max(1, min(MAX_LINES, self._size.lines - 1))
         for entry in shown:
             entry.drawn = True
             lines += self._lines(entry)
@@ -297,8 +297,19 @@ class Live:
         return Console(file=self._stream, force_terminal=True, highlight=False)
 
     @property
+    def _size(self) -> os.terminal_size:
+        """The size that the variables COLUMNS and LINES name, but at most that of the terminal."""
+        configured = self._console.size
+        try:
+            actual = os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):  # KINETIC_PROGRESS=live without a terminal
+            return os.terminal_size(configured)
+        width, height = actual.columns or configured.width, actual.lines or configured.height
+        return os.terminal_size((min(configured.width, width), min(configured.height, height)))
+
+    @property
     def _width(self) -> int:
-        return max(1, min(MAX_COLUMNS, self._console.width - 1))  # the last column wraps a line
+        return max(1, min(MAX_COLUMNS, self._size.columns - 1))  # a line wraps in the last column
 
     def _open_screen(self) -> Screen:
         """Return the screen, which the first call opens."""
