@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from kinetic.aio._net.http import Sockets
+from kinetic.aio._net.http import new_socket
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.errors import (
@@ -355,7 +355,7 @@ async def test_leaving_a_stream_closes_its_connection(server: FaultServer, api: 
 
 
 def test_connections_are_probed_by_the_system() -> None:
-    with Sockets().create((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as created:
+    with new_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as created:
         assert created.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if sys.platform == "linux":
             assert created.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15

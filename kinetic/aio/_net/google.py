@@ -186,7 +186,8 @@ class GoogleClient:
             OperationFailed: The operation ended with an error.
         """
         pauses = growing_pauses(self.first_pause_s, max(self.first_pause_s, LONGEST_PAUSE_S), 1.5)
-        while not _has_ended(operation):
+        # At the end, the container and compute APIs set the status to DONE; others set ``done``.
+        while not (operation.get("done") or operation.get("status") == "DONE"):
             await asyncio.sleep(next(pauses))
             operation = await self.call(_status_request(api, operation))
         if operation.get("error"):
@@ -196,14 +197,6 @@ class GoogleClient:
     def _server_url(self, api: str) -> str:
         variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}"
         return (self._environ.get(variable) or f"https://{api}.googleapis.com").rstrip("/")
-
-
-def _has_ended(operation: Mapping[str, Any]) -> bool:
-    """Return whether *operation* has ended.
-
-    At the end, the container and compute APIs set the status to DONE; other APIs set ``done``.
-    """
-    return bool(operation.get("done")) or operation.get("status") == "DONE"
 
 
 def _status_request(api: str, operation: Mapping[str, Any]) -> GoogleRequest:

@@ -135,52 +135,21 @@ CLOSE_POLL_S = 0.002
 """How often, in seconds, a closing client checks whether its sockets are closed."""
 
 
-class Sockets:
-    """The sockets and open answers of a client's sessions.
-
-    When a request is cancelled during the TLS handshake, aiohttp forgets the connection, whose
-    socket closes later. `wait_until_closed` waits for that, because Python warns of a socket that
-    the event loop leaves open. Closing a session doesn't wake readers of answers; `close_answers`
-    does.
-    """
-
-    def __init__(self) -> None:
-        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
-
-    def create(self, info: tuple[Any, ...]) -> socket.socket:
-        """Make a socket for *info*, an entry of `getaddrinfo`. Probes end reads of a dead peer."""
-        new_socket = socket.socket(family=info[0], type=info[1], proto=info[2])
-        self._sockets.add(new_socket)
-        for level, option, value in (
-            (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-            (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PROBE_S),
-            (socket.IPPROTO_TCP, "TCP_KEEPALIVE", PROBE_S),  # the name of TCP_KEEPIDLE on macOS
-            (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PROBE_S // 3),
-            (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
-            (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 2000 * PROBE_S),
-        ):
-            if hasattr(socket, option):
-                with contextlib.suppress(OSError):  # some systems define an option that they refuse
-                    new_socket.setsockopt(level, getattr(socket, option), value)
-        return new_socket
-
-    def register(self, answer: aiohttp.ClientResponse) -> None:
-        """Register *answer*, so that `close_answers` can end it."""
-        self._answers.add(answer)
-
-    def close_answers(self) -> None:
-        """End all answers in progress; call this before the sessions are closed."""
-        for answer in tuple(self._answers):
-            close_answer(answer)
-
-    async def wait_until_closed(self) -> None:
-        """Wait up to `CLOSE_TIMEOUT_S` until all sockets of the closed sessions are closed."""
-        await asyncio.sleep(0)
-        for _ in range(round(CLOSE_TIMEOUT_S / CLOSE_POLL_S)):
-            if all(known_socket.fileno() < 0 for known_socket in self._sockets):
-                return
-            await asyncio.sleep(CLOSE_POLL_S)
+def new_socket(info: tuple[Any, ...]) -> socket.socket:
+    """Make a socket for *info*, an entry of `getaddrinfo`. Probes end reads of a dead peer."""
+    created = socket.socket(family=info[0], type=info[1], proto=info[2])
+    for level, option, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PROBE_S),
+        (socket.IPPROTO_TCP, "TCP_KEEPALIVE", PROBE_S),  # the name of TCP_KEEPIDLE on macOS
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PROBE_S // 3),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 2000 * PROBE_S),
+    ):
+        if hasattr(socket, option):
+            with contextlib.suppress(OSError):  # some systems define an option that they refuse
+                created.setsockopt(level, getattr(socket, option), value)
+    return created
 
 
 def close_answer(answer: aiohttp.ClientResponse) -> None:
@@ -228,7 +197,8 @@ class HttpClient:
         self._headers = {"User-Agent": "kinetic-aio", **(headers or {})}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: dict[int, aiohttp.ClientSession] = {}
-        self._sockets = Sockets()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
         self._closed = False
 
     def check_usable(self) -> None:
@@ -261,7 +231,7 @@ class HttpClient:
                 connector=aiohttp.TCPConnector(
                     limit=limit,
                     keepalive_timeout=KEEPALIVE_S,
-                    socket_factory=self._sockets.create,
+                    socket_factory=self._new_socket,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
@@ -272,6 +242,11 @@ class HttpClient:
                 raise_for_status=self._raise_for_status if raise_for_status else False,
             )
         return self._sessions[limit]
+
+    def _new_socket(self, info: tuple[Any, ...]) -> socket.socket:
+        created = new_socket(info)
+        self._sockets.add(created)
+        return created
 
     def timeout(self, idle_s: float | None) -> aiohttp.ClientTimeout:
         """Return a timeout that allows *idle_s* seconds without data; None means no limit."""
@@ -295,8 +270,8 @@ class HttpClient:
         return answer
 
     async def _raise_for_status(self, answer: aiohttp.ClientResponse) -> None:
-        """Register *answer*; if its status is 300 or more, close it and raise `HttpError`."""
-        self._sockets.register(answer)
+        """If the status of *answer* is 300 or more, close it and raise `HttpError`."""
+        self._answers.add(answer)
         if answer.status < 300:
             return
         try:
@@ -350,9 +325,11 @@ class HttpClient:
             ) from exc
         except (aiohttp.ClientError, TimeoutError, OSError, LookupError, ValueError) as exc:
             self._check_open(problem, exc)
+            # aiohttp's own message has addresses of objects in memory.
+            cause = getattr(exc, "os_error", None) or exc
             raise Unavailable(
-                f"{problem}: {server} does not answer as it should ({_failure_text(exc)}); "
-                f"{advice}",
+                f"{problem}: {server} does not answer as it should "
+                f"({str(cause) or type(cause).__name__}); {advice}",
                 retryable=True,
             ) from exc
         except Exception as exc:
@@ -367,13 +344,14 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
         self._closed = True
-        self._sockets.close_answers()
+        for answer in tuple(self._answers):  # closing a session doesn't wake readers of answers
+            close_answer(answer)
         for session in self._sessions.values():
             await session.close()
-        await self._sockets.wait_until_closed()
-
-
-def _failure_text(failure: Exception) -> str:
-    """Return the cause's message; aiohttp's own message has addresses of objects in memory."""
-    cause = getattr(failure, "os_error", None) or failure
-    return str(cause) or type(cause).__name__
+        # If a request was cancelled during the TLS handshake, aiohttp forgets the connection, whose
+        # socket closes later. Python warns of a socket that the event loop leaves open.
+        await asyncio.sleep(0)
+        for _ in range(round(CLOSE_TIMEOUT_S / CLOSE_POLL_S)):
+            if all(created.fileno() < 0 for created in self._sockets):
+                break
+            await asyncio.sleep(CLOSE_POLL_S)
