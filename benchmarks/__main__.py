@@ -13,17 +13,17 @@ from pathlib import Path
 
 from benchmarks import figures
 
-QUESTIONS = {  # with the arguments of a quick run
-    "imports": ["--quick"],
-    "cli": ["--quick"],
-    "sync_overhead": ["--quick"],
-    "latency": ["--quick"],
-    "printing": ["--quick"],
-    "throughput": ["--quick"],
-    "fanout": ["--quick"],
-    "pack": ["--rounds", "1"],
-    "kubernetes": ["--quick"],
-}
+QUESTIONS = (
+    "imports",
+    "cli",
+    "sync_overhead",
+    "latency",
+    "printing",
+    "throughput",
+    "fanout",
+    "pack",
+    "kubernetes",
+)
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
         print(f"\n== {name}", flush=True)
         question = {"name": name, "machine": figures.machine(), "version": version()}
         figures.record("question", question)
-        arguments = QUESTIONS[name] if options.quick else []
+        arguments = ["--quick"] if options.quick else []
         completed = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
         failed += completed.returncode != 0
     return failed

@@ -7,7 +7,6 @@ at most 0.4, unchanged at most 0.02; more is a regression.
 
 from __future__ import annotations
 
-import argparse
 import random
 import resource
 import statistics
@@ -84,9 +83,7 @@ def measure(work: Callable[[], int]) -> tuple[float, float, int]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    rounds = figures.effort(__doc__, full=3, quick=1).rounds
     with tempfile.TemporaryDirectory(prefix="kinetic-bench-") as scratch:
         root = Path(scratch, "project")
         files, size = make_tree(root)

@@ -18,6 +18,7 @@ import os
 import resource
 import statistics
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from benchmarks import figures, setting
@@ -34,11 +35,7 @@ class Measurements:
     """Jobs per second, and milliseconds (or faults) per job by name, of each round."""
 
     rates: list[float] = field(default_factory=list)
-    costs: dict[str, list[float]] = field(default_factory=dict)
-
-    def add_cost(self, name: str, value: float) -> None:
-        """Add one cost of one round."""
-        self.costs.setdefault(name, []).append(value)
+    costs: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 HOMES = [(disk, files) for disk in (False, True) for files in (5, 100)]
@@ -63,15 +60,15 @@ def measure(
             return
         per_job = 1000 / jobs
         total_cpu = client_seconds() - client_before
-        measurements.add_cost("client", total_cpu * per_job)
+        measurements.costs["client"].append(total_cpu * per_job)
         for name, process in session.processes.items():
             use_during = setting.resource_use(process).since(use_before[name])
-            measurements.add_cost(name, use_during.own * per_job)
+            measurements.costs[name].append(use_during.own * per_job)
             total_cpu += use_during.own
         # Jobs are children of the last process in `Session.processes`, which the loop saw last.
-        measurements.add_cost("job", use_during.children * per_job)
-        measurements.add_cost("all", (total_cpu + use_during.children) * per_job)
-        measurements.add_cost("faults", use_during.faults / jobs)
+        measurements.costs["job"].append(use_during.children * per_job)
+        measurements.costs["all"].append((total_cpu + use_during.children) * per_job)
+        measurements.costs["faults"].append(use_during.faults / jobs)
 
 
 def client_seconds() -> float:
