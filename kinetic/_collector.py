@@ -43,7 +43,6 @@ FOOTER_BYTES = 64 * 1024
 """How many bytes to read at the end of an inputs object: its footer names shared contents."""
 
 _REFERENCE = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
-_SUBMISSION_ID = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +198,13 @@ def collect(
     if store is not None:
         removed.append(_collect_store(_Store(store), store_limits))
     if builds is not None:
-        removed.append(_Store(builds).remove_unneeded("builds", ("contexts",), (), store_limits))
+        contexts = _Store(builds)
+        units = contexts.units(["contexts"])
+        removed.append(contexts.remove_unneeded("builds", units, (), store_limits))
     for unit in chain.from_iterable(removed):
         previous = freed[unit.kind]
         freed[unit.kind] = Freed(previous.files + unit.files, previous.size + unit.size)
     if isinstance(store, Directory):
-        _drop_empty_outputs(store.objects.root)
         store.objects.sweep(DAY_S)
     return Collection(dict(freed))
 
@@ -226,7 +226,7 @@ def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
         yield from store.remove_remains(batches)
         if kinds:
             needed = store.needed_names(batches, data="data" in kinds)
-            yield from store.remove_unneeded("store", SHARED, needed, limits, units)
+            yield from store.remove_unneeded("store", units, needed, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,37 +244,31 @@ class _Store:
 
     def units(self, kinds: Iterable[str]) -> list[_Unit]:
         """List the shared contents; a unit of `Data` has first its manifest, then its files."""
-        return [unit for kind in kinds for unit in self._units_of(kind)]
-
-    def _units_of(self, kind: str) -> Iterator[_Unit]:
-        """Yield the units in the folder *kind*."""
-        members: defaultdict[str, list[ListedObject]] = defaultdict(list)
-        for listed in self.objects.list(f"{kind}/"):
-            name = "/".join(listed.name.split("/")[:2]) if kind == "data" else listed.name
-            members[name].append(listed)
-        for name, objects in members.items():
+        members: defaultdict[tuple[str, str], list[ListedObject]] = defaultdict(list)
+        for kind in kinds:
+            for listed in self.objects.list(f"{kind}/"):
+                name = "/".join(listed.name.split("/")[:2]) if kind == "data" else listed.name
+                members[kind, name].append(listed)
+        units: list[_Unit] = []
+        for (kind, name), objects in members.items():
             manifest_prefix = f"{name}/manifest"
             objects.sort(key=lambda listed: not listed.name.startswith(manifest_prefix))
-            size, used = (
-                sum(listed.size for listed in objects),
-                max(listed.used or 0.0 for listed in objects),
-            )
-            yield _Unit(kind, name, len(objects), size, used, tuple(objects))
+            size = sum(listed.size for listed in objects)
+            used = max(listed.used or 0.0 for listed in objects)
+            units.append(_Unit(kind, name, len(objects), size, used, tuple(objects)))
+        return units
 
     def remove_unneeded(
         self,
         folder: str,
-        kinds: Iterable[str],
+        units: list[_Unit],
         needed: AbstractCollection[str],
         limits: Limits,
-        units: list[_Unit] | None = None,
     ) -> Iterator[Unit]:
-        """Delete the units of *kinds* that `choose_units` chooses; yield the deleted ones.
+        """Delete the *units* that `choose_units` chooses; yield the deleted ones.
 
-        *units* are all units of *kinds*; None: this method lists them. The kind of a yielded unit
-        begins with *folder*.
+        The kind of a yielded unit begins with *folder*.
         """
-        units = self.units(kinds) if units is None else units
         units_to_remove = choose_units(units, needed, limits, STORE_KEPT_S, time.time())
         for unit, removed in zip(
             units_to_remove, self.objects.map(self._remove, units_to_remove), strict=True
@@ -397,21 +391,6 @@ def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
         return wire.Outcome.parse(listed.metadata["header"])
     except frames.MALFORMED:
         return None
-
-
-def _drop_empty_outputs(store: Path) -> None:
-    """Remove empty output folders, which jobs leave if their supervisor is killed."""
-    with contextlib.suppress(OSError), os.scandir(store / "outputs") as entries:
-        for entry in entries:
-            name = entry.name
-            used_by = (store / "jobs" / name / "handle.json", store / "batches" / name / "manifest")
-            if not _SUBMISSION_ID.fullmatch(name) or any(path.exists() for path in used_by):
-                continue
-            if time.time() - entry.stat().st_mtime < CACHE_KEPT_S:
-                continue
-            for folder, _, _ in os.walk(entry.path, topdown=False):
-                with contextlib.suppress(OSError):  # the folder isn't empty
-                    os.rmdir(folder)
 
 
 # --- the caches -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kinetic._runner.protocol.manifest import Entry, Manifest, file_hash
@@ -88,11 +88,7 @@ def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
 
 
 def read(file: str, entry: Entry, root: str) -> bytes:
-    """Read a small file and verify its digest.
-
-    Raises:
-        DataError: The file has changed, or can't be read.
-    """
+    """Read a small file and verify its digest; `DataError` says that it has changed."""
     try:
         with open(file, "rb") as content:
             body = content.read(entry.size + 1)
@@ -170,27 +166,19 @@ def _hash_files(
 ) -> list[tuple[Entry, Stamp]]:
     """Return the entry and the stamp of each file, in order; threads hash large files."""
 
-    def hash_file(path_and_file: tuple[str, str]) -> tuple[Entry, Stamp]:
-        return _hash_entry(*path_and_file, root, stop)
-
-    entries: list[tuple[Entry, Stamp] | None] = []
-    large: list[int] = []
-    for number, (path, file) in enumerate(files):
-        _check_stop(stop)
-        try:
-            is_large = os.stat(file).st_size >= LARGE_FILE_BYTES
-        except OSError as exc:
-            raise _unreadable_error(file, root, exc) from exc
-        entries.append(None if is_large else hash_file((path, file)))
-        if is_large:
-            large.append(number)
-    if large:
-        with ThreadPoolExecutor(min(HASHING_THREADS, len(large), os.cpu_count() or 1)) as pool:
-            for number, entry in zip(
-                large, pool.map(hash_file, [files[i] for i in large]), strict=True
-            ):
-                entries[number] = entry
-    return [entry for entry in entries if entry is not None]
+    hashed: list[Future[tuple[Entry, Stamp]] | tuple[Entry, Stamp]] = []
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        for path, file in files:
+            _check_stop(stop)
+            try:
+                is_large = os.stat(file).st_size >= LARGE_FILE_BYTES
+            except OSError as exc:
+                raise _unreadable_error(file, root, exc) from exc
+            if is_large:
+                hashed.append(pool.submit(_hash_entry, path, file, root, stop))
+            else:
+                hashed.append(_hash_entry(path, file, root, stop))
+        return [entry.result() if isinstance(entry, Future) else entry for entry in hashed]
 
 
 def _hash_entry(path: str, file: str, root: str, stop: threading.Event) -> tuple[Entry, Stamp]:
@@ -231,13 +219,8 @@ def _digest(fd: int, path: str, stop: threading.Event) -> bytes:
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    return (
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_ino,
-        status.st_dev,
-    )
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return (status.st_size, *times, status.st_ino, status.st_dev)
 
 
 def _cache_hash(file: str, path: str, stamp: Stamp, digest: bytes) -> None:

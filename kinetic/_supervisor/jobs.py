@@ -1,8 +1,6 @@
 """The table of a supervisor's jobs; it decides when a job starts, and how it ends.
 
-The table does no I/O. Its methods return actions, which the supervisor carries out in order. The
-line for the journal (`Record`) comes before the message to clients (`Notify`), because the next
-supervisor must know every job that clients have seen.
+The table does no I/O. Its methods return actions, which the supervisor carries out in order.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ class State(enum.StrEnum):
     GONE = "gone"
 
 
-class Stop(enum.Enum):
+class Stop(enum.StrEnum):
     """Why the supervisor ends a job."""
 
     DELETED = "deleted"
@@ -115,12 +113,10 @@ class Stop(enum.Enum):
     SHUTDOWN = "shutdown"
 
 
-class TimerKind(enum.Enum):
-    """The limit that a timer enforces: on the wait for slots, the running time, or the grace."""
-
-    START = "start"
-    DEADLINE = "deadline"
-    KILL = "kill"
+_SHOWN = (
+    "name", "labels", "created", "state", "executor", "leaving", "stopping", "exit_code", "reason",
+    "message", "ended",
+)  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -149,30 +145,12 @@ class Job:
     ended: float = 0.0
 
     def view(self) -> dict[str, Any]:
-        """Return the description of the job that clients get."""
-        return {
-            "name": self.name,
-            "phase": self.state.value,
-            "labels": self.labels,
-            "executor": self.executor,
-            "leaving": self.leaving,
-            "exit_code": self.exit_code,
-            "reason": self.reason,
-            "message": self.message,
-            "created": self.created,
-        }
+        """Return the description of the job that clients get, and the journal."""
+        return {name: getattr(self, name) for name in _SHOWN}
 
     def has_labels(self, labels: Mapping[str, str]) -> bool:
         """Return whether the job has all of *labels*."""
         return labels.items() <= self.labels.items()
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Write a line to the journal: a ``vital`` one at once, others at the end of a turn."""
-
-    line: Mapping[str, Any]
-    vital: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +170,15 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Call `Table.handle_timer` after ``delay`` seconds."""
+    """Call `Table.handle_timer` after ``delay`` seconds, or never, and not at an earlier timer."""
 
-    delay: float
-    kind: TimerKind
     job: Job
+    delay: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Notify:
-    """Notify watching clients that the job has changed."""
+class Report:
+    """Write the changed job to the journal, and send it to the clients that watch it."""
 
     job: Job
 
@@ -213,7 +190,7 @@ class RemoveLog:
     name: str
 
 
-Action = Record | Start | SendSignal | SetTimer | Notify | RemoveLog
+Action = Start | SendSignal | SetTimer | Report | RemoveLog
 
 
 class Table:
@@ -238,30 +215,13 @@ class Table:
         """Whether a job waits for its slots."""
         return self._queued_count > 0
 
-    def add(self, header: JobHeader, body: bytes, now: float) -> list[Action]:
+    def add(self, job: Job) -> list[Action]:
         """Queue a new job, whose name is not in the table."""
-        need = self._slots.fit(Need(header.cpus, header.gpus))
-        job = Job(
-            name=header.name,
-            labels=header.labels,
-            created=now,
-            header=header,
-            body=body,
-            need=need,
-        )
+        job.need = self._slots.fit(job.need)
         self.jobs[job.name] = job
-        self._queues[need.gpus > 0].append(job)
+        self._queues[job.need.gpus > 0].append(job)
         self._queued_count += 1
-        line = {"was": "created", "name": job.name, "labels": job.labels, "at": now}
-        actions: list[Action] = [Record(line, vital=True), Notify(job)]
-        if header.start_timeout is not None:
-            actions.append(SetTimer(header.start_timeout, TimerKind.START, job))
-        return actions
-
-    def forget_unwritten(self, job: Job) -> None:
-        """Undo `add` of a job that could not be written to the journal."""
-        del self.jobs[job.name]
-        self._leave_queue(job)
+        return [_start_timer(job, job.created)]
 
     def take_next(self) -> Job | None:
         """Take slots for the job that starts next, and return it; None if no job can start.
@@ -284,39 +244,28 @@ class Table:
                 return None
         return None
 
-    def first_queued(self, count: int) -> Iterator[Job]:
-        """Yield those of the first *count* entries of each queue that are still queued."""
-        for queue in self._queues.values():
-            for job in itertools.islice(queue, count):
-                if job.state is State.QUEUED:
-                    yield job
-
     def report_waiting(self, now: float) -> Iterator[Action]:
         """Update the messages of queued jobs about what they wait for, after `QUEUED_S` seconds."""
-        for job in self.first_queued(REPORTED_AT_ONCE):
-            if now - job.created < QUEUED_S:
-                continue
-            holders = [
-                *dict.fromkeys(_submission(running_job) for running_job in self._running.values())
-            ]
-            more = f" and {len(holders) - MAX_NAMES} more" if len(holders) > MAX_NAMES else ""
-            message = (
-                f"{self._slots.describe_wait(job.need)} with {', '.join(holders[:MAX_NAMES])}{more}"
-            )
-            if holders and job.message != message:
-                job.message = message
-                yield Notify(job)
+        holders = [*dict.fromkeys(map(_submission, self._running.values()))]
+        named = ", ".join(holders[:MAX_NAMES])
+        if len(holders) > MAX_NAMES:
+            named += f" and {len(holders) - MAX_NAMES} more"
+        for queue in self._queues.values() if holders else ():
+            for job in itertools.islice(queue, REPORTED_AT_ONCE):
+                if job.state is not State.QUEUED or now - job.created < QUEUED_S:
+                    continue
+                message = f"{self._slots.describe_wait(job.need)} with {named}"
+                if job.message != message:
+                    job.message = message
+                    yield Report(job)
 
-    def start(self, job: Job, executor: str, now: float) -> list[Action]:
+    def start(self, job: Job, executor: str) -> list[Action]:
         """Start *job*, which has its slots, as the process *executor*."""
         self._queued_count -= 1
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
-        line = {"was": "started", "name": job.name, "executor": executor, "at": now}
-        actions: list[Action] = [Record(line, vital=True), Start(job), Notify(job)]
-        if job.header is not None and job.header.timeout is not None:
-            actions.append(SetTimer(job.header.timeout, TimerKind.DEADLINE, job))
-        return actions
+        timeout = job.header.timeout if job.header is not None else None
+        return [Report(job), Start(job), SetTimer(job, timeout)]
 
     def mark_leaving(self, executor: str) -> Job | None:
         """Note that process *executor* has stored its outcome; return its running job or None."""
@@ -326,31 +275,25 @@ class Table:
         return job
 
     def may_requeue(self, job: Job) -> bool:
-        """Return whether *job*, which cannot start now, may return to the queue.
-
-        It may if nothing is stopping it, and its batch has started another item.
-        """
+        """Return whether *job* may wait for its start: it may if its batch has started an item."""
         submission = _submission(job)
         return job.stopping is None and any(
             other is not job and other.executor and _submission(other) == submission
             for other in self.jobs.values()
         )
 
-    def requeue(self, job: Job, message: str) -> list[Action]:
+    def requeue(self, job: Job, now: float, message: str) -> list[Action]:
         """Put *job*, which has no process, back at the head of its queue."""
-        self._queued_count += job.state is State.RUNNING
         self._release(job)
+        self._queued_count += 1
         job.state, job.executor, job.message = State.QUEUED, "", message
         self._queues[job.need.gpus > 0].appendleft(job)
-        return [Notify(job)]
+        return [Report(job), _start_timer(job, now)]
 
     def record_exit(
         self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
     ) -> list[Action]:
-        """End *job*, whose process has ended with exit code *status* (negative: a signal).
-
-        *meaning* explains an exit code of the runner; it ends the message of a job without reason.
-        """
+        """End *job* by its exit code or negated signal; *meaning* explains a code of the runner."""
         job.exit_code = status
         reason, message = _explain_exit(job, status, out_of_memory=out_of_memory)
         more = f": {meaning}" if meaning and not reason else ""
@@ -369,11 +312,10 @@ class Table:
                 return []
             already_stopping = job.stopping is not None
             job.stopping = Stop.DELETED
-            actions: list[Action] = [Record({"was": "deleted", "name": job.name})]
-            return actions if already_stopping else actions + self._ask_to_end(job)
+            return [Report(job)] if already_stopping else [Report(job), *self._ask_to_end(job)]
         if job.state is State.QUEUED:
             job.reason, job.message = Reason.CANCELLED, "deleted before it started"
-        return [Record({"was": "gone", "name": job.name}), *self._remove(job)]
+        return self._remove(job)
 
     def shut_down(self, now: float, grace: float, cause: str) -> list[Action]:
         """End queued jobs because of *cause*; ask running ones to end within *grace* seconds."""
@@ -384,166 +326,104 @@ class Table:
             elif job.state is State.RUNNING:
                 job.stopping = job.stopping or Stop.SHUTDOWN
                 actions.append(SendSignal(job, signal.SIGTERM))
-                actions.append(SetTimer(grace, TimerKind.KILL, job))
+                actions.append(SetTimer(job, grace))
         return actions
 
-    def handle_timer(self, kind: TimerKind, job: Job, now: float) -> list[Action]:
-        """Act on a due timer of *job*; ignore it if the job's state no longer fits its *kind*."""
-        match kind:
-            case TimerKind.START if job.state is State.QUEUED and job.header is not None:
-                limit = job.header.start_timeout or 0.0
-                message = f"no slot was free for {limit:g} s (start_timeout); it never started"
-                return self._end(job, now, Reason.UNSCHEDULABLE, message)
-            case TimerKind.DEADLINE if job.state is State.RUNNING and job.stopping is None:
-                job.stopping = Stop.DEADLINE
-                return self._ask_to_end(job, signal.SIGXCPU)
-            case TimerKind.KILL if job.state is State.RUNNING:
-                return [SendSignal(job, signal.SIGKILL)]
-            case _:
-                return []
+    def handle_timer(self, job: Job, now: float) -> list[Action]:
+        """Act on the due timer of *job*: on its wait for slots, its running time, or its grace."""
+        if job.state is State.QUEUED and job.header is not None:
+            limit = job.header.start_timeout or 0.0
+            message = f"no slot was free for {limit:g} s (start_timeout); it never started"
+            return self._end(job, now, Reason.UNSCHEDULABLE, message)
+        if job.state is State.RUNNING and job.stopping is None:
+            job.stopping = Stop.DEADLINE
+            return self._ask_to_end(job, signal.SIGXCPU)
+        return [SendSignal(job, signal.SIGKILL)] if job.state is State.RUNNING else []
 
     def forget_expired(self, now: float) -> list[Action]:
-        """Forget the jobs that ended more than `kept_s` seconds ago."""
+        """Forget jobs `kept_s` seconds after their ends, and the first ended ones of too many."""
         actions: list[Action] = []
-        for job in [*self._ended_jobs.values()]:
-            if job.ended < now - self._kept_s:
-                actions += self._forget(job)
+        while self._ended_jobs:
+            job = next(iter(self._ended_jobs.values()))
+            is_recent = job.ended >= now - self._kept_s
+            if is_recent and len(self._ended_jobs) <= ENDED_JOBS_KEPT:
+                break
+            job.state = State.GONE
+            del self.jobs[job.name], self._ended_jobs[job.name]
+            actions.append(Report(job))
         return actions
 
     def _ask_to_end(self, job: Job, signal_number: signal.Signals = signal.SIGTERM) -> list[Action]:
         """Signal the job, and set a timer that kills it; SIGXCPU says that its timeout is over."""
         grace = job.header.grace if job.header is not None else 0.0
-        return [SendSignal(job, signal_number), SetTimer(grace, TimerKind.KILL, job)]
+        return [SendSignal(job, signal_number), SetTimer(job, grace)]
 
     def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
         """Free the slots of *job*, and mark it as ended, or remove it if it was deleted."""
-        if job.state is State.QUEUED:
-            self._leave_queue(job)
         self._release(job)
         job.state, job.ended = State.ENDED, now
         job.reason, job.message, job.body, job.header = reason, message, b"", None
         if job.stopping is Stop.DELETED:
-            return [Record({"was": "gone", "name": job.name}), *self._remove(job)]
+            return self._remove(job)
         self._ended_jobs[job.name] = job
-        actions: list[Action] = [Record(ended_line(job)), Notify(job)]
-        if len(self._ended_jobs) > ENDED_JOBS_KEPT:
-            actions += self._forget(next(iter(self._ended_jobs.values())))
-        return actions
-
-    def _forget(self, job: Job) -> list[Action]:
-        """Forget an ended job; its log stays."""
-        job.state = State.GONE
-        del self.jobs[job.name], self._ended_jobs[job.name]
-        return [Record({"was": "forgotten", "name": job.name}), Notify(job)]
+        return [Report(job)]
 
     def _remove(self, job: Job) -> list[Action]:
-        """Remove *job* from the table, and its log from the disk."""
-        if job.state is State.QUEUED:
-            self._leave_queue(job)
+        """Remove *job* from the table, and its log before the journal says that it is gone."""
+        self._release(job)
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
         self._ended_jobs.pop(job.name, None)
-        return [Notify(job), RemoveLog(job.name)]
-
-    def _leave_queue(self, job: Job) -> None:
-        self._queued_count -= 1
-        job.state = State.GONE  # `take_next` drops the job from its queue
+        return [RemoveLog(job.name), Report(job)]
 
     def _release(self, job: Job) -> None:
+        """Free the slots of *job*, or count it no longer as queued; `take_next` then drops it."""
+        self._queued_count -= job.state is State.QUEUED
         if job.grant is not None:
             self._slots.release(job.grant)
             job.grant = None
         self._running.pop(job.executor, None)
 
-    # --- the journal -------------------------------------------------------------------------
-
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
-        """Add the jobs of a journal; return the names of deleted jobs, whose logs can be removed.
-
-        A job without a line about its end is lost, because its process no longer runs.
-        """
-        unfinished: set[str] = set()
-        deleted: set[str] = set()
-        dropped: list[str] = []
+        """Add the jobs of a journal; unfinished ones are lost. Return the names of deleted ones."""
         subject = "its supervisor"
+        deleted: list[str] = []
         for line in lines:
-            name = str(line.get("name", ""))
-            match line.get("was"):
-                case "supervisor":
-                    subject = f"its supervisor (process {line.get('pid')})"
-                case "created":
-                    created = float(line.get("at", now))
-                    self.jobs[name] = Job(
-                        name=name, labels=line.get("labels", {}), created=created, message=subject
-                    )
-                    unfinished.add(name)
-                    deleted.discard(name)
-                case "started" if name in self.jobs:
-                    self.jobs[name].executor = str(line.get("executor", ""))
-                case "deleted":
-                    deleted.add(name)
-                case "ended" if name in self.jobs:
-                    _read_end(self.jobs[name], line)
-                    unfinished.discard(name)
-                case "gone" if name in self.jobs:
-                    del self.jobs[name]
-                    unfinished.discard(name)
-                    deleted.discard(name)
-                    dropped.append(name)
-                case "forgotten":
+            match line:
+                case {"supervisor": pid}:
+                    subject = f"its supervisor (process {pid})"
+                case {"name": name, "state": State.GONE}:
                     self.jobs.pop(name, None)
+                case {"name": name, "state": state, "stopping": stopping}:
+                    job = self.jobs[name] = Job(**{field: line[field] for field in _SHOWN})
+                    job.state = State(state)
+                    job.stopping = Stop(stopping) if stopping else None
                 case _:
                     continue
-        for name in unfinished:
-            job = self.jobs[name]
-            moment = "while the job was running" if job.executor else "while the job was queued"
-            consequence = "the job was ended with it" if job.executor else "it never started"
-            job.state, job.ended, job.reason = State.ENDED, now, Reason.LOST
-            job.message = f"{job.message} died {moment}; {consequence}"
-        for job in sorted(self.jobs.values(), key=lambda job: job.ended):
-            if job.name in deleted & unfinished:
-                del self.jobs[job.name]
-                dropped.append(job.name)
-            elif job.ended < now - self._kept_s:
-                del self.jobs[job.name]
-            else:
-                self._ended_jobs[job.name] = job
-        return [name for name in dropped if name not in self.jobs]
-
-    def lines(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the lines of a journal that contains only the current state."""
         for job in self.jobs.values():
-            yield {"was": "created", "name": job.name, "labels": job.labels, "at": job.created}
-            if job.executor:
-                yield {"was": "started", "name": job.name, "executor": job.executor}
-            if job.stopping is Stop.DELETED:
-                yield {"was": "deleted", "name": job.name}
-            if job.state is State.ENDED:
-                yield ended_line(job)
+            if job.state is not State.ENDED:
+                moment = "while the job was running" if job.executor else "while the job was queued"
+                consequence = "the job was ended with it" if job.executor else "it never started"
+                job.state, job.ended, job.reason = State.ENDED, now, Reason.LOST
+                job.message = f"{subject} died {moment}; {consequence}"
+                deleted += [job.name] if job.stopping is Stop.DELETED else []
+        for name in deleted:
+            del self.jobs[name]
+        by_end = sorted(self.jobs.values(), key=lambda job: job.ended)
+        self._ended_jobs = {job.name: job for job in by_end}
+        self.forget_expired(now)
+        return deleted
+
+
+def _start_timer(job: Job, now: float) -> SetTimer:
+    """Return the timer that limits how long the queued *job* still waits for its slots."""
+    limit = job.header.start_timeout if job.header is not None else None
+    return SetTimer(job, job.created + limit - now if limit is not None else None)
 
 
 def _submission(job: Job) -> str:
     """Return the ID of the job or batch that *job* runs for, which is what its user knows."""
     return job.labels.get(SUBMISSION, job.name)
-
-
-def ended_line(job: Job) -> Mapping[str, Any]:
-    """Return the journal's line about the end of *job*."""
-    return {
-        "was": "ended",
-        "name": job.name,
-        "exit_code": job.exit_code,
-        "reason": job.reason,
-        "message": job.message,
-        "at": job.ended,
-    }
-
-
-def _read_end(job: Job, line: Mapping[str, Any]) -> None:
-    job.state = State.ENDED
-    job.exit_code = line.get("exit_code")
-    job.reason, job.message = str(line.get("reason", "")), str(line.get("message", ""))
-    job.ended = float(line.get("at", 0.0))
 
 
 def _explain_exit(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:

@@ -7,13 +7,11 @@ import json
 import math
 import os
 import re
-import select
 import signal
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,8 @@ from typing import Any
 from kinetic._runner.fork import fork_server
 from kinetic._runner.job import processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
-from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
-from kinetic._supervisor.protocol import JobHeader, SupervisorPaths
+from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths, passed_on
 
 PATIENCE_S = 5.0
 """Maximum seconds to wait for killed processes of a job, which may hang in the kernel."""
@@ -36,49 +33,37 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class ParentKey:
-    """The identity of a warm parent: jobs with the same key are children of the same parent."""
+    """Jobs with the same key share a parent; ``fresh`` ones have one of another interpreter."""
 
     command: tuple[str, ...]
     runner: str
     edition: str
     fresh: bool
 
-    @classmethod
-    def of(cls, job: JobHeader, interpreter: str) -> ParentKey:
-        """Return the key for *job*; a fresh job's parent runs *interpreter*, not its command."""
-        command = (interpreter,) if job.fresh else job.command
-        return cls(command, job.runner, job.edition, job.fresh)
 
-
-@dataclass(frozen=True, slots=True)
-class JobEnded:
-    """The job has ended; ``status`` is its exit code, or the negated number of a signal."""
-
-    job: Job
-    status: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForkRefused:
-    """The parent could not fork a process for the job."""
-
-    job: Job
-    error: OSError
+Change = tuple[Job, int | OSError]
+"""A job that has ended, with its exit code or negated signal, or that could not be forked."""
 
 
 @dataclass(slots=True)
-class _EndingJob:
+class _Process:
+    """The main process of a job.
+
+    ``pid`` is 0 until the parent has reported the fork, ``status`` the exit code once it has ended.
+    Until ``give_up_at``, the job then waits for the end of its other processes.
+    """
+
     job: Job
-    pid: int
-    status: int
-    until: float
+    pid: int = 0
+    status: int | None = None
+    give_up_at: float = 0.0
 
 
-class Parent:
+class Parent(Stream):
     """A warm parent. In its processes, the environment variable `MARK` starts with *directory*."""
 
     def __init__(self, key: ParentKey, pid: int, sock: socket.socket, directory: str) -> None:
-        sock.setblocking(False)
+        super().__init__(sock)
         self.key = key
         self.pid = pid
         self.ready = False
@@ -86,42 +71,32 @@ class Parent:
         self.last_used_at = time.monotonic()
         self.dismissed_at = 0.0
         self.log_offset = 0
-        self._sock = sock
         self._directory = directory
-        self._out = bytearray()
         self._in = bytearray()
         self._last_serial = 0
-        self._jobs: dict[int, Job] = {}
-        self._serial_by_job: dict[Job, int] = {}
-        self._serial_by_pid: dict[int, int] = {}
-        self._ending: dict[int, _EndingJob] = {}
+        self._processes: dict[int, _Process] = {}  # by serial
         self._orphan_owners: dict[int, frozenset[str]] = {}
-
-    def fileno(self) -> int:
-        """The descriptor to wait on."""
-        return self._sock.fileno()
 
     @property
     def jobs(self) -> list[Job]:
         """The jobs that neither `receive` nor `finish_ended_jobs` has returned yet."""
-        return [*self._jobs.values(), *(ending.job for ending in self._ending.values())]
+        return [process.job for process in self._processes.values()]
 
     @property
     def has_ending_jobs(self) -> bool:
         """Whether processes of an ended job still run."""
-        return bool(self._ending)
+        return any(process.status is not None for process in self._processes.values())
 
-    @property
-    def unsent(self) -> int:
-        """How many queued bytes `flush` has not sent yet."""
-        return len(self._out)
+    def _running(self) -> dict[int, _Process]:
+        return {
+            serial: process for serial, process in self._processes.items() if process.status is None
+        }
 
     def start(self, job: Job, fields: Mapping[str, Any]) -> None:
         """Queue the command to fork a process for *job*; *fields* precede the job's body in it."""
         self._last_serial += 1
         self.last_used_at = time.monotonic()
-        self._jobs[self._last_serial] = job
-        self._serial_by_job[job] = self._last_serial
+        self._processes[self._last_serial] = _Process(job)
         message = _dumps(fields).encode() + b"\n" + job.body
         self._out += (
             fork_server.COMMAND.pack(fork_server.FORK, self._last_serial, len(message)) + message
@@ -129,69 +104,51 @@ class Parent:
 
     def signal(self, job: Job, signal_number: int) -> None:
         """Queue a signal for the main process of *job*, if that process hasn't ended."""
-        if (serial := self._serial_by_job.get(job)) in self._jobs:
-            self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, signal_number)
-            all_stopping = all(
-                running_job.stopping is not None for running_job in self._jobs.values()
-            )
-            if signal_number == signal.SIGKILL and not self.ready and all_stopping:
-                self.kill()  # the parent reads no commands before it is ready: it may hang
+        running = self._running()
+        for serial, process in running.items():
+            if process.job is job:
+                self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, signal_number)
+        all_stopping = all(process.job.stopping is not None for process in running.values())
+        if signal_number == signal.SIGKILL and not self.ready and all_stopping:
+            self.kill()  # the parent reads no commands before it is ready: it may hang
 
-    def flush(self) -> None:
-        """Send the queued bytes that the socket takes without blocking.
-
-        Raises:
-            OSError: The parent has ended.
-        """
-        while self._out:
-            try:
-                sent = self._sock.send(self._out)
-            except BlockingIOError:
-                return
-            del self._out[:sent]
-
-    def receive(self) -> list[JobEnded | ForkRefused] | None:
+    def receive(self) -> list[Change] | None:
         """Return the jobs that ended or weren't forked; None if the parent has ended."""
-        try:
-            data = self._sock.recv(1 << 16)
-        except (BlockingIOError, InterruptedError):
-            return []
-        except OSError:
-            return None
-        if not data:
+        data = self.read()
+        if data is None:
             return None
         self._in += data
         complete = len(self._in) - len(self._in) % fork_server.REPLY.size
-        changes: list[JobEnded | ForkRefused] = []
+        changes: list[Change] = []
         for kind, serial, pid, code in fork_server.REPLY.iter_unpack(bytes(self._in[:complete])):
             if kind == fork_server.EXITED:
                 self._on_exit(serial, pid, code)
             elif kind == fork_server.FORKED:
-                self._serial_by_pid[pid] = serial
+                self._processes[serial].pid = pid
             elif kind == fork_server.REFUSED:
-                job = self._jobs.pop(serial)
-                del self._serial_by_job[job]
-                changes.append(ForkRefused(job, OSError(code, os.strerror(code))))
+                changes.append((self._processes.pop(serial).job, OSError(code, os.strerror(code))))
             else:
                 self.ready = True
         del self._in[:complete]
-        changes += self.finish_ended_jobs()
-        return changes
+        return changes + self.finish_ended_jobs()
 
-    def finish_ended_jobs(self) -> Iterator[JobEnded]:
-        """Kill leftover processes of ended jobs; yield jobs without any, or after `PATIENCE_S`."""
-        if not self._ending:
-            return
-        unfinished = self._kill_orphans()
-        for serial, ending in [*self._ending.items()]:
-            if ending.job.executor not in unfinished or time.monotonic() > ending.until:
-                del self._ending[serial], self._serial_by_job[ending.job]
-                yield JobEnded(ending.job, ending.status)
+    def finish_ended_jobs(self) -> list[Change]:
+        """Kill leftover processes of ended jobs; return jobs without any, or after `PATIENCE_S`."""
+        if not self.has_ending_jobs:
+            return []
+        unfinished, now = self._kill_orphans(), time.monotonic()
+        finished: list[Change] = []
+        for serial, process in [*self._processes.items()]:
+            is_waiting = process.job.executor in unfinished and now <= process.give_up_at
+            if process.status is not None and not is_waiting:
+                del self._processes[serial]
+                finished.append((process.job, process.status))
+        return finished
 
     def disconnect(self) -> None:
         """Close the connection, upon which the parent ends its jobs and itself."""
         self.dismissed_at = time.monotonic()
-        self._sock.close()
+        self.close()
 
     def kill(self) -> None:
         """Kill the parent, unless it has ended."""
@@ -200,30 +157,30 @@ class Parent:
 
     def kill_jobs(self) -> None:
         """Kill the jobs of this parent, which has died; on Linux, the kernel does so itself."""
-        for pid in self._serial_by_pid:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+        for process in self._running().values():
+            if process.pid:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
     def _on_exit(self, serial: int, pid: int, status: int) -> None:
-        self._serial_by_pid.pop(pid, None)
         self._orphan_owners.pop(pid, None)
-        if (job := self._jobs.pop(serial, None)) is not None:
-            self._ending[serial] = _EndingJob(job, pid, status, time.monotonic() + PATIENCE_S)
+        if (process := self._processes.get(serial)) is not None:  # otherwise it was an orphan
+            process.status, process.give_up_at = status, time.monotonic() + PATIENCE_S
 
     def _kill_orphans(self) -> set[str]:
         """Queue kills of leftover processes of ended jobs; return executors that may own them."""
         unfinished: set[str] = set()
-        running: set[str] | None = None
         try:
             pids = children(self.pid)
         except OSError:  # no descriptor is free to list processes; the next call retries
-            return {ending.job.executor for ending in self._ending.values()}
+            return {job.executor for job in self.jobs}
+        running = self._running().values()
+        main_pids = {process.pid for process in running}
+        executors = {process.job.executor for process in running}
         for pid in pids:
-            if pid in self._serial_by_pid or (owners := self._owners(pid)) is None:
+            if pid in main_pids or (owners := self._owners(pid)) is None:
                 continue
-            if running is None:
-                running = {job.executor for job in self._jobs.values()}
-            if owners.isdisjoint(running):
+            if owners.isdisjoint(executors):
                 unfinished |= owners
                 # The killed process's children become the parent's; the next call kills them.
                 self._out += fork_server.COMMAND.pack(fork_server.KILL_ORPHAN, pid, 0)
@@ -243,68 +200,33 @@ class Parent:
             return owners
         if pid in self._orphan_owners:  # the process has removed its mark, or is ending
             return self._orphan_owners[pid]
-        try:
+        with contextlib.suppress(OSError):
             session = os.getsid(pid)
-        except OSError:
-            session = 0
-        if session in self._serial_by_pid:
-            return frozenset({self._jobs[self._serial_by_pid[session]].executor})
-        for ending in self._ending.values():
-            if session == ending.pid:
-                return frozenset({ending.job.executor})
+            for process in self._processes.values():
+                if process.pid == session:
+                    return frozenset({process.job.executor})
         # Each job that runs now may have started it, so kill it when the last of these jobs ends.
         owners = self._orphan_owners[pid] = frozenset(job.executor for job in self.jobs)
         return owners
 
 
 def processes_of(directory: str) -> list[int]:
-    """Find the processes with the mark of the state *directory*, except this one.
-
-    Return none on macOS, which shows no marks: there, a parent ends when its supervisor dies.
-    """
+    """Find the processes with the mark of *directory*, except this one; none on macOS."""
     if not LINUX:
         return []
-    found: list[int] = []
-    for entry in os.scandir("/proc"):
-        try:
-            if not entry.name.isdigit() or entry.stat().st_uid != os.getuid():
-                continue
-        except OSError:
-            continue  # the process has ended since the listing
-        pid = int(entry.name)
-        if pid != os.getpid() and mark_of(pid)[0] == directory:
-            found.append(pid)
-    return found
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and mark_of(pid)[0] == directory]
 
 
 def kill_processes_of(directory: str, patience: float = 10.0) -> list[int]:
-    """Kill the processes with the mark of *directory*; return those left after *patience* seconds.
-
-    The caller holds the supervisor's lock, so that no supervisor starts such processes now.
-    """
+    """Kill the processes with the mark of *directory*; after *patience* seconds, return others."""
     deadline = time.monotonic() + patience
     while (pids := processes_of(directory)) and time.monotonic() < deadline:
         for pid in pids:
-            _kill_marked(pid, directory, deadline)
+            with contextlib.suppress(OSError):  # the process has ended
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
     return pids
-
-
-def _kill_marked(pid: int, directory: str, deadline: float) -> None:
-    """Kill the process *pid* if it has the mark of *directory*; wait for its end."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return  # the process has ended
-    try:
-        # Since the listing, a new process may have got the number, so check the mark again.
-        if mark_of(pid)[0] != directory:
-            return
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-        select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-    except OSError:
-        return
-    finally:
-        os.close(fd)
 
 
 SPARE_LIFETIME_S = 10.0
@@ -316,17 +238,17 @@ REMOVED_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """A spare; ``since`` is when it became one, by the monotonic clock."""
+    """A spare of a project; ``since`` is when it became one, by the monotonic clock."""
 
     path: str
+    project: str
     since: float
 
 
 class Sweeper:
     """Make the folders of jobs, keep some for later jobs (spares), and remove the others.
 
-    The sweeper renames a large folder into *trash*. One helper process at a time removes the
-    folders in *trash*.
+    A helper process removes large folders, which were renamed into *trash*.
     """
 
     def __init__(self, trash: Path, spares_folder: Path) -> None:
@@ -335,40 +257,22 @@ class Sweeper:
         self._sweeping_pid = 0
         self._trash = str(trash)
         self._spares_folder = str(spares_folder)
-        self._spares_by_project: dict[str, list[_Spare]] = {}
+        self._spares: list[_Spare] = []  # the oldest first
         self._trashed_folders = [entry.path for entry in os.scandir(trash)]
 
     @property
     def next_drop_at(self) -> float:
         """When to call `drop_spares`, by the monotonic clock; infinite without spares."""
-        return (
-            min(
-                (project_spares[0].since for project_spares in self._spares_by_project.values()),
-                default=math.inf,
-            )
-            + SPARE_LIFETIME_S
-        )
+        return self._spares[0].since + SPARE_LIFETIME_S if self._spares else math.inf
 
     def make_folder(self, folder: str, project: str) -> None:
-        """Make the *folder* of a job, by renaming a spare of *project* if there is one.
-
-        Raises:
-            OSError: The folder can't be made.
-        """
-        while project in self._spares_by_project:
-            try:
-                os.rename(self._spares_by_project[project][-1].path, folder)
-            except FileNotFoundError:  # a user has removed the spare
-                self._forget(project)
-                continue
-            self._forget(project)
-            return
+        """Make the *folder* of a job, by renaming a spare of *project* if there is one."""
+        for spare in reversed([spare for spare in self._spares if spare.project == project]):
+            self._spares.remove(spare)
+            with contextlib.suppress(FileNotFoundError):  # a user has removed the spare
+                os.rename(spare.path, folder)
+                return
         os.mkdir(folder, 0o700)
-
-    def _forget(self, project: str) -> None:
-        self._spares_by_project[project].pop()
-        if not self._spares_by_project[project]:
-            del self._spares_by_project[project]
 
     def release_folder(self, folder: str, executor: str) -> None:
         """Keep the *folder* of an ended job as a spare for later jobs, or remove it."""
@@ -389,25 +293,20 @@ class Sweeper:
             return
         for entry in spares.foreign_entries(entries, project):
             self._move_to_trash(f"{spare}/{entry}")
-        self._spares_by_project.setdefault(project, []).append(_Spare(spare, time.monotonic()))
+        self._spares.append(_Spare(spare, project, time.monotonic()))
 
     def _remove(self, folder: str) -> None:
         """Remove *folder*: at once if it has few files, otherwise by way of the trash."""
-        try:
-            removed = processes.remove_if_small(folder, REMOVED_AT_ONCE)
-        except OSError:
-            removed = False
-        if not removed:
-            self._move_to_trash(folder)
+        with contextlib.suppress(OSError):
+            if processes.remove_if_small(folder, REMOVED_AT_ONCE):
+                return
+        self._move_to_trash(folder)
 
     def drop_spares(self, *, unused_s: float = SPARE_LIFETIME_S) -> None:
         """Move the spares that no job has taken for *unused_s* seconds to the trash."""
         cutoff = time.monotonic() - unused_s
-        for project, project_spares in [*self._spares_by_project.items()]:
-            while project_spares and project_spares[0].since <= cutoff:
-                self._move_to_trash(project_spares.pop(0).path)
-            if not project_spares:
-                del self._spares_by_project[project]
+        while self._spares and self._spares[0].since <= cutoff:
+            self._move_to_trash(self._spares.pop(0).path)
 
     def _move_to_trash(self, folder: str) -> None:
         trashed = f"{self._trash}/{os.urandom(8).hex()}"
@@ -423,31 +322,11 @@ class Sweeper:
                 self.helper_pids.add(self._sweeping_pid)
                 self._trashed_folders = []
 
-    def run_in_helper(self, work: Callable[[], object]) -> None:
-        """Run *work* in a helper process, if one can be started."""
-        with contextlib.suppress(OSError):
-            self.helper_pids.add(processes.run_in_background(work))
-
-    def forget_helper(self, pid: int) -> None:
-        """Forget *pid*, a child of the supervisor that has ended, if it is a helper."""
-        self.helper_pids.discard(pid)
-
 
 SPARE_PARENTS = 4
 """How many warm parents without a job to keep."""
 
 MAX_STDERR_BYTES = 2000
-_PASSED_VARIABLES = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "LANG",
-    "TMPDIR",
-    "TZ",
-    "KINETIC_HOME",
-)
 _SOCKET_FD = 3
 
 _OUTPUT_FOLDER = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
@@ -462,12 +341,8 @@ class Parents:
     ) -> None:
         self._paths = paths
         self._sweeper = sweeper
-        self._environment = {
-            name: value
-            for name, value in environ.items()
-            if name in _PASSED_VARIABLES or name.startswith("LC_")
-        }
         self._directory = str(paths.state)
+        self._environment = passed_on(environ, "KINETIC_HOME")
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
         self._logs, self._work = str(paths.logs), str(paths.work)
         self._cache = str(paths.cache)
@@ -476,24 +351,20 @@ class Parents:
         self._dismissed: list[Parent] = []
         self._ended: dict[str, Job] = {}
         self._output_folders: dict[Job, str] = {}
-        self._jobs_by_output_folder: Counter[str] = Counter()
 
     def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
-        """Have a warm parent fork a process for *job*; return that parent, which may be new.
-
-        Raises:
-            OSError: The interpreter can't be started, or the job's folder can't be made.
-        """
+        """Have a warm parent fork a process for *job*; return that parent, which may be new."""
         if job.name in self._ended:  # a job of this name has just ended: remove its folder first
             self.clear_folders()
-        key = ParentKey.of(header, sys.executable)
+        work, runner = self.work_folder(job), f"{header.runner}/remote_runner.py"
+        self._sweeper.make_folder(work, header.project)
+        self._output_folders[job] = header.output_dir
+        command = (sys.executable,) if header.fresh else header.command
+        key = ParentKey(command, header.runner, header.edition, header.fresh)
         parent = self._parents.get(key)
         if parent is None:
             parent = self._parents[key] = self._spawn(key)
         self._parent_by_job[job] = parent
-        work, runner = self.work_folder(job), f"{header.runner}/remote_runner.py"
-        self._sweeper.make_folder(work, header.project)
-        self._make_outputs(job, header.output_dir)
         local = {
             "executor": job.executor,
             "variables": variables,
@@ -526,13 +397,11 @@ class Parents:
             max(limit, MIN_CHECK_PAUSE_S) if now < job.started + job.header.start_allowance else 0.0
         )
 
-    def signal(self, job: Job, number: int) -> Parent | None:
-        """Signal *job*'s main process; return the parent to flush, None if none is connected."""
+    def signal(self, job: Job, number: int) -> None:
+        """Signal *job*'s main process, unless it ends because its parent has."""
         parent = self._parent_by_job.get(job)
-        if parent is None or parent in self._dismissed:  # the job ends with its parent
-            return None
-        parent.signal(job, number)
-        return parent
+        if parent is not None and parent not in self._dismissed:
+            parent.signal(job, number)
 
     def mark_ended(self, job: Job) -> None:
         """Note that *job* has ended, so that the next `clear_folders` releases its folder."""
@@ -547,31 +416,24 @@ class Parents:
             self._drop_outputs(job)
         self._ended.clear()
 
-    def _make_outputs(self, job: Job, folder: str) -> None:
-        """Make *folder*, the output directory of *job*, if it is one that kinetic named.
-
-        The supervisor counts the jobs of a directory, so that `_drop_outputs` leaves those in use.
-        """
-        if _OUTPUT_FOLDER.fullmatch(folder):
-            self._output_folders[job] = folder
-            self._jobs_by_output_folder[folder] += 1
-            with contextlib.suppress(OSError):  # the job reports the error
-                private.make_folder(folder)
-
     def _drop_outputs(self, job: Job) -> None:
-        """Remove the output directory of *job*, and that of its batch, if they are empty."""
-        folder = self._output_folders.pop(job, None)
-        if folder is None:
-            return
-        self._jobs_by_output_folder[folder] -= 1
-        if self._jobs_by_output_folder[folder]:  # another attempt already uses the folder
-            return
-        del self._jobs_by_output_folder[folder]
+        """Remove the output directory of *job*, and that of its batch, if they are empty.
+
+        Leave a directory that kinetic has not named, or that another attempt uses already.
+        """
+        folder = self._output_folders.pop(job, "")
         matched = _OUTPUT_FOLDER.fullmatch(folder)
+        if matched is None or folder in self._output_folders.values():
+            return
         with contextlib.suppress(OSError):  # the folder isn't empty
             os.rmdir(folder)
-            if matched is not None and matched[2]:
+            if matched[2]:
                 os.rmdir(matched[1])
+
+    @property
+    def connected(self) -> list[Parent]:
+        """The parents that weren't dismissed."""
+        return [*self._parents.values()]
 
     def parents_with_ending_jobs(self) -> list[Parent]:
         """Return the parents in which processes of ended jobs may still run."""
@@ -662,7 +524,7 @@ class Parents:
                 return
             if pid == 0:
                 return
-            self._sweeper.forget_helper(pid)
+            self._sweeper.helper_pids.discard(pid)
             for parent in self._running_parents():
                 if parent.pid == pid:
                     parent.status = os.waitstatus_to_exitcode(status)

@@ -43,11 +43,7 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that *data* completes; keep the rest for the next call.
-
-        Raises:
-            ChannelError: The data breaks this protocol.
-        """
+        """Return the messages that *data* completes, or raise `ChannelError`; keep the rest."""
         buffer = self._buffer
         buffer += data
         messages: list[Message] = []
@@ -78,13 +74,12 @@ def _parse_header(text: str) -> dict[str, Any]:
     return header
 
 
-class Channel:
+class Stream:
     """One end of a connection that never blocks; its owner polls `fileno`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._decoder = Decoder()
         self._out = bytearray()
 
     def fileno(self) -> int:
@@ -96,16 +91,8 @@ class Channel:
         """The number of queued bytes that `flush` has not sent yet."""
         return len(self._out)
 
-    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Queue a message for the next `flush`."""
-        self._out += encode(header, body)
-
     def flush(self) -> None:
-        """Send the queued bytes that the socket takes without blocking.
-
-        Raises:
-            OSError: The peer has disconnected.
-        """
+        """Send the bytes that the socket takes without blocking; `OSError`: the peer has gone."""
         while self._out:
             try:
                 sent = self._sock.send(self._out)
@@ -113,26 +100,38 @@ class Channel:
                 return
             del self._out[:sent]
 
-    def receive(self) -> list[Message] | None:
-        """Return the messages that have arrived; None if the peer has disconnected.
-
-        Raises:
-            ChannelError: The data breaks this protocol.
-        """
+    def read(self) -> bytes | None:
+        """Return the bytes that have arrived; None if the peer has disconnected."""
         try:
-            data = self._sock.recv(RECEIVE_BYTES)
+            return self._sock.recv(RECEIVE_BYTES) or None
         except (BlockingIOError, InterruptedError):
-            return []
+            return b""
         except OSError:
             return None
-        return self._decoder.feed(data) if data else None
 
     def close(self) -> None:
-        """Close the connection and drop unsent messages."""
+        """Close the connection and drop unsent bytes."""
         self._sock.close()
 
 
-VERSION = (1, 2)
+class Channel(Stream):
+    """The supervisor's end of the connection to a client."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._decoder = Decoder()
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Queue a message for the next `flush`."""
+        self._out += encode(header, body)
+
+    def receive(self) -> list[Message] | None:
+        """Return the messages that have arrived; None if the peer has disconnected."""
+        data = self.read()
+        return self._decoder.feed(data) if data is not None else None
+
+
+VERSION = (1, 3)
 """Major and minor version. Client and supervisor need the same: both use the runner's files.
 
 Raise the minor version when the runner's files move. Each major version has its own socket path.
@@ -163,26 +162,16 @@ _LIMITS = (
 
 
 def check(header: Mapping[str, Any]) -> None:
-    """Check the types of a request's fields before the supervisor acts on it.
-
-    Raises:
-        ChannelError: A field has a wrong type.
-    """
-    for name, value in header.items():
-        types = _TYPES.get(name)
+    """Check the types of a request's fields, or raise `ChannelError`."""
+    for name, types in _TYPES.items():
+        if name not in header:
+            continue
+        value: Any = header[name]
         kind: Any = value.__class__
-        content: Any = value
-        elements: Iterable[Any] = ()
-        if isinstance(value, dict):
-            elements = content.values()
-        elif isinstance(value, list):
-            elements = content
+        elements: Iterable[Any] = value if kind is list else value.values() if kind is dict else ()
         element_type = int if name == "protocol" else str
-        is_wrong = types is not None and kind not in types
-        if is_wrong or (
-            types is not None and any(type(element) is not element_type for element in elements)
-        ):
-            raise ChannelError(f"the request's {name} has a wrong type: {content!r:.100}")
+        if kind not in types or any(type(element) is not element_type for element in elements):
+            raise ChannelError(f"the request's {name} has a wrong type: {value!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +206,7 @@ class JobHeader:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> JobHeader:
-        """Read a ``launch`` message that passed `check`; ignore unknown fields.
-
-        Raises:
-            OrderError: The supervisor can't accept the job.
-        """
+        """Read a ``launch`` message that passed `check`, or raise `OrderError`."""
         known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name in fields}
         try:
             known["command"] = tuple(known["command"])
@@ -246,6 +231,18 @@ def edition(runner: Path) -> str:
     """Return a version of the runner's code: the time of the latest change of a file, in hex."""
     latest = max((file.stat().st_mtime_ns for file in runner.rglob("*.py")), default=0)
     return f"{latest:x}"
+
+
+_PASSED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
+
+
+def passed_on(environ: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Return the variables that the supervisor and its parents inherit, and those of *names*."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _PASSED_VARIABLES or name in names or name.startswith("LC_")
+    }
 
 
 class SupervisorPaths:

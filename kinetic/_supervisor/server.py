@@ -22,27 +22,6 @@ from kinetic._supervisor.protocol import (
 )
 
 
-class Owner:
-    """A client process that owns jobs; its descriptor becomes readable when the process ends.
-
-    Raises:
-        ProcessLookupError: The process has ended.
-        OSError: This system has no such descriptors.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.jobs: set[Job] = set()
-        self._descriptor = os.pidfd_open(pid)
-
-    def fileno(self) -> int:
-        """Return the descriptor that a selector polls."""
-        return self._descriptor
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._descriptor)
-
-
 def peer_pid(sock: socket.socket) -> int:
     """Return the PID of the client; 0 if this system can't watch the end of a process."""
     if not hasattr(os, "pidfd_open"):
@@ -77,21 +56,14 @@ class Connection:
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
         self.synced = True
-        self.closed = False
         self.next_send_at = 0.0
         """When to send the next changes at the earliest, while any job is queued or running."""
 
-    def pump(self, now: float, *, immediately: bool) -> bool:
-        """Send what the client takes; return False if `PAUSE_S` delays changes of jobs.
-
-        *immediately* skips that pause.
-
-        Raises:
-            OSError: The client has disconnected.
-        """
+    def pump(self, now: float, *, immediately: bool) -> None:
+        """Send what the client takes; *immediately* skips the pause before changes of jobs."""
         self.channel.flush()
         if self.changes and self.synced and not immediately and now < self.next_send_at:
-            return False
+            return
         if self.changes:
             self.next_send_at = now + PAUSE_S
         # If changes are left, bytes are unsent too, so the selector reports when there is room.
@@ -105,7 +77,6 @@ class Connection:
             self.synced = True
             self.channel.send({"jobs": [], "synced": True})
             self.channel.flush()
-        return True
 
 
 class Server:
@@ -119,7 +90,6 @@ class Server:
         remove_logs: Callable[[Collection[str], str], None],
     ) -> None:
         self.connections: set[Connection] = set()
-        self.dirty: set[Connection] = set()  # may have something to send
         self._table = table
         self._launch = launch
         self._delete = delete
@@ -128,17 +98,12 @@ class Server:
         self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
     def handle(self, connection: Connection, message: Message) -> None:
-        """Handle one message of a client.
-
-        Raises:
-            ChannelError: The message is invalid; close the connection.
-        """
+        """Handle one message of a client; `ChannelError` says that it is invalid."""
         header, body = message
         handler = self._requests.get(str(header.get("op")))
         if handler is None:
             raise ChannelError(f"an unknown request: {header.get('op')!r}")
         check(header)
-        self.dirty.add(connection)
         handler(self, connection, header, body)
 
     def notify(self, job: Job) -> None:
@@ -146,7 +111,6 @@ class Server:
         for connection in self.connections:
             if connection.labels is not None and job.has_labels(connection.labels):
                 connection.changes[job] = None  # the message has the state at the time it is sent
-                self.dirty.add(connection)
         if job.state in (State.ENDED, State.GONE):
             for connection, request_id in self._end_waiters.pop(job.name, ()):
                 self._reply(connection, {"id": request_id})
@@ -156,10 +120,8 @@ class Server:
 
     def close(self, connection: Connection) -> None:
         """Forget a client that has disconnected."""
-        connection.closed = True
         connection.channel.close()
         self.connections.discard(connection)
-        self.dirty.discard(connection)
 
     def _on_hello(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         reply: dict[str, Any] = {"id": header["id"], "protocol": VERSION, "pid": os.getpid()}
@@ -222,7 +184,6 @@ class Server:
         labels: Mapping[str, str] = header["labels"]
         connection.labels, connection.synced = labels, False
         connection.changes = dict.fromkeys(self._select_jobs((), labels))
-        self.dirty.add(connection)
 
     _requests: ClassVar = {
         "hello": _on_hello,
@@ -242,6 +203,5 @@ class Server:
         return [*found.values()]
 
     def _reply(self, connection: Connection, reply: Mapping[str, Any]) -> None:
-        if not connection.closed:
+        if connection in self.connections:
             connection.channel.send(reply)
-            self.dirty.add(connection)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import heapq
 import os
 import re
 import selectors
@@ -21,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kinetic._runner.job import processes
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.stores.directory import DirectoryObjects
@@ -28,21 +28,20 @@ from kinetic._supervisor.jobs import (
     QUEUED_S,
     Action,
     Job,
-    Notify,
-    Record,
+    Need,
     RemoveLog,
+    Report,
     SendSignal,
     SetTimer,
     Slots,
     Start,
     State,
     Table,
-    TimerKind,
 )
-from kinetic._supervisor.journal import Journal, supervisor_line
-from kinetic._supervisor.parents import ForkRefused, JobEnded, Parent, Parents, Sweeper
-from kinetic._supervisor.protocol import Channel, JobHeader, SupervisorPaths
-from kinetic._supervisor.server import Connection, Owner, Server, ShuttingDown
+from kinetic._supervisor.journal import Journal
+from kinetic._supervisor.parents import Change, Parent, Parents, Sweeper
+from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths
+from kinetic._supervisor.server import Connection, Server, ShuttingDown
 from kinetic.job_status import Reason
 
 MAX_COUNT_AGE_S = 10.0
@@ -99,19 +98,14 @@ def _counter_files() -> list[Path]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """Lock the file *path*, and return its descriptor; without *wait*, None if it is locked.
-
-    Raises:
-        OSError: The file cannot be made or locked.
-    """
+    """Lock the file *path*, and return its descriptor; without *wait*, None if it is locked."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
+    except OSError as exc:
         os.close(fd)
-        return None
-    except OSError:
-        os.close(fd)
+        if isinstance(exc, BlockingIOError):
+            return None
         raise
     return fd
 
@@ -123,11 +117,7 @@ FIRST_CLIENT_S = 5.0
 """How many seconds after the start the first idle time begins: a client connects before that."""
 
 SHUTDOWN_GRACE_S = 3.0
-FORGET_S = 600.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
-TIMERS_PER_CLEANUP = 4096
-"""After this many new timers, drop the timers of ended jobs, which may be due only in days."""
-
 START_AGAIN_S = 1.0
 """Pause (seconds) before the next start of a job, after a start met a transient error."""
 
@@ -146,38 +136,6 @@ def write_log(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{stamp} supervisor {os.getpid()}: {text}\n")
         sys.stderr.flush()
-
-
-class Timers:
-    """The timers of queued and running jobs, by the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, TimerKind, Job]] = []
-        self._timer_count = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    @property
-    def next_due_at(self) -> float | None:
-        """When the next timer is due; None if there is no timer."""
-        return self._heap[0][0] if self._heap else None
-
-    def set(self, due_at: float, kind: TimerKind, job: Job) -> None:
-        """Set a timer of *job*."""
-        self._timer_count += 1
-        heapq.heappush(self._heap, (due_at, self._timer_count, kind, job))
-        if self._timer_count % TIMERS_PER_CLEANUP == 0:
-            final_states = (State.ENDED, State.GONE)
-            self._heap = [entry for entry in self._heap if entry[3].state not in final_states]
-            heapq.heapify(self._heap)
-
-    def pop_due(self, now: float) -> tuple[TimerKind, Job] | None:
-        """Remove and return a timer that is due; None if there is none."""
-        if not self._heap or self._heap[0][0] > now:
-            return None
-        _, _, kind, job = heapq.heappop(self._heap)
-        return kind, job
 
 
 class Supervisor:
@@ -202,17 +160,16 @@ class Supervisor:
         self._sweeper = Sweeper(paths.trash, paths.spares)
         self._parents = Parents(paths, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
-        self._timers = Timers()
+        self._timers: dict[Job, float] = {}  # when the timer of a job is due
         self._selector = selectors.DefaultSelector()
-        self._owners: dict[int, Owner] = {}
+        self._owned_jobs: dict[Job, int] = {}  # with the process IDs of their owners
+        self._owner_fds: dict[int, int] = {}  # readable when the owner has ended
         self._orphan_headers: dict[Job, JobHeader] = {}
-        self._flushing: set[Parent] = set()
-        self._blocked_channels: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._environ = environ
-        self._forgot_at = time.monotonic()
-        self._collection_at = self._forgot_at + min(FIRST_COLLECTION_S, self._idle_s)
-        self._busy_at = self._forgot_at + FIRST_CLIENT_S
+        now = time.monotonic()
+        self._collection_at = now + min(FIRST_COLLECTION_S, self._idle_s)
+        self._busy_at = now + FIRST_CLIENT_S
         self._waits_reported_at = 0.0
         self._start_again_at = 0.0
         self._stop_requested = False
@@ -251,7 +208,6 @@ class Supervisor:
         self._register(connection.channel, lambda: self._on_connection(connection))
 
     def _on_connection(self, connection: Connection) -> None:
-        self._server.dirty.add(connection)  # the client may have room for unsent messages
         try:
             messages = connection.channel.receive()
             for message in messages or ():
@@ -263,30 +219,27 @@ class Supervisor:
             self._disconnect(connection)
 
     def _on_parent(self, parent: Parent) -> None:
-        self._flushing.add(parent)
         changes = parent.receive()
         self._handle_changes(changes or ())
         if changes is None:
             self._dismiss(parent)
             self._reap()
 
-    def _handle_changes(self, changes: Iterable[JobEnded | ForkRefused]) -> None:
+    def _handle_changes(self, changes: Iterable[Change]) -> None:
         """Record the jobs that ended; end or requeue the jobs that could not be forked."""
-        now = time.time()
-        for change in changes:
-            self._parents.mark_ended(change.job)
-            actions: list[Action]
-            if isinstance(change, JobEnded):
-                out_of_memory = change.status == -signal.SIGKILL and self._kills.has_increased()
-                actions = self._table.record_exit(
-                    change.job,
-                    now,
-                    status=change.status,
-                    out_of_memory=out_of_memory,
-                    meaning=_explain_exit_code(change.job, change.status, self._paths),
-                )
-            else:
-                actions = self._handle_failed_start(change.job, change.error)
+        for job, result in changes:
+            self._parents.mark_ended(job)
+            if isinstance(result, OSError):
+                self._perform(self._handle_failed_start(job, result))
+                continue
+            out_of_memory = result == -signal.SIGKILL and self._kills.has_increased()
+            actions = self._table.record_exit(
+                job,
+                time.time(),
+                status=result,
+                out_of_memory=out_of_memory,
+                meaning=_explain_exit_code(job, result, self._paths),
+            )
             self._perform(actions)
 
     def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
@@ -297,7 +250,8 @@ class Supervisor:
         if not job.message:
             write_log(f"{job.name} waits: {message}")
         self._start_again_at = time.monotonic() + START_AGAIN_S
-        return self._table.requeue(job, f"waiting: {message}; kinetic keeps trying")
+        waiting = f"waiting: {message}; kinetic keeps trying"
+        return self._table.requeue(job, time.time(), waiting)
 
     def _on_signals(self, wakeup: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -326,20 +280,19 @@ class Supervisor:
     def _do_due_work(self) -> None:
         """Handle due timers, and do the periodic work, such as cleaning up and forgetting jobs."""
         now = time.monotonic()
-        while (due := self._timers.pop_due(now)) is not None:
-            kind, job = due
-            time_left = self._parents.time_left(job, now) if kind is TimerKind.DEADLINE else 0.0
+        for job in [job for job, due_at in self._timers.items() if due_at <= now]:
+            del self._timers[job]
+            runs = job.state is State.RUNNING and job.stopping is None
+            time_left = self._parents.time_left(job, now) if runs else 0.0
             if time_left > 0:  # the timeout counts from the function's call
-                self._timers.set(now + time_left, kind, job)
+                self._timers[job] = now + time_left
             else:
-                self._perform(self._table.handle_timer(kind, job, time.time()))
+                self._perform(self._table.handle_timer(job, time.time()))
         for parent in self._parents.parents_with_ending_jobs():
             self._handle_changes(parent.finish_ended_jobs())
-            self._flushing.add(parent)
         for parent in self._parents.surplus_parents():
             self._dismiss(parent)
-        if now >= self._sweeper.next_drop_at:
-            self._sweeper.drop_spares()
+        self._sweeper.drop_spares()
         self._sweeper.sweep()
         if self._parents.has_dismissed:
             self._reap()
@@ -347,12 +300,11 @@ class Supervisor:
         if self._table.queued and not is_paused and now >= self._waits_reported_at + QUEUED_S:
             self._waits_reported_at = now
             self._perform(self._table.report_waiting(time.time()))
-        if now - self._forgot_at > FORGET_S:
-            self._forgot_at = now
-            self._perform(self._table.forget_expired(time.time()))
+        self._perform(self._table.forget_expired(time.time()))
         if now >= self._collection_at:
             self._collection_at = now + COLLECTION_S
-            self._sweeper.run_in_helper(self._collect)
+            with contextlib.suppress(OSError):  # no process can be started: the next hour retries
+                self._sweeper.helper_pids.add(processes.run_in_background(self._collect))
         if self._table.busy or self._server.connections or self._parents.has_dismissed:
             self._busy_at = now
 
@@ -367,36 +319,39 @@ class Supervisor:
     # --- actions -----------------------------------------------------------------
 
     def _launch(self, header: JobHeader, body: bytes, client: int) -> None:
-        """Queue a job of the process *client* (0: unknown), and write it to the journal."""
+        """Queue a job of the process *client* (0: unknown), once it is in the journal."""
         if self._ending:
             raise ShuttingDown
-        actions = self._table.add(header, body, time.time())
-        try:
-            self._perform(actions)
-        except OSError:
-            self._table.forget_unwritten(self._table.jobs[header.name])
-            raise
+        job = Job(
+            name=header.name,
+            labels=header.labels,
+            created=time.time(),
+            header=header,
+            body=body,
+            need=Need(header.cpus, header.gpus),
+        )
+        self._journal.append(job.view())
+        self._perform(self._table.add(job))
+        self._server.notify(job)
         if header.owned and client:
-            self._own(self._table.jobs[header.name], client)
+            self._own(job, client)
 
     def _own(self, job: Job, client: int) -> None:
         """End *job* when the process *client* ends, or now if that process has already ended."""
-        owner = self._owners.get(client)
-        if owner is None:
+        if client not in self._owner_fds:
             try:
-                owner = self._owners[client] = Owner(client)
+                fd = self._owner_fds[client] = os.pidfd_open(client)
             except ProcessLookupError:
                 self._orphan(job)
                 return
             except OSError as exc:  # the job keeps running, as a job with a handle does
                 write_log(f"{job.name} won't end with process {client}: {exc}")
                 return
-            self._register(owner, lambda: self._on_owner_gone(client))
-        owner.jobs.add(job)
+            self._register(fd, lambda: self._on_owner_gone(client))
+        self._owned_jobs[job] = client
 
     def _on_owner_gone(self, client: int) -> None:
-        owner = self._owners.get(client)  # None if its last job ended in this turn of the loop
-        for job in [*owner.jobs] if owner is not None else []:
+        for job in [job for job, owner in self._owned_jobs.items() if owner == client]:
             write_log(f"{job.name} ends with process {client}, which waited for it")
             self._orphan(job)
 
@@ -408,12 +363,12 @@ class Supervisor:
         self._delete(job)
 
     def _disown(self, job: Job) -> None:
-        """Forget which client owns *job*, and stop watching clients that own no job any more."""
-        for client, owner in [*self._owners.items()]:
-            owner.jobs.discard(job)
-            if not owner.jobs:
-                self._selector.unregister(owner)
-                self._owners.pop(client).close()
+        """Forget which client owns *job*, and stop watching a client that owns no job any more."""
+        client = self._owned_jobs.pop(job, 0)
+        if client and client not in self._owned_jobs.values():
+            fd = self._owner_fds.pop(client)
+            self._selector.unregister(fd)
+            os.close(fd)
 
     def _delete(self, job: Job) -> None:
         self._perform(self._table.delete(job))
@@ -439,7 +394,7 @@ class Supervisor:
             self._kills.refresh_if_stale(time.monotonic())
             try:
                 self._make_folders()
-                self._perform(self._table.start(job, _new_executor(), time.time()))
+                self._perform(self._table.start(job, os.urandom(16).hex()))
             except OSError as exc:
                 self._parents.mark_ended(job)
                 self._perform(self._handle_failed_start(job, exc))
@@ -454,34 +409,33 @@ class Supervisor:
                 write_log(f"{folder} was deleted while jobs used it; kinetic has made it again")
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Carry out actions in order.
-
-        Raises:
-            OSError: A vital line can't be written, or a job can't start. Later actions are skipped.
-        """
+        """Carry out *actions* in order; `OSError` says that a job can't start."""
         for action in actions:
             match action:
-                case Record(line, vital):
-                    if vital:
-                        self._journal.append(line)
-                    else:
-                        self._journal.note(line)
-                case Notify(job):
-                    if job.state in (State.ENDED, State.GONE):
-                        self._disown(job)
-                    if job.state is State.GONE and (header := self._orphan_headers.pop(job, None)):
-                        _remove_objects(header)
-                    self._server.notify(job)
+                case Report(job):
+                    self._report(job)
                 case Start(job):
                     self._start(job)
                 case SendSignal(job, signal_number):
-                    if (parent := self._parents.signal(job, signal_number)) is not None:
-                        self._flushing.add(parent)
-                case SetTimer(delay, kind, job):
-                    self._timers.set(time.monotonic() + delay, kind, job)
+                    self._parents.signal(job, signal_number)
+                case SetTimer(job, delay):
+                    self._timers.pop(job, None)
+                    if delay is not None:
+                        self._timers[job] = time.monotonic() + delay
                 case RemoveLog(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
+
+    def _report(self, job: Job) -> None:
+        """Write the changed *job* to the journal, and tell the clients."""
+        with contextlib.suppress(OSError):  # `_flush` rewrites the journal
+            self._journal.append(job.view())
+        if job.state in (State.ENDED, State.GONE):
+            self._timers.pop(job, None)
+            self._disown(job)
+        if job.state is State.GONE and (header := self._orphan_headers.pop(job, None)):
+            _remove_objects(header)
+        self._server.notify(job)
 
     def _start(self, job: Job) -> None:
         assert job.header is not None and job.grant is not None
@@ -490,20 +444,16 @@ class Supervisor:
         parent = self._parents.start(job, job.header, gpus)
         if not parent.ready and parent.fileno() not in self._selector.get_map():
             self._register(parent, lambda: self._on_parent(parent))
-        self._flushing.add(parent)
 
     def _flush(self) -> None:
-        """Write the kept journal lines, then send this turn's messages to parents and clients."""
-        with contextlib.suppress(OSError):
-            self._journal.write_kept()
-        if self._journal.needs_rewrite(len(self._table.jobs)):
+        """Rewrite the journal if it is stale; send this turn's messages to parents and clients."""
+        if self._journal.is_stale:
             with contextlib.suppress(OSError):
-                self._journal.rewrite([supervisor_line(), *self._table.lines()])
-        for parent in self._flushing:
+                self._journal.rewrite(job.view() for job in self._table.jobs.values())
+        for parent in self._parents.connected:
             with contextlib.suppress(OSError):  # `receive` notices that the parent has ended
                 parent.flush()
             self._update_write_interest(parent)
-        self._flushing.clear()
         # Clear folders after the parents' flush, so that queued jobs start first, and before
         # clients learn which jobs have ended.
         self._parents.clear_folders()
@@ -511,41 +461,30 @@ class Supervisor:
 
     def _notify_clients(self) -> None:
         now, immediately = time.monotonic(), self._ending or not self._table.busy
-        for connection in [*self._server.dirty]:
+        for connection in [*self._server.connections]:
             try:
-                all_sent = connection.pump(now, immediately=immediately)
+                connection.pump(now, immediately=immediately)
             except OSError:
                 self._disconnect(connection)
                 continue
             self._update_write_interest(connection.channel)
-            if all_sent:
-                self._server.dirty.discard(connection)
 
-    def _update_write_interest(self, channel: Channel | Parent) -> None:
-        """Have the selector wait for room in *channel* only while it has unsent bytes."""
-        if not channel.unsent and channel not in self._blocked_channels:
-            return
-        key = self._selector.get_key(channel)
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
+    def _update_write_interest(self, stream: Stream) -> None:
+        """Have the selector wait for room in *stream* only while it has unsent bytes."""
+        key = self._selector.get_key(stream)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
         if key.events != events:
-            self._selector.modify(channel, events, key.data)
-        if channel.unsent:
-            self._blocked_channels.add(channel)
-        else:
-            self._blocked_channels.discard(channel)
+            self._selector.modify(stream, events, key.data)
 
     def _register(self, source: Any, handler: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, handler)
 
     def _dismiss(self, parent: Parent) -> None:
         self._selector.unregister(parent)
-        self._flushing.discard(parent)
-        self._blocked_channels.discard(parent)
         self._parents.dismiss(parent)
 
     def _disconnect(self, connection: Connection) -> None:
         self._selector.unregister(connection.channel)
-        self._blocked_channels.discard(connection.channel)
         self._server.close(connection)
 
     # --- the end ---------------------------------------------------------------------------------
@@ -554,15 +493,17 @@ class Supervisor:
         """Return the seconds until the next work that no event announces."""
         now = time.monotonic()
         moments = [self._waits_reported_at + QUEUED_S] if self._table.queued else []
-        moments += [self._forgot_at + FORGET_S, self._collection_at, self._sweeper.next_drop_at]
+        moments += [self._collection_at, self._sweeper.next_drop_at, *self._timers.values()]
         moments += [self._start_again_at] if now < self._start_again_at else []
-        if (next_timer := self._timers.next_due_at) is not None:
-            moments.append(next_timer)
         if self._parents.has_dismissed or self._parents.parents_with_ending_jobs():
             moments.append(now + 0.2)
         if not self._table.busy and not self._server.connections:
             moments.append(self._busy_at + self._idle_s)
-        moments += [connection.next_send_at for connection in self._server.dirty]
+        moments += [
+            connection.next_send_at
+            for connection in self._server.connections
+            if connection.changes and not connection.channel.unsent
+        ]
         return max(0.0, min(moments) - now)
 
     def _try_to_finish(self) -> bool:
@@ -576,13 +517,12 @@ class Supervisor:
     def _stop_if_no_client(self) -> bool:
         """Stop listening, unless a client is just connecting; return whether it stopped."""
         starting_fd = acquire(self._paths.starting, wait=False)
-        connections_before = len(self._server.connections)
-        if starting_fd is not None:
-            self._on_client()
-        if starting_fd is None or len(self._server.connections) > connections_before:
+        if starting_fd is None:
             self._busy_at = time.monotonic()
-            if starting_fd is not None:
-                os.close(starting_fd)
+            return False
+        self._on_client()
+        if self._server.connections:
+            os.close(starting_fd)
             return False
         # The lock stays held until this process has ended; the next supervisor waits for the lock.
         write_log("idle; shutting down")
@@ -619,20 +559,16 @@ class Supervisor:
 
 def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
     """Explain the exit code *status*; empty if the runner gives it no special meaning."""
-    if job.header is None or status not in (
-        wire.EXIT_FINAL,
-        wire.EXIT_SETUP,
-        wire.EXIT_UNCOMMITTED,
-    ):
+    if job.header is None:
         return ""
-    if status == wire.EXIT_SETUP:
-        return (
-            f"kinetic couldn't prepare the job in {paths.work}; see its log and the free disk space"
-        )
-    store = job.header.store
-    if status == wire.EXIT_UNCOMMITTED:
-        return f"kinetic couldn't write to the store {store}; see its log and the free disk space"
-    return f"the store {store} has nothing to run for it; it was removed, or cleaned up"
+    store, advice = job.header.store, "see its log and the free disk space"
+    meanings = {
+        wire.EXIT_SETUP: f"kinetic couldn't prepare the job in {paths.work}; {advice}",
+        wire.EXIT_UNCOMMITTED: f"kinetic couldn't write to the store {store}; {advice}",
+        wire.EXIT_FINAL: f"the store {store} has nothing to run for it; "
+        "it was removed, or cleaned up",
+    }
+    return meanings.get(status, "")
 
 
 def _remove_objects(header: JobHeader) -> None:
@@ -659,11 +595,6 @@ def _wake_on_signals(request_stop: Callable[[int, object], None]) -> socket.sock
 
 def _ignore_signal(signum: int, frame: object) -> None:
     """Do nothing: the wake-up socket reports the signal."""
-
-
-def _new_executor() -> str:
-    """Return a new random ID of a process."""
-    return os.urandom(16).hex()
 
 
 def _start_error(exc: OSError) -> str:

@@ -10,7 +10,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
-from typing import Self
 
 from kinetic._runner.protocol import wire
 from kinetic.aio._engine.session import JobRef
@@ -60,8 +59,8 @@ async def lines(
             is_live = follow and (item is None or not item.state.final)
             source = cluster.logs(name, follow=follow, tail=tail)
             try:
-                async with _Reader(ref, number, source, follow=follow) as reader:
-                    while (line := await reader.next()) is not None:
+                async with aclosing(_until_silent(ref, number, source, follow=follow)) as log:
+                    async for line in log:
                         has_lines = True
                         yield line
             except NotFound as exc:
@@ -97,11 +96,7 @@ async def lines(
 
 
 async def last(ref: JobRef, count: int) -> list[str]:
-    """Return the last *count* lines of the current attempt, and at most `LAST_BYTES` of them.
-
-    Raises:
-        NotFound: As `lines`.
-    """
+    """Return the last *count* lines of the current attempt, and at most `LAST_BYTES` of them."""
     kept, size = deque[bytes](), 0
     async with aclosing(lines(ref, tail=count)) as log_lines:
         async for line in log_lines:
@@ -112,51 +107,44 @@ async def last(ref: JobRef, count: int) -> list[str]:
     return [line.decode(errors="ignore") for line in kept]
 
 
-class _Reader:
-    """Read the log of one attempt; stop if the attempt has ended and its log stays silent.
+async def _until_silent(
+    ref: JobRef, number: int, source: AsyncGenerator[str], *, follow: bool
+) -> AsyncGenerator[str]:
+    """Yield the lines of *source*, an attempt's log; end also if the attempt has, and is silent.
 
-    Without this stop, reading might never end. For example, the platform doesn't report the end of
-    a log if the node was deleted, or while the pod waits for other pods.
+    Otherwise, reading might never end. For example, the platform doesn't report the end of a log if
+    the node was deleted, or while the pod waits for other pods.
     """
+    waiting: asyncio.Timeout | None = None
+    limit: float | None = None
 
-    def __init__(
-        self, ref: JobRef, number: int, source: AsyncGenerator[str], *, follow: bool
-    ) -> None:
-        self._source = source
-        self._limit: float | None = None
-        self._waiting: asyncio.Timeout | None = None
-        self._watch: asyncio.Task[None] | None = None
-        if follow:
-            self._watch = ref.session.spawn(self._limit_silence(ref, number), name="end of a log")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        await self._source.aclose()
-
-    async def next(self) -> str | None:
-        """Return the next line, or None at the end."""
-        try:
-            async with asyncio.timeout(self._limit) as self._waiting:
-                return await anext(self._source, None)
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting = None
-
-    async def _limit_silence(self, ref: JobRef, number: int) -> None:
-        """Wait for the attempt's end; from then on, `next` waits at most `QUIET_S` for a line."""
+    async def limit_silence() -> None:
+        """Wait for the attempt's end; from then on, wait at most `QUIET_S` for each line."""
+        nonlocal limit
         await _wait_until_past(ref, number, LOOK_S)
-        self._limit = QUIET_S
-        if self._waiting is not None:
-            self._waiting.reschedule(asyncio.get_running_loop().time() + QUIET_S)
+        limit = QUIET_S
+        if waiting is not None:
+            waiting.reschedule(asyncio.get_running_loop().time() + QUIET_S)
+
+    watch = ref.session.spawn(limit_silence(), name="end of a log") if follow else None
+    try:
+        while True:
+            async with asyncio.timeout(limit) as waiting:
+                line = await anext(source, None)
+            waiting = None
+            if line is None:
+                return
+            yield line
+    except TimeoutError:
+        return
+    finally:
+        if watch is not None:
+            watch.cancel()
+        await source.aclose()
 
 
 async def _wait_until_past(ref: JobRef, number: int, interval: float) -> bool:
-    """Wait until attempt *number* has ended; return whether a later attempt exists.
+    """Wait for the end of attempt *number*; return whether a later one exists.
 
     Checks every *interval* seconds. Returns False if this process can learn no more about the item.
     """

@@ -68,22 +68,18 @@ class Lease:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read the content of an object; damaged or forged content gives `unreadable`."""
+        """Read the content of an object; any process can take a damaged or forged lease."""
+        unreadable = cls(owner=UNKNOWN, held=False)
         try:
             fields: dict[str, Any] = dict(json.loads(content))
             owner = ProcessIdentity.from_fields(fields.pop("owner"))
-            known = [field for field in dataclasses.fields(cls) if field.name in fields]
-            are_valid = all(type(fields[field.name]) is type(field.default) for field in known)
-            if owner is None or not are_valid:
-                return cls.unreadable()
-            return cls(owner=owner, **{field.name: fields[field.name] for field in known})
         except MALFORMED:
-            return cls.unreadable()
-
-    @classmethod
-    def unreadable(cls) -> Self:
-        """Return a lease without a holder, which any process can take."""
-        return cls(owner=UNKNOWN, held=False)
+            return unreadable
+        known = [field for field in dataclasses.fields(cls) if field.name in fields]
+        are_valid = all(type(fields[field.name]) is type(field.default) for field in known)
+        if owner is None or not are_valid:
+            return unreadable
+        return cls(owner=owner, **{field.name: fields[field.name] for field in known})
 
     @property
     def holder_name(self) -> str:
@@ -144,11 +140,7 @@ class HeldLease:
         )
 
     async def until_may_start(self) -> None:
-        """Wait until `may_start`.
-
-        Raises:
-            SubmitterLost: Another process holds the lease, or the batch was removed.
-        """
+        """Wait until `may_start`; raise `SubmitterLost` if another process has the lease."""
         while not self.may_start:
             if self.lost is not None:
                 raise self.lost
@@ -168,34 +160,19 @@ class HeldLease:
                 pause = min(period, RETRY_S)
 
     async def renew(self) -> None:
-        """Renew the lease: record that this process is alive.
-
-        Raises:
-            SubmitterLost: As `until_may_start`.
-            BackendError: The store does not answer.
-        """
+        """Record that this process is alive; raises as `until_may_start`, or a `BackendError`."""
         async with self._lock:
             if self._lease.held:
                 await self._write()
 
     async def release(self, control_seen: int = 0) -> None:
-        """Release the lease, so that another process can take it at once.
-
-        Raises:
-            SubmitterLost: As `until_may_start`.
-            BackendError: The store does not answer; the lease will expire.
-        """
+        """Release the lease, so that another process can take it at once; raises as `renew`."""
         async with self._lock:
             if self._lease.held and self.lost is None:
                 await self._write(held=False, control_seen=control_seen)
 
     async def retake(self) -> None:
-        """Take the lease again after `release`, with the next fence; starts wait for `catch_up`.
-
-        Raises:
-            SubmitterLost: Another process was faster.
-            BackendError: The store does not answer.
-        """
+        """Take the lease again after `release`, with the next fence; starts wait for `catch_up`."""
         async with self._lock:
             self._has_unread_requests = True
             await self._write(fence=self.fence + 1, held=True)
@@ -238,11 +215,7 @@ class HeldLease:
 
 
 async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
-    """Take the lease of a batch that was just made.
-
-    Raises:
-        SubmitterLost: Another process was faster.
-    """
+    """Take the lease of a batch that was just made, or raise `SubmitterLost`."""
     held = await _claim(store, scope, None, clock)
     if held is None:
         stored = await read(store, scope)
@@ -309,18 +282,15 @@ async def until_abandoned(
     store: Store, scope: str, submitter: ProcessIdentity | None, clock: Clock
 ) -> Lease | None:
     """Wait until no process submits the batch; return the last lease, if there was one."""
-    # The submitter counts as the holder until it has created the lease.
-    lease = Lease(owner=submitter) if submitter is not None else None
     observer = _Observer(store, scope, clock)
-    if await observer.look():
-        lease = observer.lease
-    while lease is not None and lease.held and not observer.expired:
-        has_ended = await lease.owner.wait_for_end(LOOK_S)
-        if await observer.look():
-            lease = observer.lease
-        elif has_ended:
-            return lease
-    return lease
+    await observer.look()
+    while (holder := _holder(observer.seen, submitter)) is not None and not observer.expired:
+        await holder.wait_for_end(LOOK_S)
+        if await observer.look() and observer.seen is None:
+            return None  # the batch was removed
+    if observer.seen is not None:
+        return observer.seen[0]
+    return Lease(owner=submitter) if submitter is not None else None
 
 
 class _Observer:
@@ -340,11 +310,6 @@ class _Observer:
             return False
         self.seen, self._since = current, self._clock()
         return True
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease that was read last."""
-        return self.seen[0] if self.seen is not None else None
 
     @property
     def expired(self) -> bool:

@@ -144,7 +144,12 @@ async def _wait_owned(job: JobHandle[T], *, stream_logs: bool) -> T:
 
 
 async def _cancel(job: JobHandle[Any]) -> None:
-    await _end(job)
+    """Stop and remove the job; remove its objects even if it doesn't end in time."""
+    try:
+        await job.cleanup(cleanup_timeout=CANCEL_TIMEOUT_S)
+    except BackendError:
+        await job.cleanup(k8s=False)
+        raise
     _report(f"interrupted: {job.job_id} was cancelled and removed")
 
 
@@ -153,32 +158,18 @@ def _report(message: str) -> None:
     logging.log(logging.WARNING if SHOW_FACTORY.get() else logging.INFO, "%s", message)
 
 
-async def _end(job: JobHandle[Any]) -> None:
-    """Stop and remove the job; remove its objects even if it doesn't end in time."""
-    try:
-        await job.cleanup(cleanup_timeout=CANCEL_TIMEOUT_S)
-    except BackendError:
-        await job.cleanup(k8s=False)
-        raise
-
-
 async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
-    """Submit a job, forward its debugger, and wait for its value.
-
-    If the debugger can't be forwarded while the job runs, remove the job.
-    """
+    """Submit a job, forward its debugger, and wait for its value; if it can't, remove the job."""
     engine.debugging.require_person()
     port = configuration.number("KINETIC_DEBUG_PORT", configuration.DEBUG_PORT)
     engine.debugging.require_port(port)
     job = await _submit(submit)
     try:
         forwarder = await job.debug_attach(port)
-    except (JobError, NotFound) as exc:
-        if isinstance(exc, ResultTimeout):
-            await release(_cancel(job), operation=f"removing {job.job_id}")
-            raise
-        return await _wait_owned(job, stream_logs=False)  # the job has ended, so it has no debugger
-    except BaseException:
+    except BaseException as exc:
+        if isinstance(exc, JobError | NotFound) and not isinstance(exc, ResultTimeout):
+            # The job has ended, so it has no debugger.
+            return await _wait_owned(job, stream_logs=False)
         await release(_cancel(job), operation=f"removing {job.job_id}")
         raise
     try:

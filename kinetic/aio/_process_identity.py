@@ -30,11 +30,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
-        """Return the process that a manifest or a lease names; None if it names none.
-
-        Raises:
-            ValueError: The fields don't name a process.
-        """
+        """Return the process that *fields* name, None without any; `ValueError`: they are wrong."""
         if not fields:
             return None
         values: list[Any] = [fields.get(name) for name in cls.__slots__]

@@ -364,7 +364,7 @@ async def test_a_client_that_does_not_read_delays_no_other(
         decoder, last = Decoder(), {}
         while last.get("n299") != "gone" or last.get("wide") != "running":
             for header, _ in decoder.feed(sock.recv(1 << 20)):
-                last |= {view["name"]: view["phase"] for view in header["jobs"]}
+                last |= {view["name"]: view["state"] for view in header["jobs"]}
 
 
 def test_on_windows_the_error_names_wsl(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,9 +97,9 @@ async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outp
         await batch.results(cleanup=False)
     end_supervisor(home)
     journal = home / "local/v1/journal"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    lines = [json.loads(line) for line in journal.read_text().split("\n") if line]
     for line in lines:
-        line["at"] = line.get("at", 0.0) - KEPT_S - 1  # simulate that a day has passed
+        line["ended"] = line.get("ended", 0.0) - KEPT_S - 1  # simulate that a day has passed
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     async with aio.Client(backend="local") as client:
         listed = await client.list_jobs()

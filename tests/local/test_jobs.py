@@ -18,24 +18,23 @@ from kinetic._supervisor.jobs import (
     Grant,
     Job,
     Need,
-    Notify,
-    Record,
+    Report,
     SendSignal,
     SetTimer,
     Slots,
     Start,
     State,
     Table,
-    TimerKind,
 )
 from kinetic._supervisor.protocol import SUBMISSION, JobHeader
-from kinetic._supervisor.supervisor import TIMERS_PER_CLEANUP, Timers
 from kinetic.job_status import Reason
 
 
-def order(name: str = "job", **changes: Any) -> JobHeader:
+def new_job(name: str = "job", now: float = 0.0, **changes: Any) -> Job:
     fixed: dict[str, Any] = {"command": ("python",), "runner": "/r", "edition": "1", "labels": {}}
-    return JobHeader(name=name, **{**fixed, **changes})
+    header = JobHeader(name=name, **{**fixed, **changes})
+    need = Need(header.cpus, header.gpus)
+    return Job(name=name, labels=header.labels, created=now, header=header, body=b"{}", need=need)
 
 
 def kinds(actions: list[Action]) -> list[str]:
@@ -43,36 +42,40 @@ def kinds(actions: list[Action]) -> list[str]:
 
 
 def started(table: Table, *, executor: str = "e", **changes: Any) -> Job:
-    table.add(order(**changes), b"{}", 0.0)
+    table.add(new_job(**changes))
     job = table.take_next()
     assert job is not None
-    table.start(job, executor, 1.0)
+    table.start(job, executor)
     return job
 
 
-def test_what_must_not_be_forgotten_is_written_first() -> None:
+def test_a_start_is_written_to_the_journal_before_the_process_exists() -> None:
     table = Table(Slots(1))
-    assert kinds(table.add(order(timeout=5.0), b"{}", 0.0)) == ["Record", "Notify"]
-    job = table.take_next()
-    assert job is not None
-    actions = table.start(job, "e", 1.0)
-    assert kinds(actions) == ["Record", "Start", "Notify", "SetTimer"]
-    assert isinstance(actions[0], Record) and actions[0].vital
-    assert actions[3] == SetTimer(5.0, TimerKind.DEADLINE, job)
-    assert kinds(table.record_exit(job, 2.0, status=0, out_of_memory=False)) == ["Record", "Notify"]
+    job = new_job(timeout=5.0, start_timeout=2.0)
+    assert table.add(job) == [SetTimer(job, 2.0)]
+    assert table.take_next() is job
+    assert table.start(job, "e") == [Report(job), Start(job), SetTimer(job, 5.0)]
+    assert table.record_exit(job, 2.0, status=0, out_of_memory=False) == [Report(job)]
     assert not table.busy
+
+
+def test_a_job_that_returns_to_the_queue_waits_no_longer_than_its_start_timeout() -> None:
+    table = Table(Slots(1))
+    job = started(table, start_timeout=9.0)
+    assert table.requeue(job, 3.0, "later") == [Report(job), SetTimer(job, 6.0)]
+    assert table.take_next() is job
 
 
 def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
     table = Table(Slots(1))
     job = started(table, grace=3.0)
-    assert kinds(table.delete(job)) == ["Record", "SendSignal", "SetTimer"]
+    assert kinds(table.delete(job)) == ["Report", "SendSignal", "SetTimer"]
     assert table.delete(job) == []
-    table.add(order("next"), b"{}", 1.0)
+    table.add(new_job("next"))
     assert table.take_next() is None
-    assert table.handle_timer(TimerKind.KILL, job, 4.0) == [SendSignal(job, signal.SIGKILL)]
+    assert table.handle_timer(job, 4.0) == [SendSignal(job, signal.SIGKILL)]
     actions = table.record_exit(job, 4.0, status=-9, out_of_memory=False)
-    assert kinds(actions) == ["Record", "Notify", "RemoveLog"]
+    assert kinds(actions) == ["RemoveLog", "Report"]
     assert (job.state, job.reason) == (State.GONE, Reason.CANCELLED)
     assert table.take_next() is not None
 
@@ -80,19 +83,19 @@ def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
 def test_a_waiting_job_reports_its_reason_and_each_change() -> None:
     table = Table(Slots(2, ("0",)))
     first, _ = (started(table, name=name, executor=name) for name in ("first", "second"))
-    table.add(order("third"), b"{}", 10.0)
-    table.add(order("wide", cpus=2), b"{}", 10.0)
+    table.add(new_job("third", 10.0))
+    table.add(new_job("wide", 10.0, cpus=2))
     third, wide = table.jobs["third"], table.jobs["wide"]
     assert [*table.report_waiting(10.0 + QUEUED_S / 2)] == []
-    assert [*table.report_waiting(10.0 + QUEUED_S)] == [Notify(third), Notify(wide)]
+    assert [*table.report_waiting(10.0 + QUEUED_S)] == [Report(third), Report(wide)]
     assert third.message == "waiting for a slot: 2 of 2 busy with first, second"
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with first, second"
     assert [*table.report_waiting(100.0)] == [], "the reasons haven't changed"
     table.record_exit(first, 101.0, status=0, out_of_memory=False)
     assert table.take_next() is third
-    table.start(third, "e", 102.0)
+    table.start(third, "e")
     assert third.message == ""
-    assert [*table.report_waiting(103.0)] == [Notify(wide)]
+    assert [*table.report_waiting(103.0)] == [Report(wide)]
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with second, third"
 
 
@@ -100,7 +103,7 @@ def test_items_of_a_batch_are_named_by_its_id() -> None:
     table = Table(Slots(2))
     for name in ("grp-1-0-1", "grp-1-1-1"):
         started(table, name=name, executor=name, labels={SUBMISSION: "grp-1"})
-    table.add(order("third"), b"{}", 10.0)
+    table.add(new_job("third", 10.0))
     assert [*table.report_waiting(10.0 + QUEUED_S)]
     assert table.jobs["third"].message == "waiting for a slot: 2 of 2 busy with grp-1"
 
@@ -108,23 +111,21 @@ def test_items_of_a_batch_are_named_by_its_id() -> None:
 def test_deleting_after_the_deadline_does_not_ask_twice() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0)
-    assert kinds(table.handle_timer(TimerKind.DEADLINE, job, 2.0)) == ["SendSignal", "SetTimer"]
-    assert kinds(table.delete(job)) == ["Record"]
+    assert kinds(table.handle_timer(job, 2.0)) == ["SendSignal", "SetTimer"]
+    assert kinds(table.delete(job)) == ["Report"]
 
 
 def test_timers_of_jobs_that_are_over_do_nothing() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0, start_timeout=1.0)
-    assert table.handle_timer(TimerKind.START, job, 2.0) == []
     table.record_exit(job, 2.0, status=0, out_of_memory=False)
-    assert table.handle_timer(TimerKind.DEADLINE, job, 3.0) == []
-    assert table.handle_timer(TimerKind.KILL, job, 3.0) == []
+    assert table.handle_timer(job, 3.0) == []
 
 
 def test_a_deadline_met_in_its_grace_is_no_failure() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0)
-    table.handle_timer(TimerKind.DEADLINE, job, 2.0)
+    table.handle_timer(job, 2.0)
     table.record_exit(job, 2.0, status=0, out_of_memory=False)
     assert (job.reason, job.message) == ("", "")
 
@@ -132,7 +133,7 @@ def test_a_deadline_met_in_its_grace_is_no_failure() -> None:
 def test_jobs_without_a_gpu_do_not_wait_for_one() -> None:
     table = Table(Slots(2, ("0",)))
     for name, gpus in (("g1", 1), ("g2", 1), ("c1", 0), ("g3", 1), ("c2", 0)):
-        table.add(order(name, gpus=gpus), b"{}", 0.0)
+        table.add(new_job(name, gpus=gpus))
     first, second = table.take_next(), table.take_next()
     assert first is not None and second is not None
     assert (first.name, second.name, table.take_next()) == ("g1", "c1", None)
@@ -141,23 +142,22 @@ def test_jobs_without_a_gpu_do_not_wait_for_one() -> None:
 
 def test_a_gpu_job_that_lacks_a_cpu_goes_first() -> None:
     table = Table(Slots(2, ("0",)))
-    table.add(order("c1"), b"{}", 0.0)
+    table.add(new_job("c1"))
     assert table.take_next() is not None
-    table.add(order("g", gpus=1, cpus=2), b"{}", 0.0)
-    table.add(order("c2"), b"{}", 0.0)
+    table.add(new_job("g", gpus=1, cpus=2))
+    table.add(new_job("c2"))
     assert table.take_next() is None  # jobs like c2 could keep g waiting for ever
 
 
 def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:
-    table = Table(Slots(1))
-    lines = [
-        {"was": "created", "name": "a"},
-        {"was": "deleted", "name": "a"},
-        {"was": "created", "name": "a"},
-        {"was": "started", "name": "a", "executor": "e"},
-    ]
-    assert table.restore(lines, 0.0) == []
-    assert table.jobs["a"].executor == "e"
+    before, after = Table(Slots(1)), Table(Slots(1))
+    job = started(before)
+    before.delete(job)
+    lines = [job.view()]
+    before.record_exit(job, 1.0, status=0, out_of_memory=False)
+    lines += [job.view(), started(before).view()]
+    assert after.restore(lines, 2.0) == []
+    assert after.jobs["job"].executor == "e"
 
 
 @pytest.mark.parametrize(("kept_s", "table"), [(KEPT_S, Table(Slots(2))), (9, Table(Slots(2), 9))])
@@ -165,46 +165,32 @@ def test_old_jobs_are_forgotten_and_their_logs_stay(kept_s: float, table: Table)
     job = started(table)
     table.record_exit(job, 100.0, status=0, out_of_memory=False)
     assert table.forget_expired(100.0 + kept_s) == []
-    assert kinds(table.forget_expired(101.0 + kept_s)) == ["Record", "Notify"]
-    assert table.jobs == {} and [*table.lines()] == []
+    assert table.forget_expired(101.0 + kept_s) == [Report(job)]
+    assert table.jobs == {} and job.state is State.GONE
 
 
 def test_a_supervisor_remembers_so_many_ended_jobs_and_no_more() -> None:
     table, journal = Table(Slots(1)), list[Any]()
     for number in range(ENDED_JOBS_KEPT + 10):
         job = started(table, name=f"j{number}")
-        for action in table.record_exit(job, float(number), status=0, out_of_memory=False):
-            journal += [action.line] if isinstance(action, Record) else []
+        table.record_exit(job, float(number), status=0, out_of_memory=False)
+        for action in table.forget_expired(float(number)):
+            journal += [action.job.view()] if isinstance(action, Report) else []
     assert [*table.jobs] == [f"j{number}" for number in range(10, ENDED_JOBS_KEPT + 10)]
     assert all(job.header is None and job.body == b"" for job in table.jobs.values())
-    assert [line["name"] for line in journal if line["was"] == "forgotten"] == [
+    assert [line["name"] for line in journal if line["state"] == "gone"] == [
         f"j{number}" for number in range(10)
     ]
 
 
 def test_what_was_forgotten_is_not_remembered_by_the_next_supervisor() -> None:
-    lines = [
-        {"was": "created", "name": "a"},
-        {"was": "ended", "name": "a", "at": 5.0},
-        {"was": "forgotten", "name": "a"},
-        {"was": "created", "name": "b"},
-        {"was": "gone", "name": "b"},
-    ]
-    table = Table(Slots(1))
-    assert table.restore(lines, 6.0) == ["b"], "only logs of deleted jobs are removed"
-    assert table.jobs == {}
-
-
-def test_the_deadline_of_a_job_that_is_over_is_not_kept_until_its_moment() -> None:
-    table, timers = Table(Slots(1)), Timers()
-    for number in range(3 * TIMERS_PER_CLEANUP):
-        job = started(table, name=f"j{number}", timeout=86400.0)
-        timers.set(86400.0 + number, TimerKind.DEADLINE, job)
-        table.record_exit(job, 2.0, status=0, out_of_memory=False)
-    last = started(table, name="last", timeout=9.0)
-    timers.set(9.0, TimerKind.DEADLINE, last)
-    assert len(timers) <= TIMERS_PER_CLEANUP
-    assert timers.pop_due(8.9) is None and timers.pop_due(9.0) == (TimerKind.DEADLINE, last)
+    before, after = Table(Slots(1)), Table(Slots(1))
+    job = started(before)
+    before.record_exit(job, 1.0, status=0, out_of_memory=False)
+    lines = [job.view()]
+    before.forget_expired(2.0 + KEPT_S)
+    assert after.restore([*lines, job.view()], 2.0) == [], "the log of a forgotten job stays"
+    assert after.jobs == {}
 
 
 class Machine(RuleBasedStateMachine):
@@ -215,22 +201,20 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = 0.0
-        self.journal: list[Any] = [{"was": "supervisor", "pid": 1}]
+        self.journal: list[Any] = [{"supervisor": 1}]
         self.running: dict[str, Job] = {}
         self.executors = 0
         self.told: dict[Job, list[State]] = {}
         self.table = Table(Slots(3, ("0", "1")))
 
     def carry_out(self, actions: list[Action]) -> None:
-        written = True
         for action in actions:
             match action:
-                case Record(line):
-                    self.journal.append(line)
                 case Start(job):
-                    assert written
+                    assert self.journal[-1] == job.view()
                     self.running[job.executor] = job
-                case Notify(job):
+                case Report(job):
+                    self.journal.append(job.view())
                     states = self.told.setdefault(job, [])
                     assert not states or states[-1] not in (State.GONE,)
                     states.append(job.state)
@@ -240,7 +224,7 @@ class Machine(RuleBasedStateMachine):
     def schedule(self) -> None:
         while (job := self.table.take_next()) is not None:
             self.executors += 1
-            self.carry_out(self.table.start(job, f"e{self.executors}", self.clock))
+            self.carry_out(self.table.start(job, f"e{self.executors}"))
 
     @rule(
         target=jobs,
@@ -250,8 +234,9 @@ class Machine(RuleBasedStateMachine):
     )
     def launch(self, name: str, cpus: int, gpus: int) -> str:
         if name not in self.table.jobs:
-            new = order(name, cpus=cpus, gpus=gpus, timeout=9.0, start_timeout=9.0)
-            self.carry_out(self.table.add(new, b"{}", self.clock))
+            job = new_job(name, self.clock, cpus=cpus, gpus=gpus, timeout=9.0, start_timeout=9.0)
+            self.journal.append(job.view())
+            self.carry_out(self.table.add(job))
             self.schedule()
         return name
 
@@ -261,10 +246,10 @@ class Machine(RuleBasedStateMachine):
             self.carry_out(self.table.delete(self.table.jobs[name]))
             self.schedule()
 
-    @rule(name=jobs, kind=st.sampled_from(TimerKind))
-    def due(self, name: str, kind: TimerKind) -> None:
+    @rule(name=jobs)
+    def due(self, name: str) -> None:
         if name in self.table.jobs:
-            self.carry_out(self.table.handle_timer(kind, self.table.jobs[name], self.clock))
+            self.carry_out(self.table.handle_timer(self.table.jobs[name], self.clock))
             self.schedule()
 
     @rule(data=st.data(), status=st.sampled_from([0, 1, -9, -15]))
@@ -285,7 +270,7 @@ class Machine(RuleBasedStateMachine):
     def die(self, compacted: bool) -> None:
         before = self.table
         if compacted:
-            self.journal = [{"was": "supervisor", "pid": 1}, *before.lines()]
+            self.journal = [{"supervisor": 1}, *(job.view() for job in before.jobs.values())]
         self.running.clear()
         self.table = Table(Slots(3, ("0", "1")))
         self.table.restore(self.journal, self.clock)
@@ -299,7 +284,7 @@ class Machine(RuleBasedStateMachine):
             for name, job in expected.items()
             if job.state is not State.ENDED or job.ended >= self.clock - KEPT_S
         }
-        self.journal = [{"was": "supervisor", "pid": 1}, *self.table.lines()]
+        self.journal = [{"supervisor": 1}, *(job.view() for job in self.table.jobs.values())]
         for name, job in self.table.jobs.items():
             old = expected[name]
             assert (job.state, job.executor) == (State.ENDED, old.executor)

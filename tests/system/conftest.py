@@ -111,13 +111,10 @@ class Scene:
     # --- running processes ---
 
     def supervisor(self) -> psutil.Process | None:
-        """Return the process of the last supervisor in the journal, if it runs."""
-        entry = b""
-        with contextlib.suppress(OSError):
-            for line in (self.home / "local" / "v1" / "journal").read_bytes().splitlines():
-                entry = line if line.startswith(b'{"was":"supervisor"') else entry
-        with contextlib.suppress(psutil.Error, ValueError):
-            process = psutil.Process(json.loads(entry)["pid"])
+        """Return the process of the supervisor in the journal, if it runs."""
+        with contextlib.suppress(OSError, psutil.Error):
+            journal = (self.home / "local" / "v1" / "journal").read_text()
+            process = psutil.Process(json.loads(journal.split()[0])["supervisor"])
             if process.status() != psutil.STATUS_ZOMBIE:
                 return process
         return None

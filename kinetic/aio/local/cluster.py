@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import datetime
+import functools
 import json
 import math
 import os
 import sys
-from collections.abc import AsyncGenerator, Collection, Generator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from absl import logging
 
 from kinetic import _tasks
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.private import make_folder
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.protocol import SUBMISSION
 from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, LogPieces, Observation, Phase
@@ -40,58 +41,31 @@ if TYPE_CHECKING:
 TAIL_BYTES = 2 << 20
 """How many bytes before the end of a log `tail_offset` looks for lines."""
 
-BLOCK_BYTES = 1 << 16
-
 
 def tail_offset(fd: int, count: int) -> int:
     """Find where the last *count* lines of a file begin, at most `TAIL_BYTES` before its end."""
-    end = position = os.fstat(fd).st_size
-    floor = max(0, end - TAIL_BYTES)
+    end = os.fstat(fd).st_size
     if count <= 0:
         return end
-    newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0  # no line begins after it
-    while position > floor:
-        start = max(floor, position - BLOCK_BYTES)
-        block = os.pread(fd, position - start, start)
-        block_newlines = block.count(b"\n")
-        if newlines + block_newlines >= count:
-            newline = len(block)
-            while newlines < count:
-                newline = block.rfind(b"\n", 0, newline)
-                newlines += 1
-            return start + newline + 1
-        newlines, position = newlines + block_newlines, start
-    return floor
+    start = max(0, end - TAIL_BYTES)
+    content = os.pread(fd, end - start, start)
+    newline = len(content) - content.endswith(b"\n")  # no line begins after the last newline
+    for _ in range(count):
+        newline = content.rfind(b"\n", 0, newline)
+        if newline < 0:
+            return start
+    return start + newline + 1
 
 
 KEY_BYTES = 32
 
 
 def root_key(home: Path) -> bytes:
-    """Return the secret key in the folder *home*; the first caller creates it.
-
-    Concurrent callers, in this process or others, all get the same key.
-
-    Raises:
-        ValueError: The file is damaged.
-        OSError: The file can't be read or made.
-    """
+    """Return the secret key in the folder *home*; the first of all callers creates it."""
     path = home / "key"
-    try:
-        key = path.read_bytes()
-    except FileNotFoundError:
-        make_folder(home)
-        draft = home / f".key-{os.urandom(8).hex()}"
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(fd, "wb") as file:
-                file.write(os.urandom(KEY_BYTES))
-            os.link(draft, path)  # atomic; fails if another process has made the key
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
-        key = path.read_bytes()
+    if not path.exists():
+        DirectoryObjects(home).create(path.name, os.urandom(KEY_BYTES))
+    key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise ValueError(f"{path} is damaged: {len(key)} bytes instead of {KEY_BYTES}")
     return key
@@ -105,6 +79,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Pauses between two reads of a log that doesn't grow."""
 
 RECONNECT_PAUSE_S = 1.0
+DELETED = "deleted while this client was not connected to the supervisor"
 READ_BYTES = 1 << 16
 
 
@@ -129,14 +104,11 @@ class LocalCluster:
         self._home = Path(os.path.realpath(home))
         self._environ = environ
         self._runner = runner or Path(os.path.realpath(__file__)).parents[2] / "_runner"
-        self._runner_edition = ""
-        self._edition_future: asyncio.Future[str] | None = None
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._watches: set[Connection] = set()
         self._closed = False
         self._reported_waits = set[tuple[str, str]]()
-        self._fresh = _wants_fresh(environ)
 
     def _report(self, observation: Observation) -> None:
         """Log why a job waits: once per submission and cause, unless it waits for its own batch."""
@@ -153,16 +125,7 @@ class LocalCluster:
             logging.warning("%s is %s", observation.name, observation.message)
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; do nothing if a job of this name exists.
-
-        Raises:
-            LaunchError: The supervisor refused the job.
-            Unavailable: The supervisor can't be reached.
-
-        Cancelled: the job may exist; delete it by name.
-        """
-        if not self._runner_edition:
-            self._runner_edition = await self._get_runner_edition()
+        """Start *job*; do nothing if a job of this name exists."""
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
         answer = await self._ask(self._header(job), f"{secrets}\n{job.order.encode()}".encode())
         if "error" in answer:
@@ -174,16 +137,12 @@ class LocalCluster:
                 passing=is_disk_error,
             )
 
-    async def _get_runner_edition(self) -> str:
-        """Return the version of the runner's code; jobs of one version share warm parents.
-
-        The first call computes it. Concurrent callers continue in the order of their calls.
-        """
+    @functools.cached_property
+    def _edition(self) -> str:
+        """The version of the runner's code; jobs of one version share warm parents."""
         from kinetic._supervisor.protocol import edition
 
-        if self._edition_future is None:
-            self._edition_future = asyncio.ensure_future(asyncio.to_thread(edition, self._runner))
-        return await asyncio.shield(self._edition_future)
+        return edition(self._runner)
 
     def _header(self, job: JobSpec) -> dict[str, Any]:
         """Return the fields of *job* that the supervisor reads; only the runner reads the order."""
@@ -194,8 +153,8 @@ class LocalCluster:
             "labels": job.labels,
             "command": job.image.command,
             "runner": os.fspath(self._runner),
-            "edition": self._runner_edition,
-            "fresh": self._fresh if self._fresh is not None else _must_be_fresh(job.environment),
+            "edition": self._edition,
+            "fresh": _needs_fresh(self._environ, job.environment),
             "cpus": max(1, math.ceil(resources.cpu)),
             "gpus": _count_gpus(resources.accelerator),
             "memory_bytes": resources.memory_bytes,
@@ -217,10 +176,7 @@ class LocalCluster:
 
         A running job gets SIGTERM. After its grace period, its whole process tree is killed.
         """
-        header: dict[str, Any] = {"op": "delete", "names": [*names]}
-        if labels is not None:
-            header["labels"] = dict(labels)
-        await self._ask(header)
+        await self._ask({"op": "delete", "names": [*names], "labels": labels})
 
     async def find(
         self,
@@ -230,20 +186,11 @@ class LocalCluster:
         explained: bool = False,
     ) -> list[Observation]:
         """Return the states of jobs at one moment; without *names* and *labels*, of all jobs."""
-        header: dict[str, Any] = {"op": "find", "names": [*names]}
-        if labels is not None:
-            header["labels"] = dict(labels)
-        return [_read_observation(view) for view in (await self._ask(header))["jobs"]]
+        answer = await self._ask({"op": "find", "names": [*names], "labels": labels})
+        return [_read_observation(view) for view in answer["jobs"]]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield the current state of each job, then every change; reconnect if disconnected.
-
-        Yields `Phase.GONE` for a job that was deleted while there was no connection.
-
-        Raises:
-            Unavailable: The first connection to a supervisor failed.
-            ClientClosed: This object was closed.
-        """
+        """Yield the current state of each job, then every change; reconnect if disconnected."""
         from kinetic.aio.local.supervisor import ConnectionLost, open_connection
 
         known: dict[str, Observation] = {}
@@ -262,7 +209,7 @@ class LocalCluster:
             self._watches.add(connection)
             try:
                 self._refuse_closed()  # `aclose` may have run while this method connected
-                connection.send({"op": "watch", "labels": dict(labels)})
+                connection.send({"op": "watch", "labels": labels})
                 while True:
                     message = await connection.event()
                     for view in message["jobs"]:
@@ -276,7 +223,9 @@ class LocalCluster:
                         yield observation
                     if message.get("synced"):
                         for name in sorted(missing):
-                            yield _gone_observation(known.pop(name))
+                            yield dataclasses.replace(
+                                known.pop(name), phase=Phase.GONE, reason=None, message=DELETED
+                            )
                         missing.clear()
             except ConnectionLost:
                 continue
@@ -289,13 +238,7 @@ class LocalCluster:
     ) -> AsyncGenerator[str]:
         """Yield the lines of the job's output; with *follow*, until the job has ended.
 
-        A line of more than 1 MiB is split. The log exists until the job is deleted, even if
-        the supervisor has forgotten the job.
-
-        Raises:
-            NotFound: There is no such job.
-            BackendError: The log can't be read, or the supervisor can't be reached.
-            ClientClosed: This object was closed.
+        The log exists until the job is deleted, even if the supervisor has forgotten the job.
         """
         from kinetic._supervisor.protocol import SupervisorPaths
 
@@ -313,10 +256,14 @@ class LocalCluster:
         try:
             while True:
                 has_ended = ended is None or ended.done()
-                with _translate_log_errors(name, path):
+                try:
                     if fd < 0 and (fd := _open_log(path)) >= 0 and tail is not None:
                         os.lseek(fd, tail_offset(fd, tail), os.SEEK_SET)
                     data = os.read(fd, READ_BYTES) if fd >= 0 else b""
+                except OSError as exc:
+                    raise BackendError(
+                        f"can't read the log of {name} ({exc.strerror}); look at {path}"
+                    ) from exc
                 if data:
                     for piece in pieces.feed(data):
                         yield piece.text
@@ -339,12 +286,7 @@ class LocalCluster:
             ended.result()  # raise if the supervisor can't be reached
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """Connect to *port* of this machine's loopback, which jobs share.
-
-        Raises:
-            NotFound: No such job is running, or *host* isn't 0: a local job has one host.
-            Unavailable: No process listens on the port.
-        """
+        """Connect to *port* of this machine's loopback, which jobs share; they have one host."""
         found = await self.find(names=[name])
         if host or not found or found[0].phase is not Phase.RUNNING:
             raise NotFound(f"no job {name!r} (host {host}) is running on this machine")
@@ -354,11 +296,7 @@ class LocalCluster:
             raise Unavailable(f"{name} does not listen on port {port} ({exc})") from exc
 
     async def root_key(self) -> bytes:
-        """Return the secret of this user on this machine, 32 bytes; make it on first use.
-
-        Raises:
-            ConfigurationError: The file is damaged, or can't be read or made.
-        """
+        """Return the secret of this user on this machine, 32 bytes; make it on first use."""
         try:
             return await asyncio.to_thread(root_key, self._home)
         except (OSError, ValueError) as exc:
@@ -375,11 +313,7 @@ class LocalCluster:
         """
 
     async def secret(self, name: str) -> bytes:
-        """Raise `NotFound`: the local platform stores no secrets.
-
-        Raises:
-            NotFound: Always.
-        """
+        """Raise `NotFound`: the local platform stores no secrets."""
         raise NotFound(f"there is no secret {name!r}: this machine keeps none")
 
     async def drop_secret(self, names: Collection[str]) -> None:
@@ -407,10 +341,7 @@ class LocalCluster:
             )
 
     async def _ask(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
-        """Send a request and return the answer; if the supervisor dies, ask the next supervisor.
-
-        Every request can be repeated safely, because it names its jobs.
-        """
+        """Send a request, which names its jobs; if the supervisor dies, ask the next supervisor."""
         from kinetic.aio.local.supervisor import ConnectionLost
 
         for _ in range(MAX_TRIES):
@@ -451,38 +382,19 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
-    """Return whether every job needs a new interpreter instead of a fork, or None.
-
-    ``KINETIC_LOCAL_FRESH`` decides. Without it, macOS needs new interpreters; elsewhere, None
-    means that `_must_be_fresh` decides for each job.
-    """
+def _needs_fresh(environ: Mapping[str, str], environment: Mapping[str, str]) -> bool:
+    """Return whether a job with *environment* needs a new interpreter instead of a fork."""
     value = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
     if value:
         return value not in ("0", "false", "no", "off")
-    # Frameworks of macOS do not work in a forked process.
-    return True if sys.platform == "darwin" else None
-
-
-def _must_be_fresh(environment: Mapping[str, str]) -> bool:
-    """Return whether *environment* has variables that only a new interpreter reads, not a fork."""
-    return any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
+    # Frameworks of macOS do not work in a forked process, and only a new interpreter reads these.
+    is_read_at_start = any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
+    return sys.platform == "darwin" or is_read_at_start
 
 
 def _count_gpus(accelerator: Accelerator) -> int:
     """Return how many GPUs to request for *accelerator*; a TPU becomes one GPU."""
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
-
-
-@contextlib.contextmanager
-def _translate_log_errors(name: str, path: Path) -> Generator[None]:
-    """Translate errors of the file system into kinetic's error about the log of job *name*."""
-    try:
-        yield
-    except OSError as exc:
-        raise BackendError(
-            f"can't read the log of {name} ({exc.strerror}); look at {path}"
-        ) from exc
 
 
 def _open_log(path: Path) -> int:
@@ -495,7 +407,7 @@ def _open_log(path: Path) -> int:
 def _read_observation(view: Mapping[str, Any]) -> Observation:
     return Observation(
         name=view["name"],
-        phase=Phase(view["phase"]),
+        phase=Phase(view["state"]),
         labels=view["labels"],
         executor=view["executor"],
         leaving=view["leaving"],
@@ -503,15 +415,4 @@ def _read_observation(view: Mapping[str, Any]) -> Observation:
         reason=Reason(view["reason"]) if view["reason"] else None,
         message=view["message"],
         created_at=datetime.datetime.fromtimestamp(view["created"], datetime.UTC).isoformat(),
-    )
-
-
-def _gone_observation(observation: Observation) -> Observation:
-    return Observation(
-        name=observation.name,
-        phase=Phase.GONE,
-        labels=observation.labels,
-        executor=observation.executor,
-        message="deleted while this client was not connected to the supervisor",
-        created_at=observation.created_at,
     )

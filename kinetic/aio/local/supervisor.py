@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from kinetic._runner.protocol.private import make_folder
-from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, SupervisorPaths, encode
+from kinetic._supervisor.protocol import (
+    VERSION,
+    ChannelError,
+    Decoder,
+    SupervisorPaths,
+    encode,
+    passed_on,
+)
 from kinetic.errors import Unavailable
 
 MAX_STARTS = 6
@@ -28,8 +35,10 @@ MAX_STARTS = 6
 START_S = 30.0
 """How long (seconds) a supervisor may take to start, to accept a client, or to end."""
 
-_INHERITED_VARIABLES = (
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ",
+NO_SUPERVISOR = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
+"""Errors that say that no supervisor runs, or that it has just ended."""
+
+_SETTINGS = (
     "CUDA_VISIBLE_DEVICES", "KINETIC_LOCAL_IDLE_S", "KINETIC_LOCAL_SLOTS", "KINETIC_JOB_TTL_S",
     "KINETIC_STORE", "KINETIC_CACHE_AGE_S", "KINETIC_CACHE_SIZE_MB",
 )  # fmt: skip
@@ -41,19 +50,15 @@ class SupervisorError(OSError):
 
 
 def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
-    """Connect to the supervisor of the folder *home*; start a supervisor if none runs. Blocks.
-
-    Raises:
-        SupervisorError: The supervisor can't be reached or started.
-    """
+    """Connect to the supervisor of *home*, or raise `SupervisorError`; start one if none runs."""
     paths = SupervisorPaths(home)
     deadline = time.monotonic() + START_S
     pause = 0.0
     for _ in range(MAX_STARTS):
         try:
             return _dial(paths)
-        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
-            pass  # no supervisor runs, or it has just ended
+        except NO_SUPERVISOR:
+            pass
         except OSError as exc:
             raise _unusable_error(home, exc.strerror or str(exc), str(paths.socket)) from exc
         time.sleep(pause)  # no pause at first; growing ones if each new supervisor ends at once
@@ -84,78 +89,37 @@ def _dial(paths: SupervisorPaths) -> socket.socket:
 
 
 def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadline: float) -> bool:
-    """Start a supervisor and wait until it listens; return False if *deadline* has passed.
-
-    Raises:
-        SupervisorError: The supervisor reports that it can't work.
-    """
+    """Start a supervisor and wait until it listens; return False if *deadline* has passed."""
     try:
         make_folder(paths.state)
-        log = os.open(paths.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log_fd = os.open(paths.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:
         raise _unusable_error(home, exc.strerror or str(exc), str(exc.filename)) from exc
-    read_fd, write_fd = os.pipe()
-    try:
-        package = Path(__file__).parents[3]
-        # -S: the supervisor needs only the standard library and kinetic, which PYTHONPATH names.
-        argv = [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home), str(write_fd)]
-        process = subprocess.Popen(
-            argv,
-            env=_environment(home, environ) | {"PYTHONPATH": str(package)},
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[write_fd],
-            start_new_session=True,
-        )
-        os.close(write_fd)
-        write_fd = -1
-        result = _read_line(read_fd, deadline)
-        _reap(process)
-    except OSError as exc:
-        raise SupervisorError(f"no supervisor can be started: {exc}") from exc
-    finally:
-        for fd in (log, read_fd, write_fd):
-            if fd >= 0:
-                os.close(fd)
+    environment = passed_on(environ, *_SETTINGS)
+    environment["KINETIC_HOME"] = environ.get("KINETIC_HOME") or str(home)
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    with open(log_fd, "ab") as log:
+        try:
+            process = subprocess.run(
+                # -S: it needs only the standard library and kinetic, which PYTHONPATH names.
+                [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home)],
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                timeout=max(0.0, deadline - time.monotonic()),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        except OSError as exc:
+            raise SupervisorError(f"no supervisor can be started: {exc}") from exc
+    result: dict[str, str] = json.loads(process.stdout or "{}")
     if "error" in result:
-        raise _unusable_error(home, str(result["error"]), str(result["file"]))
-    return time.monotonic() < deadline
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Reap *process*, which ends as soon as it has forked the supervisor."""
-    try:
-        process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _read_line(fd: int, deadline: float) -> dict[str, Any]:
-    """Return the JSON line that a starting supervisor writes; empty if it dies or is too late."""
-    line = b""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    while not line.endswith(b"\n"):
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return {}
-        chunk = os.read(fd, 4096)
-        if not chunk:
-            return {}
-        line += chunk
-    result: dict[str, Any] = json.loads(line)
-    return result
-
-
-def _environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    inherited = {
-        name: value
-        for name, value in environ.items()
-        if name in _INHERITED_VARIABLES or name.startswith("LC_")
-    }
-    return {**inherited, "KINETIC_HOME": environ.get("KINETIC_HOME") or str(home)}
+        raise _unusable_error(home, result["error"], result["file"])
+    return True
 
 
 def _unusable_error(home: Path, error: str, file: str) -> SupervisorError:
@@ -178,8 +142,7 @@ class Connection(asyncio.Protocol):
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last_id = 0
         self._unsent = bytearray()
-        self._events: deque[dict[str, Any]] = deque()
-        self._event_waiter: asyncio.Future[None] | None = None
+        self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # None: it is lost
         self._closed = asyncio.Event()
         self.lost = False
 
@@ -199,10 +162,9 @@ class Connection(asyncio.Protocol):
             return
         for header, _ in messages:
             if (request_id := header.get("id")) is None:
-                self._events.append(header)
+                self._events.put_nowait(header)
             elif (answer := self._answers.pop(request_id, None)) is not None and not answer.done():
                 answer.set_result(header)
-        self._wake_watcher()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let all open calls of `ask` and `event` fail. (A method of `asyncio.Protocol`.)"""
@@ -213,7 +175,7 @@ class Connection(asyncio.Protocol):
                 answer.set_exception(ConnectionLost("the local supervisor has ended"))
                 answer.exception()  # keeps asyncio from logging it if the caller was cancelled
         self._answers.clear()
-        self._wake_watcher()
+        self._events.put_nowait(None)
 
     # --- what the client calls -----------------------------------------------------------------
 
@@ -239,17 +201,11 @@ class Connection(asyncio.Protocol):
         self._unsent += encode(header, body)
 
     async def event(self) -> dict[str, Any]:
-        """Return the next message of the watch.
-
-        Raises:
-            ConnectionLost: The connection broke.
-        """
-        while not self._events:
-            if self.lost:
-                raise ConnectionLost("the local supervisor has ended")
-            self._event_waiter = asyncio.get_running_loop().create_future()
-            await self._event_waiter
-        return self._events.popleft()
+        """Return the next message of the watch, or raise `ConnectionLost`."""
+        event = await self._events.get()
+        if event is None:
+            raise ConnectionLost("the local supervisor has ended")
+        return event
 
     def close(self) -> None:
         """Send unsent messages, and drop the connection in the next turn of the event loop."""
@@ -267,9 +223,16 @@ class Connection(asyncio.Protocol):
             self._transport.write(bytes(self._unsent))
             self._unsent.clear()
 
-    def _wake_watcher(self) -> None:
-        if self._event_waiter is not None and not self._event_waiter.done():
-            self._event_waiter.set_result(None)
+
+async def _greet(sock: socket.socket) -> tuple[Connection, dict[str, Any]]:
+    """Return the connection over *sock*, and the supervisor's answer to the first message."""
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_unix_connection(Connection, sock=sock)
+    try:
+        return connection, await connection.ask({"op": "hello", "protocol": VERSION})
+    except BaseException:
+        connection.close()
+        raise
 
 
 async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
@@ -291,14 +254,10 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
             raise
         except OSError as exc:
             raise Unavailable(f"the local platform can't be used: {exc}") from exc
-        _, connection = await loop.create_unix_connection(Connection, sock=sock)
         try:
-            hello = await connection.ask({"op": "hello", "protocol": VERSION})
+            connection, hello = await _greet(sock)
         except ConnectionLost:
             continue  # the supervisor was about to shut down
-        except BaseException:
-            connection.close()
-            raise
         if "error" in hello or tuple(hello["protocol"]) != VERSION:
             connection.close()
             raise Unavailable(
@@ -324,29 +283,23 @@ class Running:
 
 
 async def running(home: Path) -> Running | None:
-    """Return the running supervisor of the folder *home*, or None. Never start a supervisor.
-
-    Raises:
-        Unavailable: The supervisor doesn't answer.
-    """
+    """Return the running supervisor of the folder *home*, or None. Never start a supervisor."""
     paths, loop = SupervisorPaths(home), asyncio.get_running_loop()
     try:
         sock = await loop.run_in_executor(None, _dial, paths)
-    except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
+    except NO_SUPERVISOR:
         return None
     except OSError as exc:
         raise Unavailable(f"the local platform doesn't answer: {exc}") from exc
-    _, connection = await loop.create_unix_connection(Connection, sock=sock)
     try:
-        hello = await connection.ask({"op": "hello", "protocol": VERSION})
+        connection, hello = await _greet(sock)
         jobs: Counter[str] = Counter()
-        if tuple(hello["protocol"]) == VERSION:
-            answer = await connection.ask({"op": "find", "names": [], "labels": {}})
-            jobs.update(str(job["phase"]) for job in answer["jobs"])
+        with contextlib.closing(connection):
+            if tuple(hello["protocol"]) == VERSION:
+                answer = await connection.ask({"op": "find", "names": [], "labels": {}})
+                jobs.update(str(job["state"]) for job in answer["jobs"])
     except ConnectionLost:  # the supervisor was about to shut down
         return None
-    finally:
-        connection.close()
     return Running(
         pid=int(hello["pid"]),
         protocol=tuple(hello["protocol"]),
@@ -356,11 +309,7 @@ async def running(home: Path) -> Running | None:
 
 
 async def end(supervisor: Running) -> None:
-    """Stop a supervisor and its jobs, and wait until its process has ended.
-
-    Raises:
-        Unavailable: The supervisor still runs after 30 s.
-    """
+    """Stop a supervisor and its jobs, and wait up to 30 s until its process has ended."""
     try:
         os.kill(supervisor.pid, signal.SIGTERM)
         async with asyncio.timeout(START_S):
