@@ -94,11 +94,7 @@ async def test_access_includes_the_clusters_node_pools(google: Google, ca: bytes
     google.described = described("34.90.1.2", ca, nodePools=pools)
     access = await open_access(google.target, google.environ)
     await access.credentials.aclose()
-    assert [(pool.machine, pool.topology) for pool in access.pools] == [
-        ("ct6e-standard-4t", "2x4"),
-        ("e2-standard-4", ""),
-        ("", ""),
-    ]
+    assert access.pools == (("ct6e-standard-4t", "2x4"), ("e2-standard-4", ""), ("", ""))
 
 
 async def test_one_request_opens_a_cluster_and_its_token_is_used_for_the_cluster(

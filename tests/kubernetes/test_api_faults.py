@@ -255,10 +255,6 @@ async def test_a_permission_that_stays_missing_raises_after_a_while(server: Faul
         with pytest.raises(AuthError, match="cannot create"):
             await api.call("POST", JOBS, body={})
         assert len(server.seen) > 3
-        before = len(server.seen)
-        with pytest.raises(AuthError, match="cannot create"):
-            await api.call("POST", JOBS, body={}, rights_s=0.0)
-        assert len(server.seen) == before + 1
 
 
 async def test_a_refused_token_is_renewed_once(
@@ -297,8 +293,8 @@ async def test_lines_are_whole_however_they_are_split(server: FaultServer, api: 
 
 
 async def test_a_line_that_is_too_long_raises(server: FaultServer, api: Api) -> None:
-    server.then(stream(b"a\n", *[b"x" * (1 << 20)] * 65, then="silent"))
-    with pytest.raises(Unavailable, match="longer than 64 MiB"):
+    server.then(stream(b"a\n", *[b"x" * (1 << 20)] * 9, then="silent"))
+    with pytest.raises(Unavailable, match="longer than 8 MiB"):
         async with asyncio.timeout(30):
             await lines(api)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kinetic import accelerators
+from kinetic.aio.kubernetes.diagnosis.admission import refused_request
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.judge import refused_request
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest, object_name, secret_manifest
 from kinetic.aio.ports import Resources
 from kinetic.job_status import Reason
@@ -76,10 +76,6 @@ def test_a_refused_job_has_its_reason(control_plane: ControlPlane) -> None:
     del resources["limits"]["google.com/tpu"]
     with pytest.raises(Refused) as caught:
         dry_run(control_plane, JOBS, manifest)
-    verdict = refused_request(caught.value.status)
-    assert (caught.value.code, verdict.reason, verdict.outlook) == (
-        422,
-        Reason.REFUSED,
-        Outlook.FINAL,
-    )
-    assert "limits" in verdict.message
+    cause = refused_request(caught.value.status)
+    assert (caught.value.code, cause.reason, cause.outlook) == (422, Reason.REFUSED, Outlook.FINAL)
+    assert "limits" in cause.summary

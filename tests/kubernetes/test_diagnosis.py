@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
+from kinetic.aio.kubernetes.diagnosis.admission import refused_request
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
-from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod, refused_request
+from kinetic.aio.kubernetes.diagnosis.judge import judge, pod_state
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, parse_quantity, requests
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
@@ -61,31 +62,43 @@ def now(case: dict[str, Any], index: int = -1) -> JobFacts:
     )
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", WITH_STEPS)
 def test_each_step_of_a_recording_has_its_cause(name: str) -> None:
     case = RECORDED[name]
-    if "answer" in case:
-        verdicts = [refused_request(case["answer"])]
-    else:
-        verdicts = [judge(seen_of(case, upto + 1)) for upto in range(len(case["steps"]))]
+    verdicts = [judge(seen_of(case, upto + 1)) for upto in range(len(case["steps"]))]
     for verdict, expected in zip(verdicts, case["expected"], strict=True):
         assert row(verdict) == expected["verdict"], verdict.text
         for part in expected.get("text", ()):
             assert part in verdict.text
 
 
+@pytest.mark.parametrize("name", RECORDED.keys() - set(WITH_STEPS))
+def test_a_refused_job_has_its_cause(name: str) -> None:
+    case = RECORDED[name]
+    (expected,) = case["expected"]
+    cause = refused_request(case["answer"])
+    assert [cause.reason and cause.reason.name, cause.outlook.name] == expected["verdict"][2::2]
+    for part in expected["text"]:
+        assert part in cause.text
+
+
 @pytest.mark.parametrize("name", ENDS)
 def test_the_end_of_a_recording_has_its_cause_and_advice(name: str) -> None:
     case = ENDS[name]
-    verdict = refused_request(case["answer"]) if "answer" in case else judge(seen_of(case))
     expected = case["expected"]
-    assert verdict.status.name in expected["status"].split("|"), verdict.text
+    if "answer" in case:
+        cause = refused_request(case["answer"])
+        text, advice = cause.text, cause.next_step
+    else:
+        verdict = judge(seen_of(case))
+        text, advice = verdict.text, verdict.advice
+        assert verdict.status.name in expected["status"].split("|"), text
     for pattern in expected["cause"]:
-        assert re.search(pattern, verdict.text, re.IGNORECASE), verdict.text
+        assert re.search(pattern, text, re.IGNORECASE), text
     for pattern in expected["never"]:
-        assert not re.search(pattern, verdict.text, re.IGNORECASE), verdict.text
+        assert not re.search(pattern, text, re.IGNORECASE), text
     for pattern in expected["advice"]:
-        assert re.search(pattern, verdict.advice, re.IGNORECASE), verdict.text
+        assert re.search(pattern, advice, re.IGNORECASE), text
 
 
 @pytest.mark.parametrize("name", ["policy-on-jobs", "webhook-denies-job"])
@@ -153,7 +166,7 @@ def test_a_pod_is_judged_without_its_job() -> None:
     """An attempt ends on evidence about its own pod, whatever the Job does next."""
     seen = alone("evicted-api", 3)
     assert judge(seen).phase is Phase.PENDING
-    verdict = judge_pod(Pod(seen.pods[0], seen))
+    verdict = pod_state(Pod(seen.pods[0], seen))
     assert (verdict.phase, verdict.reason) == (Phase.ENDED, Reason.EVICTED)
     assert verdict.executor == seen.pods[0]["metadata"]["uid"]
 

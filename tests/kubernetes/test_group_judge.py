@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kinetic.accelerators import parse
-from kinetic.aio.kubernetes.diagnosis.causes import Outlook
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.multihost import (
@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.multihost import (
     judge_group,
     observation_of,
 )
-from kinetic.aio.kubernetes.observations import ENDED, End
+from kinetic.aio.kubernetes.observations import ENDED, text_of_end
 from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.kubernetes.sets import KINDS, LIFE, WORKER_INDEX
 from kinetic.aio.ports import Observation, Phase, Resources
@@ -159,8 +159,8 @@ def test_a_set_that_is_deleted_counts_as_an_ended_process_while_its_pods_run() -
 
 
 def test_a_set_that_a_client_ended_says_why() -> None:
-    end = End(reason=Reason.UNSCHEDULABLE, message="too large")
-    ended_set = the_set(annotations={ENDED: end.to_text()})
+    end = Cause(reason=Reason.UNSCHEDULABLE, summary="too large")
+    ended_set = the_set(annotations={ENDED: text_of_end(end)})
     assert brief(observed(waiting(0), of=ended_set)) == (Phase.PENDING, "", Reason.UNSCHEDULABLE)
     found = observed(of=ended_set)
     assert (*brief(found), found.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
@@ -172,8 +172,8 @@ def test_a_pod_deleted_before_it_ran_is_explained_by_its_set_a_moment_later() ->
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:02:00Z"
     assert observed(going).phase is Phase.PENDING
     assert observed(deleted_pods=[going]).phase is Phase.PENDING
-    end = End(reason=Reason.UNSCHEDULABLE, message="too large")
-    ended_set = the_set(annotations={ENDED: end.to_text()})
+    end = Cause(reason=Reason.UNSCHEDULABLE, summary="too large")
+    ended_set = the_set(annotations={ENDED: text_of_end(end)})
     found = observed(of=ended_set, deleted_pods=[going])
     assert (*brief(found), found.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
     again = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:03:00Z")

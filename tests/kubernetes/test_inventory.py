@@ -11,7 +11,6 @@ from kinetic import configuration
 from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Pool
 from kinetic.aio.kubernetes.inventory import layout_in, nodes_for
 from tests.kubernetes.faults import FaultServer, answer, status
 from tests.kubernetes.kubeconfigs import Config
@@ -73,11 +72,10 @@ async def test_a_slice_gets_the_layout_of_a_node_or_pool_or_a_warning_names_the_
         api = Api(await open_access(target, environ))
         refused = status(403, "Forbidden", 'User "ada" cannot list resource "nodes"')
         server.then(refused if nodes is None else answer(listed))
-        known = [Pool(machine=machine, topology=topology) for machine, topology in pools]
-        assert str(await layout_in(api, known, parse("v6e-8:spot"))) == f"{found}:spot"
+        assert str(await layout_in(api, pools, parse("v6e-8:spot"))) == f"{found}:spot"
         assert ("'tpu-v6e-8:hosts=2:spot'" in caplog.text) is named
         count = len(server.seen)
         for text in ("tpu-v6e-8:hosts=2", "tpu-v6e-4", "gpu-l4", "cpu"):
-            assert await layout_in(api, known, parse(text)) == parse(text)
+            assert await layout_in(api, pools, parse(text)) == parse(text)
         assert len(server.seen) == count, "an accelerator with one layout takes no request"
         await api.aclose()

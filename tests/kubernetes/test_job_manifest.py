@@ -368,7 +368,8 @@ def test_a_secret_that_is_too_large_is_refused() -> None:
 
 
 def test_the_secret_of_a_single_job_goes_with_its_job() -> None:
-    job = {"metadata": {"name": "kinetic-job-1", "uid": "u"}}
+    metadata = {"name": "kinetic-job-1", "uid": "u"}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata}
     (owner,) = secret_manifest(order(), "s", "ml", owner=job)["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", "kinetic-job-1", "u")
 

@@ -14,9 +14,10 @@ from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.diagnosis.causes import Cause
 from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.manifests import HOSTS, START_TIMEOUT
-from kinetic.aio.kubernetes.observations import ENDED, End
+from kinetic.aio.kubernetes.observations import ENDED, text_of_end
 from kinetic.aio.kubernetes.pending import Patience as Waiting
 from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.ports import Observation, Phase
@@ -224,13 +225,13 @@ async def test_the_reason_a_job_never_started_arrives_after_its_pod_is_gone(
     world.run(2)
     await received.until(job_2=Phase.RUNNING)
     assert received.last["job-1"] is Phase.PENDING
-    end = End(reason=Reason.UNSCHEDULABLE, message="waited longer than its start_timeout of 1 s")
-    annotations = {**job["metadata"]["annotations"], ENDED: end.to_text()}
+    end = Cause(reason=Reason.UNSCHEDULABLE, summary="waited longer than its start_timeout of 1 s")
+    annotations = {**job["metadata"]["annotations"], ENDED: text_of_end(end)}
     failed = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
     metadata = {**job["metadata"], "annotations": annotations}
     world.put("jobs", {**job, "metadata": metadata, "status": {"conditions": failed}})
     await received.until(job_1=Phase.ENDED)
-    assert (received.seen.reason, received.seen.message) == (end.reason, end.message)
+    assert (received.seen.reason, received.seen.message) == (end.reason, end.summary)
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import ipaddress
 import math
@@ -22,14 +23,8 @@ from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError, google_refusal_error, proxy_for
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import FreshCredentials, Revoked, TokenCache, schedule_renewals
-from kinetic.aio.kubernetes.credentials import (
-    Access,
-    Certificates,
-    ClusterCredentials,
-    Pool,
-    tls_context,
-    trusting_context,
-)
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, tls_context
+from kinetic.aio.kubernetes.diagnosis.documents import get_dict, get_list
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
 from kinetic.configuration import Target
 from kinetic.errors import (
@@ -56,12 +51,6 @@ class Section:
     def text(self, name: str) -> str:
         """Return the text under *name*, or ""."""
         return str(self.values.get(name) or "")
-
-    @property
-    def plugin(self) -> str:
-        """The name of a user's credential plugin, without its folder; "" if there is no plugin."""
-        section: Mapping[str, Any] = self.values.get("exec") or {}
-        return Path(str(section.get("command") or "")).name
 
     def pem(self, name: str) -> str | None:
         """Return the PEM of certificates or of a key; None if the section has none.
@@ -117,13 +106,10 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
             "cluster, which needs none"
         )
     try:
-        return _parse_context(
-            cast("ConfigNode", KubeConfigMerger(SEPARATOR.join(existing)).config), name
-        )
+        merged = cast("ConfigNode", KubeConfigMerger(SEPARATOR.join(existing)).config)
+        return _parse_context(merged, name)
     except ConfigurationError:
         raise
-    except OSError as exc:
-        raise ConfigurationError(f"the kubeconfig {exc.filename} cannot be read: {exc}") from exc
     except Exception as exc:  # YAML and the library raise many types for malformed files
         problem = f"{type(exc).__name__}: {one_line(str(exc))}"
         raise ConfigurationError(
@@ -168,7 +154,8 @@ def _parse_context(merged: ConfigNode, name: str) -> Context:
 
 
 REREAD_S = 60.0
-"""Seconds after which a token file is read again: another program may have renewed the token."""
+"""Seconds after which the file of a token is read again, because another program renews it. The
+kubelet renews the token of a service account when a fifth of its lifetime is left."""
 
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
@@ -186,6 +173,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
         return await _renew_credentials(first, environ)
 
     proxy, headers = _proxy(first), _impersonation_headers(first.user)
+    plugin = get_dict(first.user.values, "exec")
     token_cache = TokenCache(renew, f"the context {name!r}")
     await token_cache.open()
     return Access(
@@ -196,7 +184,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
         tls_name=first.cluster.text("tls-server-name") or None,
         proxy=proxy,
         headers=headers,
-        gke=first.user.plugin == GKE_PLUGIN,
+        gke=Path(str(plugin.get("command") or "")).name == GKE_PLUGIN,
     )
 
 
@@ -226,18 +214,23 @@ async def _renew_credentials(
     credentials = await anyio.to_thread.run_sync(_read_credentials, context, reply)
     if reply is not None and reply.until is not None:
         return schedule_renewals(credentials, requested_at, reply.until)
-    return FreshCredentials(
-        value=credentials,
-        renew_from=requested_at + REREAD_S if user.text("tokenFile") else math.inf,
-    )
+    renew_from = requested_at + REREAD_S if user.text("tokenFile") else math.inf
+    return FreshCredentials(value=credentials, renew_from=renew_from)
 
 
 def _read_credentials(context: Context, reply: Reply | None) -> ClusterCredentials:
     """Return the credentials for the server, from the user's section or its plugin's *reply*."""
+    cluster, user = context.cluster, context.user
     try:
-        header = _authorization(context.user, reply)
-        secure = context.server.startswith("https:")
-        tls = tls_context(_certificates(context, reply)) if secure else None
+        header = _authorization(user, reply)
+        if not context.server.startswith("https:"):
+            return ClusterCredentials(authorization=header)
+        certificate, key = user.pem("client-certificate"), user.pem("client-key")
+        if reply is not None and reply.certificate:
+            certificate, key = reply.certificate, reply.key
+        ca = cluster.pem("certificate-authority")
+        verify = not cluster.values.get("insecure-skip-tls-verify")
+        tls = tls_context(ca, verify=verify, certificate=certificate, key=key)
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
             f"the context {context.name!r} cannot be used: {exc}; fix the kubeconfig"
@@ -258,29 +251,14 @@ def _authorization(user: Section, reply: Reply | None) -> str:
     return ""
 
 
-def _certificates(context: Context, reply: Reply | None) -> Certificates:
-    certificate, key = context.user.pem("client-certificate"), context.user.pem("client-key")
-    if reply is not None and reply.certificate:
-        certificate, key = reply.certificate, reply.key
-    return Certificates(
-        ca=context.cluster.pem("certificate-authority"),
-        verify=not context.cluster.values.get("insecure-skip-tls-verify"),
-        certificate=certificate,
-        key=key,
-    )
-
-
 def _cluster_info(context: Context) -> dict[str, Any]:
     """Return what a plugin with ``provideClusterInfo`` learns about the cluster."""
     values = context.cluster.values
     known = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
     info: dict[str, Any] = {name: values[name] for name in known if name in values}
-    try:
-        ca = context.cluster.pem("certificate-authority")
-    except ValueError:
-        ca = None  # `_read_credentials` reports the error
-    if ca:
-        info["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
+    with contextlib.suppress(ValueError):  # `_read_credentials` reports the error
+        if ca := context.cluster.pem("certificate-authority"):
+            info["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
     for extension in values.get("extensions") or ():
         if extension.get("name") == "client.authentication.k8s.io/exec":
             info["config"] = extension.get("extension")
@@ -313,10 +291,6 @@ IN_CLUSTER = "in-cluster"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes mounts the service account; KINETIC_POD_ACCOUNT_FOLDER names another folder."""
 
-ACCOUNT_REREAD_S = 60.0
-"""Seconds after which the service account's token is read again. The kubelet renews the token
-when a fifth of its lifetime is left."""
-
 
 async def open_pod(environ: Mapping[str, str]) -> Access:
     """Return access to the cluster of this pod, by the service account that Kubernetes mounted.
@@ -327,7 +301,7 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
     folder = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
 
     async def renew() -> FreshCredentials[ClusterCredentials]:
-        reread_at = time.time() + ACCOUNT_REREAD_S
+        reread_at = time.time() + REREAD_S
         _, _, credentials = await anyio.to_thread.run_sync(_read_account, folder, environ)
         return FreshCredentials(value=credentials, renew_from=reread_at)
 
@@ -366,7 +340,7 @@ def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, C
     except OSError:
         namespace = ""
     header = str(configuration.api_key["BearerToken"]).strip()
-    credentials = ClusterCredentials(authorization=header, tls=tls_context(Certificates(ca=ca)))
+    credentials = ClusterCredentials(authorization=header, tls=tls_context(ca))
     return str(configuration.host), namespace or "default", credentials
 
 
@@ -405,7 +379,7 @@ async def open_gke(
     try:
         description = await _fetch_cluster(google, target)
         server, ca = _server_of(description, target)
-        tls = await anyio.to_thread.run_sync(trusting_context, ca)
+        tls = await anyio.to_thread.run_sync(tls_context, ca)
     except BaseException:
         await google.aclose()
         raise
@@ -419,15 +393,15 @@ async def open_gke(
     )
 
 
-def _pools(description: Mapping[str, Any]) -> tuple[Pool, ...]:
+def _pools(description: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the node pools of a cluster, including pools that have no node now."""
-    entries: list[dict[str, dict[str, str] | None]] = description.get("nodePools") or []
-    pools: list[Pool] = []
-    for entry in entries:
-        config, placement = entry.get("config") or {}, entry.get("placementPolicy") or {}
-        machine = config.get("machineType") or ""
-        pools.append(Pool(machine=machine, topology=placement.get("tpuTopology") or ""))
-    return tuple(pools)
+    return tuple(
+        (
+            get_dict(entry, "config").get("machineType") or "",
+            get_dict(entry, "placementPolicy").get("tpuTopology") or "",
+        )
+        for entry in get_list(description, "nodePools")
+    )
 
 
 def _describe(target: Target) -> str:
@@ -436,24 +410,18 @@ def _describe(target: Target) -> str:
 
 async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]:
     """Return what Google's API says about the cluster."""
-    segments = [
-        urllib.parse.quote(segment or "", safe="") for segment in (target.zone, target.cluster)
-    ]
-    project = f"/v1/projects/{urllib.parse.quote(target.project or '', safe='')}/locations"
+    names = (target.project, target.zone, target.cluster)
+    project, zone, cluster = (urllib.parse.quote(name or "", safe="") for name in names)
+    root = f"/v1/projects/{project}/locations"
     try:
-        return await google.call(
-            GoogleRequest("container", f"{project}/{segments[0]}/clusters/{segments[1]}")
-        )
+        return await google.call(GoogleRequest("container", f"{root}/{zone}/clusters/{cluster}"))
     except HttpError as refusal:
         if refusal.status != 404:
             raise _as_backend_error(refusal, target) from None
     # Name the clusters that exist: most often the zone is wrong, or a letter of the name.
     try:
-        answer = await google.call(GoogleRequest("container", f"{project}/-/clusters"))
-        clusters = [
-            f"{cluster['name']} in {cluster['location']}"
-            for cluster in answer.get("clusters") or ()
-        ]
+        answer = await google.call(GoogleRequest("container", f"{root}/-/clusters"))
+        clusters = [f"{found['name']} in {found['location']}" for found in answer["clusters"]]
         hint = f"it has {', '.join(sorted(clusters)[:10]) or 'none'}"
     except (HttpError, KineticError, KeyError, TypeError):
         hint = "`gcloud container clusters list` lists those that exist"
@@ -489,9 +457,8 @@ def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, str
             "wait until it is RUNNING",
             retryable=status == "PROVISIONING",
         )
-    control: Mapping[str, Any] = description.get("controlPlaneEndpointsConfig") or {}
-    dns: Mapping[str, Any] = control.get("dnsEndpointConfig") or {}
-    ip: Mapping[str, Any] = control.get("ipEndpointsConfig") or {}
+    control = get_dict(description, "controlPlaneEndpointsConfig")
+    dns, ip = get_dict(control, "dnsEndpointConfig"), get_dict(control, "ipEndpointsConfig")
     endpoint = str(description.get("endpoint") or "") if ip.get("enabled", True) else ""
     dns_name = str(dns.get("endpoint") or "") if dns.get("allowExternalTraffic") else ""
     address = _parse_address(endpoint)
@@ -503,9 +470,7 @@ def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, str
             f"{_describe(target)} has no endpoint that can be reached from outside; enable its DNS "
             "endpoint, or use a kubeconfig: KINETIC_KUBE_CONTEXT"
         )
-    encoded = cast("dict[str, Any]", description.get("masterAuth") or {}).get(
-        "clusterCaCertificate"
-    )
+    encoded = get_dict(description, "masterAuth").get("clusterCaCertificate")
     if not encoded:
         raise ConfigurationError(
             f"Google's API does not show the CA of {_describe(target)}: grant the credentials "

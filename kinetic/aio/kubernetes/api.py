@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kinetic.aio._net.http import HttpClient, HttpError, close_answer
@@ -14,6 +14,7 @@ from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import with_token
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.request import Forbidden, Request, translate_refusal
+from kinetic.aio.kubernetes.rights import Right
 from kinetic.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LONGEST_LINE = 64 * 1024**2
+LONGEST_LINE = 8 * 1024**2
 """The most bytes of a line. A watch sends an object of at most 1.5 MiB, which JSON may double."""
 
 HEARTBEAT_S = 30.0
@@ -68,7 +69,7 @@ class Api:
         # A request keeps its turn while it waits to retry, so a busy server gets fewer requests.
         self._turns = asyncio.Semaphore(self._limits.requests)
         self._outage = Outage(access.name)
-        self._granted: set[tuple[str, ...]] = set()
+        self._granted: set[Right] = set()
         self._http = HttpClient(
             f"the client of {access.name}",
             connect_s=self._limits.connect_s,
@@ -84,11 +85,8 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
-        rights_s: float | None = None,
     ) -> dict[str, Any]:
         """Send one request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
-
-        *rights_s* replaces ``Limits.rights_s`` for this request.
 
         Cancelled: the request may or may not have reached the server.
         """
@@ -106,7 +104,7 @@ class Api:
                 close_answer(answer)
 
         async with self._turns:
-            return await self._retry(send, request, limits.retry, rights_s)
+            return await self._retry(send, request, limits.retry)
 
     @asynccontextmanager
     async def stream(
@@ -143,24 +141,20 @@ class Api:
             Unavailable: The connection broke or was silent for *idle_s*, or a line is longer than
                 `LONGEST_LINE`.
         """
-        line_pieces: list[bytes] = []
-        size = 0
+        rest = b""
         async with self.stream(path, query=query, idle_s=idle_s) as pieces:
             async for piece in pieces:
-                first, *others = piece.split(b"\n")
-                line_pieces.append(first)
-                size += len(first)
-                for other in others:
-                    yield b"".join(line_pieces)
-                    line_pieces, size = [other], len(other)
-                if size > LONGEST_LINE:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield line
+                if len(rest) > LONGEST_LINE:
                     raise Unavailable(
                         f"cannot read {path} of {self.cluster}: a line is longer than "
                         f"{LONGEST_LINE >> 20} MiB; check whether a proxy answers for the server",
                         retryable=True,
                     )
-        if last := b"".join(line_pieces):
-            yield last
+        if rest:
+            yield rest
 
     async def tunnel(
         self, path: str, protocol: str, *, query: Mapping[str, str] | None = None
@@ -205,15 +199,14 @@ class Api:
         work: Callable[[], Awaitable[T]],
         request: Request,
         policy: RetryPolicy | None = None,
-        rights_s: float | None = None,
     ) -> T:
         """Await ``work()`` and retry its temporary failures by *policy*.
 
-        If the client lacks a permission that it had before, retry for *rights_s* seconds. If
-        *policy* is None, retry nothing else. All retries of requests happen here.
+        If the client lacks a permission that it had before, retry for ``Limits.rights_s`` seconds.
+        If *policy* is None, retry nothing else. All retries of requests happen here.
         """
-        patience_s = self._limits.rights_s if rights_s is None else rights_s
         clock, missing_since = asyncio.get_running_loop().time, None
+        permission = replace(request.right, name="")  # on all objects of this kind
 
         async def run_once() -> T:
             try:
@@ -221,14 +214,14 @@ class Api:
                     result = await work()
             except HttpError as refusal:
                 raise translate_refusal(refusal, request, self.cluster) from None
-            self._granted.add(_permission_of(request))
+            self._granted.add(permission)
             return result
 
         def is_temporary(failure: Exception) -> bool:
             nonlocal missing_since
-            if isinstance(failure, Forbidden) and _permission_of(request) in self._granted:
+            if isinstance(failure, Forbidden) and permission in self._granted:
                 missing_since = missing_since or clock()
-                return clock() < missing_since + patience_s
+                return clock() < missing_since + self._limits.rights_s
             return policy is not None and is_retryable(failure)
 
         return await retry(
@@ -301,9 +294,3 @@ class Api:
             error = HttpError(200, raw[:4096].decode(errors="replace"))
             raise translate_refusal(error, request, self.cluster)
         return cast("dict[str, Any]", decoded)
-
-
-def _permission_of(request: Request) -> tuple[str, ...]:
-    """Return the permission that a request needs, without the name of the request's object."""
-    right = request.right
-    return right.verb, right.group, right.resource, right.namespace

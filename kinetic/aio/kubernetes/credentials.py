@@ -11,63 +11,41 @@ from pathlib import Path
 from kinetic.aio._net.tokens import TokenSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificates:
-    """PEM of the CAs to trust (None for the system's), and of the client's certificate and key."""
-
-    ca: str | None = None
-    verify: bool = True
-    certificate: str | None = None
-    key: str | None = field(default=None, repr=False)
-
-
 @lru_cache(4)
-def tls_context(certificates: Certificates) -> ssl.SSLContext:
-    """Return the TLS context of *certificates*.
+def tls_context(
+    ca: str | None, *, verify: bool = True, certificate: str | None = None, key: str | None = None
+) -> ssl.SSLContext:
+    """Return a TLS context that trusts the certificates *ca* (PEM), or the system's if it is None.
 
-    Equal certificates have the same context, so that connections are reused.
+    *certificate* and *key* are the client's, as PEM. Equal arguments have the same context, so that
+    connections are reused. Loading the system's certificates takes 30 ms of CPU.
 
     Raises:
         ValueError: The texts aren't certificates, or the key belongs to another certificate.
     """
-    context = trusting_context(certificates.ca, verify=certificates.verify)
-    _load_client_certificate(context, certificates)
-    return context
-
-
-def trusting_context(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
-    """Return a context that trusts the certificates *ca* (PEM), or the system's if it is None.
-
-    Loading the system's certificates takes 30 ms of CPU.
-
-    Raises:
-        ValueError: *ca* isn't a certificate.
-    """
-    if not verify:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
     try:
         context = ssl.create_default_context(cadata=ca)
     except ssl.SSLError as exc:
         raise ValueError(f"the CA is not a certificate in PEM ({exc})") from exc
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     if ca is not None:
         # Python 3.13 and later require extensions that the CAs of many clusters lack.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if certificate is not None:
+        _load_client_certificate(context, certificate, key or "")
     return context
 
 
-def _load_client_certificate(context: ssl.SSLContext, certificates: Certificates) -> None:
-    if certificates.certificate is None:
-        return
+def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
     # Python reads certificates from files only. These files exist briefly, private to the user.
     with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
-        chain, key = Path(folder, "certificate"), Path(folder, "key")
-        chain.write_text(certificates.certificate)
-        key.write_text(certificates.key or "")
+        chain_file, key_file = Path(folder, "certificate"), Path(folder, "key")
+        chain_file.write_text(certificate)
+        key_file.write_text(key)
         try:
-            context.load_cert_chain(chain, key, password=_no_password)
+            context.load_cert_chain(chain_file, key_file, password=_no_password)
         except ssl.SSLError as exc:
             raise ValueError(f"the client's certificate and key cannot be used ({exc})") from exc
 
@@ -91,22 +69,15 @@ class ClusterCredentials:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """A node pool of GKE; ``topology`` is empty if each machine is a slice by itself."""
-
-    machine: str
-    topology: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """How one client reaches one cluster.
 
     ``server`` is its URL, without a slash at the end; it may have a path.
     ``name`` describes the cluster in messages. ``namespace`` is the default one.
     ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
-    Each request carries ``headers``. ``pools`` are the node pools that Google's API named when
-    the access was opened. ``gke`` says whether this is GKE, which may have ComputeClasses.
+    Each request carries ``headers``. ``pools`` has the machine type and TPU topology of each
+    node pool that Google's API named when the access was opened; a machine that is a slice by
+    itself has the topology "". ``gke`` says whether this is GKE, which may have ComputeClasses.
     """
 
     server: str
@@ -116,5 +87,5 @@ class Access:
     tls_name: str | None = None
     proxy: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[tuple[str, str], ...] = ()
     gke: bool = False

@@ -56,12 +56,24 @@ class Plugin:
         Raises:
             AuthError: The plugin isn't installed, fails, times out, or its reply is invalid.
         """
-        command = self._command()
-        interactive = self._is_interactive()
-        process = await self._start(command, interactive)
+        command, interactive = self._command(), self._is_interactive()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                command,
+                *[str(argument) for argument in self.section.get("args") or ()],
+                env=self._environment(interactive),
+                stdin=None if interactive else asyncio.subprocess.DEVNULL,
+                start_new_session=not interactive,  # so that its children can be killed, too
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as exc:  # the plugin is for another machine, or lacks its interpreter
+            raise AuthError(f"{self} cannot be run: {exc}; install it for this machine") from exc
+        assert process.stdout is not None and process.stderr is not None
         try:
             async with asyncio.timeout(timeout_s):
-                out, errors = await asyncio.gather(_read(process.stdout), self._log(process.stderr))
+                outputs = process.stdout.read(), self._log(process.stderr)
+                out, errors = await asyncio.gather(*outputs)
                 code = await process.wait()
         except TimeoutError as exc:
             raise AuthError(
@@ -75,20 +87,6 @@ class Plugin:
         if code != 0:
             raise AuthError(f"{self} ended with code {code}: {errors or 'it printed no message'}")
         return self._parse_reply(out)
-
-    async def _start(self, command: str, interactive: bool) -> asyncio.subprocess.Process:
-        try:
-            return await asyncio.create_subprocess_exec(
-                command,
-                *[str(argument) for argument in self.section.get("args") or ()],
-                env=self._environment(interactive),
-                stdin=None if interactive else asyncio.subprocess.DEVNULL,
-                start_new_session=not interactive,  # so that `run` can also kill its children
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as exc:  # the plugin is for another machine, or lacks its interpreter
-            raise AuthError(f"{self} cannot be run: {exc}; install it for this machine") from exc
 
     def __str__(self) -> str:
         return f"the credential plugin {str(self.section.get('command'))!r}"
@@ -128,10 +126,10 @@ class Plugin:
     def _version(self) -> str:
         return str(self.section.get("apiVersion") or "client.authentication.k8s.io/v1")
 
-    async def _log(self, stream: asyncio.StreamReader | None) -> str:
+    async def _log(self, stream: asyncio.StreamReader) -> str:
         """Log the plugin's messages to the user, such as where to log in; return the last ones."""
         last = ""
-        while stream is not None and (piece := await stream.read(4096)):
+        while piece := await stream.read(4096):
             text = piece.decode(errors="replace")
             last = (last + text)[-MAX_KEPT:]
             for line in filter(None, (one_line(line, 500) for line in text.splitlines())):
@@ -142,7 +140,10 @@ class Plugin:
         try:
             answer: Any = json.loads(out)
             status = cast("dict[str, Any]", answer["status"])
-            version, kind, until = answer["apiVersion"], answer["kind"], _parse_expiry(status)
+            version, kind = answer["apiVersion"], answer["kind"]
+            expiry, until = status.get("expirationTimestamp"), None
+            if expiry:
+                until = datetime.datetime.fromisoformat(str(expiry)).timestamp()
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise AuthError(f"{self} didn't return an ExecCredential") from exc
         if (version, kind) != (self._version, "ExecCredential"):
@@ -154,12 +155,3 @@ class Plugin:
         if not token and not (certificate and key):
             raise AuthError(f"{self} gave neither a token nor a certificate with its key")
         return Reply(token=token, certificate=certificate, key=key, until=until)
-
-
-async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    return b"" if stream is None else await stream.read()
-
-
-def _parse_expiry(status: Mapping[str, Any]) -> float | None:
-    expiry = status.get("expirationTimestamp")
-    return None if not expiry else datetime.datetime.fromisoformat(str(expiry)).timestamp()

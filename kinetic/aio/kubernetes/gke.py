@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import asynccontextmanager
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinetic._tasks import for_each, release
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import ComputeClasses
+from kinetic.aio.kubernetes.diagnosis.admission import refused_request
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import get_dict
-from kinetic.aio.kubernetes.diagnosis.judge import refused_request
 from kinetic.aio.kubernetes.logs import job_log
 from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,
@@ -26,7 +26,6 @@ from kinetic.aio.kubernetes.manifests import (
     by_jobs,
     by_labels,
     job_manifest,
-    object_name,
 )
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
@@ -38,6 +37,8 @@ from kinetic.errors import AlreadyThere, LaunchError, NotFound, Refused, Throttl
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
+
+T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 """Pauses between two looks at an earlier Job or pod that is being deleted; seconds."""
@@ -66,13 +67,33 @@ async def create_job(
     try:
         if shared:
             await secrets.ensure(job, secret)
-        # The submitter of a batch retries by itself, so a missing right fails this call at once.
-        owner, is_new = await _create_or_get(api, paths, manifest, 0.0 if shared else None)
+        owner, is_new = await _create_or_get(api, paths, manifest)
         if not shared:
-            async with _delete_on_failure(api, paths, owner if is_new else None):
+            try:
                 await secrets.give(job, secret, owner)
+            except BaseException:
+                if is_new:  # its pod would wait for a Secret that doesn't exist
+                    path = f"{paths.jobs}/{owner['metadata']['name']}"
+                    options = {
+                        "propagationPolicy": "Background",
+                        "preconditions": {"uid": owner["metadata"]["uid"]},
+                    }
+                    removal = api.call("DELETE", path, body=options)
+                    await release(removal, operation=f"removing {path} after a failure")
+                raise
     except Refused as exc:
         raise _as_backend_error(exc, job.name) from exc
+
+
+async def _look(look: Callable[[], Awaitable[T | None]], limit_s: float) -> T | None:
+    """Await ``look()`` until it returns a value, with growing pauses; None after *limit_s*."""
+    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
+    deadline = loop.time() + limit_s
+    while True:
+        found = await look()
+        if found is not None or loop.time() > deadline:
+            return found
+        await asyncio.sleep(next(pauses))
 
 
 async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bool:
@@ -83,81 +104,49 @@ async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bo
     number = job.labels.get(ATTEMPT, "")
     if not number.isdecimal() or int(number) < 2:
         return False
-    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
-    deadline = loop.time() + job.grace + POD_REMOVAL_S
-    while True:
+
+    async def look() -> bool | None:
         observations = await list_jobs(api, paths, by_items([job.name]))
-        matching = [observation for observation in observations if observation.name == job.name]
-        if matching:
+        if any(observation.name == job.name for observation in observations):
             return True
-        if (
-            all(observation.phase in (Phase.ENDED, Phase.GONE) for observation in observations)
-            or loop.time() > deadline
-        ):
-            return False
-        await asyncio.sleep(next(pauses))
+        is_over = all(found.phase in (Phase.ENDED, Phase.GONE) for found in observations)
+        return False if is_over else None
 
-
-@asynccontextmanager
-async def _delete_on_failure(
-    api: Api, paths: Paths, created: dict[str, Any] | None
-) -> AsyncGenerator[None]:
-    """If the block fails, delete the Job *created*, unless it is None.
-
-    The Job's pod would wait for a Secret that doesn't exist.
-    """
-    try:
-        yield
-    except BaseException:
-        if created is not None:
-            options = {
-                "propagationPolicy": "Background",
-                "preconditions": {"uid": created["metadata"]["uid"]},
-            }
-            path = f"{paths.jobs}/{created['metadata']['name']}"
-            removal = api.call("DELETE", path, body=options)
-            await release(removal, operation=f"removing {path} after a failure")
-        raise
+    return bool(await _look(look, job.grace + POD_REMOVAL_S))
 
 
 async def _create_or_get(
-    api: Api, paths: Paths, manifest: dict[str, Any], rights_s: float | None
+    api: Api, paths: Paths, manifest: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:
     """Return the Job, and whether this call created it; wait while an earlier Job is deleted."""
     name = str(manifest["metadata"]["name"])
-    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
-    deadline = loop.time() + JOB_DELETION_S
-    while True:
-        try:
-            return await api.call("POST", paths.jobs, body=manifest, rights_s=rights_s), True
-        except AlreadyThere:
-            pass
-        try:
+
+    async def look() -> tuple[dict[str, Any], bool] | None:
+        with contextlib.suppress(AlreadyThere):
+            return await api.call("POST", paths.jobs, body=manifest), True
+        with contextlib.suppress(NotFound):
             existing = await api.call("GET", f"{paths.jobs}/{name}")
-        except NotFound:
-            continue
-        if not get_dict(existing, "metadata").get("deletionTimestamp"):
-            return existing, False
-        if loop.time() > deadline:
-            raise Unavailable(
-                f"Job {name} has been terminating for more than {JOB_DELETION_S:g} s, so it can't "
-                "be created again; check which finalizers it has",
-                retryable=True,
-            )
-        await asyncio.sleep(next(pauses))
+            if not get_dict(existing, "metadata").get("deletionTimestamp"):
+                return existing, False
+        return None
+
+    if (found := await _look(look, JOB_DELETION_S)) is not None:
+        return found
+    raise Unavailable(
+        f"Job {name} has been terminating for more than {JOB_DELETION_S:g} s, so it can't "
+        "be created again; check which finalizers it has",
+        retryable=True,
+    )
 
 
 def _as_backend_error(refused: Refused, name: str) -> Exception:
     """Return the error for a refusal: an exceeded quota is temporary, a policy isn't."""
-    diagnosis = refused_request(refused.answer)
-    message = f"{name} was refused: {diagnosis.text}" if refused.answer else str(refused)
-    if diagnosis.outlook is Outlook.OPEN:
+    cause = refused_request(refused.answer)
+    message = f"{name} was refused: {cause.text}" if refused.answer else str(refused)
+    if cause.outlook is Outlook.OPEN:
         return Throttled(message, retryable=True)
-    return LaunchError(
-        message,
-        reason=diagnosis.reason.value if diagnosis.reason is not None else "",
-        passing=diagnosis.outlook is Outlook.BLOCKED,
-    )
+    passing = cause.outlook is Outlook.BLOCKED
+    return LaunchError(message, reason=str(cause.reason or ""), passing=passing)
 
 
 MAX_CONCURRENT_REQUESTS = 16
@@ -225,26 +214,14 @@ class GkeCluster:
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
         """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
-        for name in names if len(names) == 1 else ():
-            await self._delete_one(name)
-        if len(names) > 1:
-            await for_each(self._delete_all, by_jobs(names), limit=MAX_CONCURRENT_REQUESTS)
-            await for_each(self._delete_earlier_jobs, names, limit=MAX_CONCURRENT_REQUESTS)
+        selectors = [*by_jobs(names)]
+        for name in names:  # an attempt may be a pod in the Job of an earlier attempt
+            _, _, number = name.rpartition("-")
+            if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
+                selectors.append(by_attempts_up_to(name, int(number)))
         if labels is not None:
-            await self._delete_all(by_labels(labels))
-
-    async def _delete_one(self, name: str) -> None:
-        query = {"propagationPolicy": "Background"}
-        try:
-            await self._api.call("DELETE", f"{self._paths.jobs}/{object_name(name)}", query=query)
-        except NotFound:
-            await self._delete_earlier_jobs(name)
-
-    async def _delete_earlier_jobs(self, name: str) -> None:
-        """Delete the Jobs of earlier attempts: this attempt may be a pod in one of them."""
-        _, _, number = name.rpartition("-")
-        if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
-            await self._delete_all(by_attempts_up_to(name, int(number)))
+            selectors.append(by_labels(labels))
+        await for_each(self._delete_all, selectors, limit=MAX_CONCURRENT_REQUESTS)
 
     async def _delete_all(self, selector: str) -> None:
         query = {"labelSelector": selector, "propagationPolicy": "Background"}

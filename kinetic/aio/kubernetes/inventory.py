@@ -13,8 +13,8 @@ from absl import logging
 from kinetic.accelerators import Accelerator
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Pool
-from kinetic.aio.kubernetes.diagnosis.nodes import fits, labels
+from kinetic.aio.kubernetes.diagnosis.documents import labels_of
+from kinetic.aio.kubernetes.diagnosis.nodes import fits
 from kinetic.aio.kubernetes.manifests import pod_requirements
 from kinetic.aio.kubernetes.reflector import list_all
 from kinetic.configuration import Target
@@ -23,7 +23,9 @@ from kinetic.errors import AuthError
 MACHINE, TOPOLOGY = "node.kubernetes.io/instance-type", "cloud.google.com/gke-tpu-topology"
 
 
-async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator) -> Accelerator:
+async def layout_in(
+    api: Api, pools: Collection[tuple[str, str]], accelerator: Accelerator
+) -> Accelerator:
     """Choose the layout of *accelerator* that the cluster's nodes, or its *pools*, have.
 
     This sends a request only if *accelerator* has several layouts. If no known node or pool has
@@ -34,16 +36,15 @@ async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator)
     available = {
         (layout.machine, layout.topology)
         for layout in accelerator.layouts
-        for pool in pools
-        if pool.machine == layout.machine
-        and (not layout.multi_host or pool.topology == layout.topology)
+        for machine, topology in pools
+        if machine == layout.machine and (not layout.multi_host or topology == layout.topology)
     }
     try:
         nodes = (await list_all(api, "/api/v1/nodes", f"{TOPOLOGY}={accelerator.topology}")).items
     except AuthError as exc:
         logging.info("the nodes cannot be listed: %s", exc)
     else:
-        available |= {(str(labels(node).get(MACHINE)), accelerator.topology) for node in nodes}
+        available |= {(str(labels_of(node).get(MACHINE)), accelerator.topology) for node in nodes}
     found = accelerator.among(available)
     if found != accelerator:
         logging.info(

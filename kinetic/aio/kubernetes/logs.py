@@ -1,7 +1,6 @@
 """Read the output of a job: from its pod and the pods that replace it, or from several hosts.
 
-`container_log` reads the log of one container and resumes a broken connection. `job_log` chooses
-the pods of an attempt.
+`job_log` chooses the pods of an attempt, and resumes broken connections.
 """
 
 from __future__ import annotations
@@ -12,11 +11,18 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age_key, condition, get_dict, uid
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    age_key,
+    annotations_of,
+    condition,
+    get_dict,
+    labels_of,
+    uid,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
@@ -99,88 +105,6 @@ def _second_before(second: str) -> str:
     return f"{moment.isoformat()}Z"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where one container's log is, and whether the container has ended by now."""
-
-    api: Api
-    path: str
-    container: str
-    ended: Callable[[], bool]
-    rhythm: Rhythm
-
-
-async def container_log(
-    source: Source, *, follow: bool, tail: int | None = None
-) -> AsyncGenerator[str]:
-    """Yield the lines of the log; with *follow*, also new ones until the container has ended.
-
-    Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
-    A broken connection neither repeats nor drops lines. With *follow*, the iteration just ends if
-    the node has removed the log, because another pod may follow.
-
-    Raises:
-        NotFound: Without *follow*: the pod, or its log, no longer exists.
-        Unavailable: The container has ended, and its log can't be read.
-    """
-    started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
-    memory = _Memory()
-    while True:
-        # Ask before reading: if the container has ended by now, the log has all of its output.
-        ended = source.ended()
-        is_last, received, failure = ended or not follow, False, None
-        query = _query(source, memory, started, tail, follow=not is_last)
-        memory.reconnect()
-        try:
-            pieces = LogPieces()
-            async with source.api.stream(source.path, query=query, idle_s=IDLE_S) as contents:
-                async for content in contents:
-                    for text in memory.texts(pieces.feed(content)):
-                        received = True
-                        yield text
-            for text in memory.texts(pieces.feed(last=True)):
-                received = True
-                yield text
-            if memory.removed and not memory.since:
-                raise NotFound("its node has removed the log")
-            if is_last:
-                return
-        except NotFound:
-            if not follow:
-                raise
-            if is_last:
-                return
-        except (Unavailable, Throttled) as exc:
-            failure = exc
-        except Refused as exc:  # the container waits to start, or the node has removed its log
-            if ended:
-                raise NotFound(f"the log no longer exists: {exc}") from exc
-        empty_reads = 0 if received else empty_reads + 1
-        if failure is not None and empty_reads >= TRIES and is_last:
-            raise failure
-        if received:
-            pauses = source.rhythm.pauses()
-        await asyncio.sleep(next(pauses))
-
-
-def _query(
-    source: Source, memory: _Memory, started: float, tail: int | None, *, follow: bool
-) -> dict[str, str]:
-    """Return the query of a request: where the log continues, or how many last lines to send."""
-    query = {"container": source.container, "timestamps": "true"}
-    if follow:
-        query["follow"] = "true"
-    if since := memory.since:
-        query["sinceTime"] = since
-    elif tail is not None:
-        waited = asyncio.get_running_loop().time() - started
-        if tail == 0 and waited > 1:  # the caller wants all lines since it began to wait
-            query["sinceSeconds"] = str(int(waited) + 1)
-        else:
-            query["tailLines"] = str(tail)
-    return query
-
-
 class _AttemptView:
     """The attempt called *name*, with all Jobs and pods of its item as they are now."""
 
@@ -245,8 +169,9 @@ class _AttemptView:
             NotFound: There is no such attempt, and none will start.
         """
         pods, jobs = self._pods_of(None), self._jobs.values()
-        exists = (bool(pods) and bool(jobs)) or any(not Pod(pod).ended for pod in pods)
-        if not exists and not any(self.name == name_of(job) or not _has_ended(job) for job in jobs):
+        if (pods and jobs) or not all(Pod(pod).ended for pod in pods):
+            return
+        if not any(self.name == name_of(job) or not _has_ended(job) for job in jobs):
             raise self._not_found()
 
     def _not_found(self) -> NotFound:
@@ -261,39 +186,38 @@ class _AttemptView:
         pods = self._pods_of(None)
         if (hosts := self.hosts) > 1:  # the pods are created one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
-        is_numbered = any(ATTEMPT in get_dict(get_dict(pod, "metadata"), "labels") for pod in pods)
+        is_numbered = any(ATTEMPT in labels_of(pod) for pod in pods)
         return is_numbered or all(_has_ended(job) for job in self._jobs.values())
 
     @property
     def hosts(self) -> int:
         """How many pods of the attempt run at once."""
-        all_annotations = [
-            get_dict(get_dict(job, "metadata"), "annotations") for job in self._jobs.values()
-        ]
-        all_annotations += [
-            get_dict(get_dict(pod, "metadata"), "annotations") for pod in self._pods_of(None)
-        ]
-        return max((int(annotations.get(HOSTS) or 1) for annotations in all_annotations), default=1)
+        documents = [*self._jobs.values(), *self._pods_of(None)]
+        return max((int(annotations_of(found).get(HOSTS) or 1) for found in documents), default=1)
 
     def _pods_of(self, index: int | None) -> list[Document]:
         """Return the attempt's pods with this *index*, or all its pods for None, oldest first."""
-        pods = [
-            pod
-            for pod in self._pods.values()
-            if name_of(pod) == self.name and index in (None, host_of(pod))
-        ]
-        return sorted(pods, key=age_key)
+        pods = (pod for pod in self._pods.values() if name_of(pod) == self.name)
+        return sorted((pod for pod in pods if index in (None, host_of(pod))), key=age_key)
 
-    async def logs(
-        self, index: int | None, tail: int | None
-    ) -> AsyncGenerator[AsyncGenerator[str]]:
-        """Yield the log of the last pod that has a log.
+    async def lines(self, index: int | None, tail: int | None) -> AsyncGenerator[str]:
+        """Yield the lines of the last pod that has a log, each after *index* in brackets.
 
         With ``follow``, also yield the log of each pod that replaces this pod.
         """
+        prefix = "" if index is None else f"[{index}] "
+        async with aclosing(self._logged_pods(index)) as pods:
+            async for pod in pods:
+                async with aclosing(self._container_log(pod, tail)) as lines:
+                    async for line in lines:
+                        yield prefix + line
+                tail = None
+
+    async def _logged_pods(self, index: int | None) -> AsyncGenerator[Document]:
+        """Yield the last pod that has a log; with ``follow``, also each pod that replaces it."""
         if not self.follow:
             for last in [pod for pod in self._pods_of(index) if _has_started(pod)][-1:]:
-                yield container_log(self._source(last), follow=False, tail=tail)
+                yield last
             return
         read = {uid(pod) for pod in self._pods_of(index)[:-1]}
         while True:
@@ -308,25 +232,74 @@ class _AttemptView:
                 continue
             read.add(uid(pod))
             if _has_started(pod):
-                yield container_log(self._source(pod), follow=True, tail=tail)
-                tail = None
+                yield pod
 
-    def _source(self, pod: Document) -> Source:
-        """Return where the log of the container in *pod* that runs the function is."""
-        pod_uid, name = uid(pod), get_dict(pod, "metadata").get("name")
-        names = [program.name for program in Pod(pod).programs]
+    async def _container_log(self, pod: Document, tail: int | None) -> AsyncGenerator[str]:
+        """Yield the lines of a pod's log; with ``follow``, also new ones until its program ends.
 
-        def ended() -> bool:
-            current = self._pods.get(pod_uid)
-            return current is None or Pod(current).ended
+        Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
+        A broken connection neither repeats nor drops lines. With ``follow``, the iteration just
+        ends if the node has removed the log, because another pod may follow.
 
-        return Source(
-            api=self._api,
-            path=f"{self._paths.pods}/{name}/log",
-            container=CONTAINER if CONTAINER in names or not names else names[0],
-            ended=ended,
-            rhythm=self._rhythm,
-        )
+        Raises:
+            NotFound: Without ``follow``: the pod, or its log, no longer exists.
+            Unavailable: The container has ended, and its log can't be read.
+        """
+        path = f"{self._paths.pods}/{get_dict(pod, 'metadata').get('name')}/log"
+        started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, self._rhythm.pauses()
+        memory = _Memory()
+        while True:
+            # Ask before reading: if the container has ended by now, the log has all of its output.
+            current = self._pods.get(uid(pod))
+            ended = current is None or Pod(current).ended
+            is_last, received, failure = ended or not self.follow, False, None
+            waited = asyncio.get_running_loop().time() - started
+            query = _query(memory.since, tail, waited)
+            if not is_last:
+                query["follow"] = "true"
+            memory.reconnect()
+            try:
+                pieces = LogPieces()
+                async with self._api.stream(path, query=query, idle_s=IDLE_S) as contents:
+                    async for content in contents:
+                        for text in memory.texts(pieces.feed(content)):
+                            received = True
+                            yield text
+                for text in memory.texts(pieces.feed(last=True)):
+                    received = True
+                    yield text
+                if memory.removed and not memory.since:
+                    raise NotFound("its node has removed the log")
+                if is_last:
+                    return
+            except NotFound:
+                if not self.follow:
+                    raise
+                if is_last:
+                    return
+            except (Unavailable, Throttled) as exc:
+                failure = exc
+            except Refused as exc:  # the container waits to start, or the node has removed its log
+                if ended:
+                    raise NotFound(f"the log no longer exists: {exc}") from exc
+            empty_reads = 0 if received else empty_reads + 1
+            if failure is not None and empty_reads >= TRIES and is_last:
+                raise failure
+            if received:
+                pauses = self._rhythm.pauses()
+            await asyncio.sleep(next(pauses))
+
+
+def _query(since: str, tail: int | None, waited: float) -> dict[str, str]:
+    """Return the query of a request: where the log continues, or how many last lines to send."""
+    query = {"container": CONTAINER, "timestamps": "true"}
+    if since:
+        query["sinceTime"] = since
+    elif tail == 0 and waited > 1:  # the caller wants all lines since it began to wait
+        query["sinceSeconds"] = str(int(waited) + 1)
+    elif tail is not None:
+        query["tailLines"] = str(tail)
+    return query
 
 
 def _has_ended(job: Document) -> bool:
@@ -335,10 +308,7 @@ def _has_ended(job: Document) -> bool:
 
 def _has_started(pod: Document) -> bool:
     """Return whether the pod's program has started, so that the pod has a log."""
-    programs = Pod(pod).programs
-    return any(
-        program.state("running") is not None or program.end is not None for program in programs
-    )
+    return Pod(pod).runs or any(program.end is not None for program in Pod(pod).programs)
 
 
 async def job_log(
@@ -362,26 +332,12 @@ async def job_log(
     view = _AttemptView(api, await find_paths(), name, rhythm, follow=follow)
     async with view.keep_current():
         view.check_exists()
-        if (count := view.hosts) > 1:
-            streams = [_prefixed_lines(view, index, tail) for index in range(count)]
-            async with aclosing(merge_streams(streams)) as lines:
-                async for line in lines:
-                    yield line
-            return
-        async with aclosing(view.logs(None, tail)) as logs:
-            async for log in logs:
-                async with aclosing(log):
-                    async for line in log:
-                        yield line
-
-
-async def _prefixed_lines(view: _AttemptView, index: int, tail: int | None) -> AsyncGenerator[str]:
-    """Yield the lines of the pods of one index, each after that index in brackets."""
-    async with aclosing(view.logs(index, tail)) as logs:
-        async for log in logs:
-            async with aclosing(log):
-                async for line in log:
-                    yield f"[{index}] {line}"
+        indices = range(view.hosts) if view.hosts > 1 else (None,)
+        streams = [view.lines(index, tail) for index in indices]
+        merged = merge_streams(streams) if len(streams) > 1 else streams[0]
+        async with aclosing(merged) as lines:
+            async for line in lines:
+                yield line
 
 
 async def merge_streams(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:

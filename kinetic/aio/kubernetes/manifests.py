@@ -105,15 +105,9 @@ ARGUMENTS = "/_kinetic/fuse-data"
 """The folder with a numbered mount for each mounted argument that names no path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FuseVolumes:
-    """Volumes of a pod, and the paths at which its container mounts them."""
-
-    volumes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    mounts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-
-def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
+def fuse_volumes(
+    data: Iterable[wire.DataRef], store: str = ""
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a volume and a mount for each of *data* that the job mounts (``fuse``).
 
     For a single object, the volume is the object's folder. For an upload, the volume is the
@@ -122,7 +116,8 @@ def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
     Raises:
         ConfigurationError: The data isn't in a bucket, so it can't be mounted.
     """
-    found = FuseVolumes()
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
     for number, ref in enumerate(ref for ref in data if ref.fuse):
         bucket, prefix = _bucket_folder(ref, store)
         options = "implicit-dirs"
@@ -132,30 +127,24 @@ def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
         name = f"gcs-fuse-{number}"
         attributes = {"bucketName": bucket, "mountOptions": options}
         csi = {"driver": DRIVER, "readOnly": True, "volumeAttributes": attributes}
-        found.volumes.append({"name": name, "csi": csi})
+        volumes.append({"name": name, "csi": csi})
         path = ref.mount or f"{ARGUMENTS}/{number}"
-        found.mounts.append({"name": name, "mountPath": path, "readOnly": True})
-    return found
+        mounts.append({"name": name, "mountPath": path, "readOnly": True})
+    return volumes, mounts
 
 
 def _bucket_folder(ref: wire.DataRef, store: str) -> tuple[str, str]:
     """Return the bucket and folder of *ref*."""
-    if "://" in ref.uri:
-        return _split_gs_uri(ref.uri, is_dir=ref.is_dir)
-    uploaded = ref.uri.rpartition("/")[0]  # the files are beside the upload's manifest
-    return _split_gs_uri(f"{store.rstrip('/')}/{uploaded}/files", is_dir=True)
-
-
-def _split_gs_uri(uri: str, *, is_dir: bool) -> tuple[str, str]:
-    scheme, _, rest = uri.partition("://")
-    bucket, _, path = rest.partition("/")
-    if scheme != "gs" or not bucket:
+    uri, folder = ref.uri, ref.uri if ref.is_dir else ref.uri.rpartition("/")[0]
+    if "://" not in uri:  # the files are beside the upload's manifest
+        uri = folder = f"{store.rstrip('/')}/{uri.rpartition('/')[0]}/files"
+    bucket, _, path = folder.removeprefix("gs://").partition("/")
+    if not (uri.startswith("gs://") and bucket):
         raise ConfigurationError(
             f"only data in a bucket can be mounted, and {uri!r} is not; leave out fuse=True, "
             "or upload it and use its gs:// address"
         )
-    folder = path if is_dir else path.rpartition("/")[0]
-    return bucket, folder.strip("/")
+    return bucket, path.strip("/")
 
 
 KEY = "key"
@@ -203,38 +192,41 @@ def secret_manifest(
     Raises:
         ConfigurationError: The environment is too large for a Secret.
     """
-    keys = secret_entries(spec)
     content = {
-        keys[name]: value.encode(errors="surrogateescape")
-        for name, value in spec.environment.items()
+        key: spec.environment[name].encode(errors="surrogateescape")
+        for name, key in secret_entries(spec).items()
     }
-    content[KEY] = spec.key
+    manifest = opaque_secret(name, namespace, {**content, KEY: spec.key}, labels or {})
+    if owner is not None:
+        reference = {key: owner["metadata"][key] for key in ("name", "uid")}
+        reference |= {key: owner[key] for key in ("apiVersion", "kind")}
+        manifest["metadata"]["ownerReferences"] = [reference]
+    return manifest | {"immutable": True}
+
+
+def opaque_secret(
+    name: str, namespace: str, content: Mapping[str, bytes], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a Secret with *content*.
+
+    Raises:
+        ConfigurationError: *content* is too large.
+    """
     size = sum(len(value) for value in content.values())
     if size > MAX_SECRET_BYTES:
         raise ConfigurationError(
             f"the captured environment has {size} bytes, but a Secret holds {MAX_SECRET_BYTES}; "
             "capture fewer variables, or ship the content as Data"
         )
-    metadata: dict[str, Any] = {
-        "name": name,
-        "namespace": namespace,
-        "labels": {key: label_value(value) for key, value in (labels or {}).items()},
-    }
-    if owner is not None:
-        metadata["ownerReferences"] = [
-            {
-                "apiVersion": owner.get("apiVersion") or "batch/v1",
-                "kind": owner.get("kind") or "Job",
-                "name": owner["metadata"]["name"],
-                "uid": owner["metadata"]["uid"],
-            }
-        ]
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
-        "immutable": True,
-        "metadata": metadata,
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {key: label_value(value) for key, value in labels.items()},
+        },
         "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
     }
 
@@ -248,7 +240,12 @@ RUNNER = "/app/remote_runner.py"
 KEY_FOLDER = "/var/run/kinetic"
 """The folder in the container with the submission's key."""
 
-JOB_ANNOTATION_PREFIX = "batch.kubernetes.io/"
+FAILURE_COUNTS = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
+"""Annotations of a pod: how many pods of its Job failed before it."""
+
 NAME = "kinetic.dev/name"
 """The annotation with the job's name, which may not be legal as an object's name."""
 
@@ -323,18 +320,17 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     """
     name = object_name(spec.name)
     identity = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
-    labels = _labels(spec, placement) | identity
+    own_labels = {key: label_value(value) for key, value in spec.labels.items()}
+    labels = usual_labels(placement.secret) | own_labels | identity
     annotations = _kinetic_annotations(spec, placement)
-    job_labels = labels | (
-        {"kueue.x-k8s.io/queue-name": placement.queue} if placement.queue else {}
-    )
+    queue = {"kueue.x-k8s.io/queue-name": placement.queue} if placement.queue else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": name,
             "namespace": placement.namespace,
-            "labels": job_labels,
+            "labels": labels | queue,
             "annotations": annotations,
         },
         "spec": {
@@ -370,12 +366,6 @@ def _failure_rules() -> list[dict[str, Any]]:
     ]
 
 
-def _labels(spec: JobSpec, placement: Placement) -> dict[str, str]:
-    """Return the job's labels, shortened for Kubernetes, and those of `usual_labels`."""
-    labels = {key: label_value(value) for key, value in spec.labels.items()}
-    return usual_labels(placement.secret) | labels
-
-
 def usual_labels(instance: str) -> dict[str, str]:
     """Return the labels that Kubernetes tools know, for objects of submission *instance*."""
     return {
@@ -405,11 +395,11 @@ def _pod_annotations(spec: JobSpec, job_annotations: Mapping[str, str]) -> dict[
 
 def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     accelerator, data = spec.resources.accelerator, spec.order.data
-    fuse = fuse_volumes(data, spec.order.store)
+    fuse_storage, fuse_mounts = fuse_volumes(data, spec.order.store)
     user = spec.image.user if placement.run_as_user is None else placement.run_as_user
-    folders = _folders(data, fuse) if user else []
+    folders = _folders(data, fuse_mounts) if user else []
     store_volumes, store_mounts = _store_volume(spec.order.store, placement.claim)
-    mounts = [*store_mounts, *fuse.mounts, *folders]
+    mounts = [*store_mounts, *fuse_mounts, *folders]
     for mount in mounts:
         _refuse_hiding(str(mount["mountPath"]))
     pod: dict[str, Any] = {
@@ -426,7 +416,7 @@ def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
         "volumes": [
             *_volumes(spec, placement),
             *store_volumes,
-            *fuse.volumes,
+            *fuse_storage,
             *({"name": folder["name"], "emptyDir": {}} for folder in folders),
         ],
     }
@@ -439,16 +429,17 @@ def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     return {key: value for key, value in pod.items() if value not in ({}, [])}
 
 
-def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, Any]]:
+def _folders(
+    data: Sequence[wire.DataRef], fuse_mounts: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Return mounts of empty volumes at the folders that the runner fills with *data*.
 
     Without a mount, only root could create a folder such as ``/data``. A folder inside another
     such folder needs no mount of its own.
     """
-    filled = [ref for ref in data if ref.mount and not ref.fuse]
-    taken = {str(mount["mountPath"]) for mount in fuse.mounts}
+    filled = {_folder(ref) for ref in data if ref.mount and not ref.fuse}
     points: list[str] = []
-    for point in sorted({_folder(ref) for ref in filled} - taken - {"/"}):
+    for point in sorted(filled - {str(mount["mountPath"]) for mount in fuse_mounts} - {"/"}):
         if not any(point.startswith(f"{parent}/") for parent in points):
             points.append(point)
     return [{"name": f"data-{number}", "mountPath": point} for number, point in enumerate(points)]
@@ -555,47 +546,36 @@ def _container(spec: JobSpec, placement: Placement, mounts: list[dict[str, Any]]
     }
 
 
+_FIELDS = {
+    "KINETIC_POD_UID": "metadata.uid",
+    "KINETIC_NODE": "spec.nodeName",
+    "KINETIC_FAILURES": f"metadata.annotations['{FAILURE_COUNTS[0]}']",
+    "KINETIC_DISRUPTIONS": f"metadata.annotations['{FAILURE_COUNTS[1]}']",
+}
+"""The variables whose values are fields of the pod."""
+
+
 def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
+    scheme, _, rest = spec.order.store.partition("://")
     defaults = {
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": PLATFORMS[spec.resources.accelerator.kind],
         "JOB_ID": spec.order.job_id,
-        "GCS_BUCKET": _bucket(spec.order.store),
+        "GCS_BUCKET": rest.partition("/")[0] if scheme == "gs" else "",
     }
     plain = {name: value for name, value in defaults.items() if name not in spec.environment}
-    secret_keys = secret_entries(spec)
     plain |= {"KINETIC_ORDER": spec.order.encode()}
-    counters = {
-        "KINETIC_FAILURES": f"{JOB_ANNOTATION_PREFIX}job-index-failure-count",
-        "KINETIC_DISRUPTIONS": f"{JOB_ANNOTATION_PREFIX}job-index-ignored-failure-count",
+    sources = {
+        name: {"secretKeyRef": {"name": placement.secret, "key": key}}
+        for name, key in secret_entries(spec).items()
     }
+    sources |= {name: {"fieldRef": {"fieldPath": path}} for name, path in _FIELDS.items()}
+    # Kubernetes expands $(NAME) and turns $$ into $.
+    escaped = {name: value.replace("$", "$$") for name, value in plain.items()}
     return [
-        *({"name": name, "value": _escape(value)} for name, value in plain.items()),
-        *(
-            {"name": name, "valueFrom": {"secretKeyRef": {"name": placement.secret, "key": key}}}
-            for name, key in secret_keys.items()
-        ),
-        _env_from_field("KINETIC_POD_UID", "metadata.uid"),
-        _env_from_field("KINETIC_NODE", "spec.nodeName"),
-        *(
-            _env_from_field(name, f"metadata.annotations['{key}']")
-            for name, key in counters.items()
-        ),
+        *({"name": name, "value": value} for name, value in escaped.items()),
+        *({"name": name, "valueFrom": source} for name, source in sources.items()),
     ]
-
-
-def _bucket(store: str) -> str:
-    scheme, _, rest = store.partition("://")
-    return rest.partition("/")[0] if scheme == "gs" else ""
-
-
-def _escape(value: str) -> str:
-    """Escape *value*, because Kubernetes expands ``$(NAME)`` and turns ``$$`` into ``$``."""
-    return value.replace("$", "$$")
-
-
-def _env_from_field(name: str, path: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def _resources(resources: Resources) -> dict[str, Any]:
@@ -605,7 +585,7 @@ def _resources(resources: Resources) -> dict[str, Any]:
     machine, so ``cpu`` is only its request; for other jobs, ``cpu`` is also the limit. If a job
     requests memory, this is also its limit.
     """
-    accelerator, cpu = resources.accelerator, _format_cores(resources.cpu)
+    accelerator, cpu = resources.accelerator, f"{max(1, math.ceil(resources.cpu * 1000))}m"
     memory = resources.memory_bytes or int(PORTION * max(resources.cpu, 0.25))
     requests: dict[str, str] = {"cpu": cpu, "memory": str(memory)}
     limits: dict[str, str] = {}
@@ -618,10 +598,6 @@ def _resources(resources: Resources) -> dict[str, Any]:
     else:
         limits["cpu"] = cpu
     return {"requests": requests, "limits": limits}
-
-
-def _format_cores(cpu: float) -> str:
-    return f"{max(1, math.ceil(cpu * 1000))}m"
 
 
 def _volumes(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list, uid
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Diagnosis, ended_state, waiting_state
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    annotations_of,
+    condition,
+    get_dict,
+    get_list,
+    labels_of,
+    uid,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
-from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
-from kinetic.aio.kubernetes.manifests import ATTEMPT, LABELS, NAME, other_attempt_name
+from kinetic.aio.kubernetes.diagnosis.judge import judge, pod_state
+from kinetic.aio.kubernetes.manifests import (
+    ATTEMPT,
+    FAILURE_COUNTS,
+    LABELS,
+    NAME,
+    other_attempt_name,
+)
 from kinetic.aio.kubernetes.trimming import receipt_of
 from kinetic.aio.ports import Observation, Phase
 from kinetic.job_status import JobStatus, Reason
@@ -20,35 +34,23 @@ from kinetic.job_status import JobStatus, Reason
 ENDED = "kinetic.dev/ended"
 """The annotation that says why a client ended a Job that could not start. All clients read it."""
 
-_FAILURE_COUNTS = (
-    "batch.kubernetes.io/job-index-failure-count",
-    "batch.kubernetes.io/job-index-ignored-failure-count",
-)
-"""Annotations of a pod: how many pods of its Job failed before it."""
+
+def text_of_end(cause: Cause) -> str:
+    """Return the value of the annotation `ENDED` for a Job that *cause* keeps from starting."""
+    return json.dumps({"reason": str(cause.reason), "message": cause.summary})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """Why a client ends a Job that could not start."""
-
-    reason: Reason
-    message: str
-
-    def to_text(self) -> str:
-        """Return the value of the annotation `ENDED`."""
-        return json.dumps({"reason": self.reason.value, "message": self.message})
-
-    @staticmethod
-    def from_job(job: Document | None) -> End | None:
-        """Return the content of the annotation of *job*; None if it has none."""
-        text = get_dict(get_dict(job, "metadata"), "annotations").get(ENDED)
-        if not text:
-            return None
-        try:
-            found = json.loads(str(text))
-            return End(reason=Reason(found["reason"]), message=str(found["message"]))
-        except (ValueError, KeyError, TypeError):
-            return End(reason=Reason.LOST, message=one_line(str(text)))
+def cause_of_end(job: Document | None) -> Cause | None:
+    """Return why a client ended *job*, by its annotation; None if no client did."""
+    text = annotations_of(job).get(ENDED)
+    if not text:
+        return None
+    try:
+        found = json.loads(str(text))
+        reason, message = Reason(found["reason"]), str(found["message"])
+    except (ValueError, KeyError, TypeError):
+        reason, message = Reason.LOST, one_line(str(text))
+    return Cause(summary=message, reason=reason, advice="")  # the message contains the advice
 
 
 def controller(pod: Document) -> Document:
@@ -61,23 +63,12 @@ def controller(pod: Document) -> Document:
 def judge_job(facts: JobFacts) -> Diagnosis:
     """Decide the state of the job, also if a client ended its Job because it could not start."""
     verdict = judge(facts)
-    end = End.from_job(facts.current_or_last_job)
-    if end is None or any(_has_started(pod) for pod in facts.every_pod):
+    cause = cause_of_end(facts.current_or_last_job)
+    if cause is None or any(_has_started(pod) for pod in facts.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
-    alive = bool(facts.live_pods)
-    return replace(
-        verdict,
-        status=JobStatus.PENDING if alive else JobStatus.FAILED,
-        phase=Phase.PENDING if alive else Phase.ENDED,
-        reason=end.reason,
-        exit_code=None,
-        executor="",
-        message=end.message,
-        advice="",
-        outlook=Outlook.OPEN if alive else Outlook.FINAL,
-    )
+    return waiting_state(cause=cause) if facts.live_pods else ended_state(cause=cause)
 
 
 def _has_started(pod: Document) -> bool:
@@ -113,36 +104,34 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
     The Job replaces a disrupted pod, and the new pod is another attempt. The new pod's annotations
     give its number, which is part of the observation's name and labels.
     """
-    metadata = _job_metadata((facts.current_or_last_job, *facts.pods, *facts.deleted_pods))
-    labels = _labels(metadata)
-    name = str(get_dict(metadata, "annotations").get(NAME) or facts.job_name)
+    documents = [facts.current_or_last_job, *facts.pods, *facts.deleted_pods]
+    document = next((found for found in documents if NAME in annotations_of(found)), documents[0])
+    labels = _labels(document)
+    name = str(annotations_of(document).get(NAME) or facts.job_name)
     first = _parse_number(labels.get(ATTEMPT))
     is_final = _is_last(facts, verdict)
     if first is None:
         pod = next(reversed(facts.every_pod), None)
-        return [_observation(metadata, labels, name, verdict, pod, last=is_final)]
+        return [_observation(document, labels, name, verdict, pod, last=is_final)]
     pods = {first + _failures_before(pod): pod for pod in facts.every_pod}
     current = _current_attempt(facts, verdict, pods, first)
     found: list[Observation] = []
     for number in (*sorted(pods.keys() - {current}), current):
         pod = pods.get(number)
-        attempt_verdict = (
-            verdict if number == current or pod is None else judge_pod(Pod(pod, facts))
-        )
+        is_current = number == current
+        state = verdict if is_current or pod is None else pod_state(Pod(pod, facts))
         attempt_name = other_attempt_name(name, first, number)
         attempt_labels = {**labels, ATTEMPT: str(number)}
-        is_last = is_final and number == current
-        found.append(
-            _observation(metadata, attempt_labels, attempt_name, attempt_verdict, pod, last=is_last)
-        )
+        last = is_final and is_current
+        found.append(_observation(document, attempt_labels, attempt_name, state, pod, last=last))
     return found
 
 
 def name_of(document: Document) -> str:
     """Return the name of the attempt for which a Job was created, or that a pod runs."""
-    metadata = get_dict(document, "metadata")
-    name = str(get_dict(metadata, "annotations").get(NAME) or metadata.get("name") or "")
-    first = _parse_number(_labels(metadata).get(ATTEMPT))
+    object_name = get_dict(document, "metadata").get("name")
+    name = str(annotations_of(document).get(NAME) or object_name or "")
+    first = _parse_number(_labels(document).get(ATTEMPT))
     if first is None:
         return name
     return other_attempt_name(name, first, first + _failures_before(document))
@@ -154,8 +143,8 @@ def _parse_number(text: str | None) -> int | None:
 
 def _failures_before(pod: Document) -> int:
     """Return how many pods of the same Job failed before *pod*, for any reason."""
-    annotations = get_dict(get_dict(pod, "metadata"), "annotations")
-    return sum(_parse_number(str(annotations.get(key))) or 0 for key in _FAILURE_COUNTS)
+    annotations = annotations_of(pod)
+    return sum(_parse_number(str(annotations.get(key))) or 0 for key in FAILURE_COUNTS)
 
 
 def _current_attempt(
@@ -171,7 +160,7 @@ def _current_attempt(
 
 
 def _observation(
-    metadata: Document,
+    document: Document,
     labels: Mapping[str, str],
     name: str,
     verdict: Diagnosis,
@@ -179,7 +168,7 @@ def _observation(
     *,
     last: bool,
 ) -> Observation:
-    created = str(metadata.get("creationTimestamp") or "")
+    created = str(get_dict(document, "metadata").get("creationTimestamp") or "")
     return Observation(
         name=name,
         phase=verdict.phase,
@@ -196,39 +185,33 @@ def _observation(
     )
 
 
-def _job_metadata(documents: Iterable[Document]) -> Document:
-    """Return the metadata of the first document that has the job's name in an annotation."""
-    candidates = [get_dict(document, "metadata") for document in documents]
-    matching = (metadata for metadata in candidates if NAME in get_dict(metadata, "annotations"))
-    return next(matching, candidates[0] if candidates else {})
-
-
-def _labels(metadata: Document) -> Mapping[str, str]:
-    text = get_dict(metadata, "annotations").get(LABELS)
-    if text:
-        try:
-            found: Any = json.loads(str(text))
-        except ValueError:
-            found = None
-        if isinstance(found, dict):
-            return cast("dict[str, str]", found)
-    return {key: str(value) for key, value in get_dict(metadata, "labels").items()}
+def _labels(document: Document) -> Mapping[str, str]:
+    try:
+        found: Any = json.loads(str(annotations_of(document).get(LABELS)))
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return cast("dict[str, str]", found)
+    return {key: str(value) for key, value in labels_of(document).items()}
 
 
 def never_ran(
     reported: Mapping[str, Observation], current: Iterable[Observation], verdict: Diagnosis
-) -> Iterator[Observation]:
-    """Yield an end for each reported attempt that got no pod before its Job ended."""
-    for name in reported.keys() - {observation.name for observation in current}:
-        if reported[name].phase is not Phase.ENDED:
-            yield replace(
-                reported[name],
-                phase=Phase.ENDED,
-                executor="",
-                reason=verdict.reason,
-                message=verdict.text,
-                last=True,
-            )
+) -> list[Observation]:
+    """Return an end for each reported attempt that got no pod before its Job ended."""
+    unstarted = reported.keys() - {observation.name for observation in current}
+    return [
+        replace(
+            reported[name],
+            phase=Phase.ENDED,
+            executor="",
+            reason=verdict.reason,
+            message=verdict.text,
+            last=True,
+        )
+        for name in unstarted
+        if reported[name].phase is not Phase.ENDED
+    ]
 
 
 def is_news(before: Observation | None, now: Observation) -> bool:

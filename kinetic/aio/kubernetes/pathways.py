@@ -36,7 +36,7 @@ class _Sets:
 
     def table(self, *, hints: bool = True) -> GroupTable:
         """Return an empty table that evaluates sets of this kind."""
-        return GroupTable(label=self.kind.label, hints=hints, makers=self.kind.makers)
+        return GroupTable(label=self.kind.label, hints=hints)
 
     def path(self, name: str) -> str:
         """Return the API path of the set that runs the attempt *name*."""
@@ -81,12 +81,10 @@ class PathwaysCluster(GkeCluster):
         try:
             await create_job(self._api, self._own_sets.paths, self._secrets, job, manifest)
         except NotFound as exc:
-            kind, location = (
-                self._own_sets.kind,
-                f"namespace {self._placement.namespace} of {self._api.cluster}",
-            )
+            kind = self._own_sets.kind
             raise LaunchError(
-                f"{job.name} was refused, there are no {kind.collection} in {location}: {exc}; "
+                f"{job.name} was refused, there are no {kind.collection} in namespace "
+                f"{self._placement.namespace} of {self._api.cluster}: {exc}; "
                 f"have {kind.name} installed in the cluster ({kind.home}), or set "
                 f"KINETIC_MULTIHOST to another kind of sets ({' or '.join(KINDS)})",
                 reason="refused",
@@ -139,10 +137,8 @@ class PathwaysCluster(GkeCluster):
         """Read the state of jobs, of one kind of set after the other; see `GkeCluster.find`."""
         found: list[Observation] = []
         for sets in await self._kinds():
-            make_table, inquiry = (
-                partial(sets.table, hints=False),
-                sets.inquiry if explained else None,
-            )
+            make_table = partial(sets.table, hints=False)
+            inquiry = sets.inquiry if explained else None
             with suppress(NotFound):  # the cluster lacks the definition of this kind of set
                 found += await find_jobs(self._api, sets.paths, names, labels, make_table, inquiry)
         return found

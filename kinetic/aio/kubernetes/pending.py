@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,20 @@ from typing import Any
 from absl import logging
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list, uid
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Diagnosis, Outlook
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    annotations_of,
+    get_dict,
+    get_list,
+    labels_of,
+    uid,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
-from kinetic.aio.kubernetes.observations import ENDED, End
+from kinetic.aio.kubernetes.observations import ENDED, cause_of_end, text_of_end
 from kinetic.aio.kubernetes.secrets import lacks_own_secret
 from kinetic.aio.kubernetes.tables import Entry, Table
 from kinetic.errors import AuthError, BackendError, NotFound
@@ -90,7 +97,7 @@ class Diagnostics:
         self._nodes: list[Document] | None = None
         self._nodes_until = 0.0
         self._unavailable_until: dict[str, float] = {}
-        self._reported_texts: dict[str, None] = {}
+        self._reported_texts: set[str] = set()
 
     def report(self, name: str, verdict: Diagnosis) -> None:
         """Log the text of *verdict* for the job *name*, unless it was logged for another job."""
@@ -98,7 +105,7 @@ class Diagnostics:
             return
         if len(self._reported_texts) >= MAX_REPORTED:
             self._reported_texts.clear()
-        self._reported_texts[verdict.text] = None
+        self._reported_texts.add(verdict.text)
         if verdict.outlook is Outlook.OPEN:
             logging.info("%s waits: %s", name, verdict.text)
         else:
@@ -113,15 +120,16 @@ class Diagnostics:
         events = await self._read_events(entry, live_pods)
         return JobFacts(
             events=events,
+            makers=self._makers(entry.name),
             absent=await self._absent_drivers(events),
             nodes=await self._read_nodes() if needs_nodes else None,
             workload=await self._read_workload(entry.job, live_pods),
         )
 
-    async def end(self, entry: Entry, end: End) -> None:
+    async def end(self, entry: Entry, end: Cause) -> None:
         """Make Kubernetes end a Job that can't start, with an annotation that says why."""
         name = str(get_dict(entry.job, "metadata").get("name"))
-        metadata = {"uid": uid(entry.job), "annotations": {ENDED: end.to_text()}}
+        metadata = {"uid": uid(entry.job), "annotations": {ENDED: text_of_end(end)}}
         await self._api.call(
             "PATCH",
             f"{self._paths.jobs}/{name}",
@@ -179,13 +187,9 @@ class Diagnostics:
     ) -> Document | None:
         """Return Kueue's Workload for the Job; None if neither Job nor pods wait in a queue."""
         suspended = JobFacts(job=job).suspended
-        groups = [
-            get_dict(get_dict(pod, "metadata"), "labels").get(POD_GROUP)
-            for pod in pods
-            if is_gated(pod)
-        ]
+        groups = (labels_of(pod).get(POD_GROUP) for pod in pods if is_gated(pod))
         group = next((name for name in groups if name), None)
-        if not (suspended or group) or QUEUE not in get_dict(get_dict(job, "metadata"), "labels"):
+        if not (suspended or group) or QUEUE not in labels_of(job):
             return None
         query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
         if not suspended:
@@ -224,12 +228,10 @@ def _reduce_node(node: Document) -> Document:
     kept = {
         "metadata": ("name", "labels"),
         "spec": ("taints", "unschedulable"),
-        "status": ("allocatable", "capacity", "conditions"),
+        "status": ("allocatable", "capacity"),
     }
     return {
-        section: {
-            key: get_dict(node, section)[key] for key in keys if key in get_dict(node, section)
-        }
+        section: {key: get_dict(node, section).get(key) for key in keys}
         for section, keys in kept.items()
     }
 
@@ -240,106 +242,93 @@ GROWTH = 4.0
 SAMPLE_SIZE = 3
 """How many jobs to ask about for each reason to wait, because the answers would be alike."""
 
+TICK_S = 1.0
+"""Seconds between two checks of the jobs that wait."""
+
 
 class PendingMonitor:
     """Ask about the waiting jobs of one watch, and end jobs that can never start.
 
-    `check_waiting` queues these requests. `work` sends them, and calls *changed* after each.
+    Call *changed* after each request.
     """
 
     def __init__(self, table: Table, inquiry: Diagnostics, changed: Callable[[], None]) -> None:
         self._table = table
         self._inquiry = inquiry
         self._changed = changed
-        self._due: deque[tuple[Entry, End | None]] = deque()
         self._ended: set[str] = set()
-        self._has_work = asyncio.Event()
-
-    def check_waiting(self, now: float) -> None:
-        """Log why jobs wait, and queue the due requests about them; *now* is the loop's time."""
-        self._due.clear()
-        waiting = [*self._table.waiting.values()]
-        inquiries = Counter(
-            entry.waiting.first_explanation for entry in waiting if entry.waiting.inquiry_count
-        )
-        # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
-        hopeless_texts = {
-            entry.waiting.first_explanation
-            for entry in waiting
-            if entry.waiting.hopeless_since is not None
-        }
-        for entry in waiting:
-            verdict, wait = entry.verdict, entry.waiting
-            if verdict is None or entry.job is None or End.from_job(entry.job) is not None:
-                continue
-            wait.since = now if wait.since is None else wait.since
-            if verdict.outlook is not Outlook.FINAL:
-                wait.hopeless_since = None
-            elif wait.hopeless_since is None:
-                wait.hopeless_since = now
-            patience, waited = self._inquiry.patience, now - wait.since
-            if verdict.reason is not None and (wait.inquiry_count or waited >= patience.report_s):
-                self._inquiry.report(entry.last_attempt or entry.name, verdict)
-            end = _decide_end(entry, verdict, now, patience)
-            if end is not None and uid(entry.job) not in self._ended:
-                self._due.append((entry, end))
-                continue
-            has_obstacle = verdict.reason is not None or not entry.pods
-            first_delay = patience.asked_s if has_obstacle else patience.slow_s
-            if waited < first_delay * GROWTH**wait.inquiry_count:
-                continue
-            if wait.inquiry_count == 0:
-                wait.first_explanation = verdict.text
-                if (
-                    inquiries[wait.first_explanation] >= SAMPLE_SIZE
-                    and wait.first_explanation not in hopeless_texts
-                ):
-                    continue
-                inquiries[wait.first_explanation] += 1
-            self._due.append((entry, None))
-        if self._due:
-            self._has_work.set()
+        self._asked: Counter[str] = Counter()
+        self._hopeless: set[str] = set()
 
     async def work(self) -> None:
-        """Send the due requests, one after the other, until cancelled."""
+        """Check the waiting jobs every second, one after the other, until cancelled."""
         while True:
-            while self._due:
-                entry, end = self._due.popleft()
-                if entry.job is not None and not entry.ended_job_uid:
-                    await (self._ask(entry) if end is None else self._end(entry, end))
+            waits = [entry.waiting for entry in self._table.waiting.values()]
+            self._asked = Counter(wait.first_explanation for wait in waits if wait.inquiry_count)
+            self._hopeless = {
+                wait.first_explanation for wait in waits if wait.hopeless_since is not None
+            }
+            for entry in [*self._table.waiting.values()]:
+                if await self._check(entry):
                     self._changed()
-                await asyncio.sleep(self._inquiry.patience.pause_s)
-            self._has_work.clear()
-            await self._has_work.wait()
+                    await asyncio.sleep(self._inquiry.patience.pause_s)
+            await asyncio.sleep(TICK_S)
 
-    async def _ask(self, entry: Entry) -> None:
-        entry.waiting.inquiry_count += 1
+    async def _check(self, entry: Entry) -> bool:
+        """Log why a job waits, and ask about it, or end it; return whether a request was sent."""
+        verdict, wait, patience = entry.verdict, entry.waiting, self._inquiry.patience
+        if verdict is None or entry.job is None or entry.ended_job_uid or cause_of_end(entry.job):
+            return False
+        now = asyncio.get_running_loop().time()
+        wait.since = wait.since or now
+        waited = now - wait.since
+        is_hopeless = verdict.outlook is Outlook.FINAL
+        wait.hopeless_since = (wait.hopeless_since or now) if is_hopeless else None
+        if verdict.reason is not None and (wait.inquiry_count or waited >= patience.report_s):
+            self._inquiry.report(entry.last_attempt or entry.name, verdict)
+        end = _decide_end(entry, verdict, now, patience)
+        if end is not None and uid(entry.job) not in self._ended:
+            await self._end(entry, end)
+            return True
+        has_obstacle = verdict.reason is not None or not entry.pods
+        first_delay = patience.asked_s if has_obstacle else patience.slow_s
+        if waited < first_delay * GROWTH**wait.inquiry_count:
+            return False
+        if wait.inquiry_count == 0:
+            text = wait.first_explanation = verdict.text
+            # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
+            if self._asked[text] >= SAMPLE_SIZE and text not in self._hopeless:
+                return False
+            self._asked[text] += 1
+        wait.inquiry_count += 1
         self._table.learn(entry.name, await self._inquiry.read_facts(entry))
+        return True
 
-    async def _end(self, entry: Entry, end: End) -> None:
+    async def _end(self, entry: Entry, end: Cause) -> None:
         # Do this once per Job: the watch shows its end later, and may show other changes first.
         self._ended.add(uid(entry.job))
-        logging.warning("%s is ended, because it can't start: %s", entry.last_attempt, end.message)
+        logging.warning("%s is ended, because it can't start: %s", entry.last_attempt, end.summary)
         try:
             await self._inquiry.end(entry, end)
         except BackendError as exc:
             logging.warning("%s can't start, and can't be ended: %s", entry.last_attempt, exc)
 
 
-def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> End | None:
+def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> Cause | None:
     """Return why to end a job that waits; None while it may keep waiting. No I/O."""
     wait = entry.waiting
     waited = 0.0 if wait.since is None else now - wait.since
-    text = get_dict(get_dict(entry.job, "metadata"), "annotations").get(START_TIMEOUT)
+    text = annotations_of(entry.job).get(START_TIMEOUT)
     if text is not None and waited >= max(limit := float(text), patience.least_s):
         message = f"waited longer than its start_timeout of {limit:g} s: {verdict.text}"
-        return End(reason=verdict.reason or Reason.UNSCHEDULABLE, message=message)
-    if waited >= patience.orphaned_s and (secret := lacks_own_secret(entry.job, verdict.secret)):
+        return Cause(summary=message, reason=verdict.reason or Reason.UNSCHEDULABLE)
+    secret = lacks_own_secret(entry.job, verdict.cause.secret)
+    if secret and waited >= patience.orphaned_s:
         message = (
             f"the Secret {secret!r} that it reads does not exist: its client was killed before "
             "making it, or its batch was over; submit it again"
         )
-        return End(reason=Reason.SETUP, message=message)
+        return Cause(summary=message, reason=Reason.SETUP)
     if wait.hopeless_since is not None and now - wait.hopeless_since >= patience.hopeless_s:
-        return End(reason=verdict.reason or Reason.SETUP, message=verdict.text)
+        return Cause(summary=verdict.text, reason=verdict.reason or Reason.SETUP)
     return None

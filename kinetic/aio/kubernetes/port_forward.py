@@ -7,14 +7,13 @@ number follows. Both directions end together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import ByteStream
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
+from kinetic.aio.kubernetes.diagnosis.documents import age_key, get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
@@ -42,28 +41,21 @@ async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> B
         Unavailable: The API server does not answer.
     """
     (selector,) = by_items([name])
-    found = (await list_all(api, paths.pods, selector)).items
-    pod = _find_running_pod(found, name, host)
-    if pod is None:
+    running = [
+        pod
+        for pod in (await list_all(api, paths.pods, selector)).items
+        if name_of(pod) == name and (host_of(pod) or 0) == host
+        if not Pod(pod).ended and get_dict(pod, "status").get("phase") == "Running"
+    ]
+    if not running:
         location = f"namespace {paths.namespace} of {api.cluster}"
         on_host = f" on host {host}" if host else ""
         raise NotFound(
             f"no pod of {name}{on_host} is running in {location}: it has ended, or waits"
         )
+    pod = str(get_dict(max(running, key=age_key), "metadata").get("name"))
     path = f"{paths.pods}/{pod}/portforward"
     return _Tunnel(await api.tunnel(path, PROTOCOL, query={"ports": str(port)}), pod, port)
-
-
-def _find_running_pod(pods: Sequence[Document], name: str, host: int) -> str | None:
-    """Return the name of the newest running pod of the attempt *name* on *host*; None if none."""
-    candidates = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
-    running = [
-        get_dict(pod, "metadata")
-        for pod in candidates
-        if not Pod(pod).ended and get_dict(pod, "status").get("phase") == "Running"
-    ]
-    newest = max(running, key=lambda metadata: str(metadata.get("creationTimestamp")), default=None)
-    return None if newest is None else str(newest.get("name"))
 
 
 class _Tunnel(ByteStream):

@@ -41,7 +41,6 @@ class Rhythm:
     ``longest_retry_after_s``, because changes aren't seen during a pause.
     """
 
-    page: int = PAGE
     idle_s: float = 100.0
     life_s: float = 280.0
     relist_s: float = 1800.0
@@ -103,14 +102,14 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
     await all_or_none(pass_on(paths.jobs, pods=False), pass_on(paths.pods, pods=True))
 
 
-async def list_all(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
+async def list_all(api: Api, path: str, selector: str) -> Listed:
     """Read all objects that *selector* matches, as of one moment.
 
     If the server no longer has the state of that moment for a later page, the list starts over.
     """
     for _ in range(TRIES):
         try:
-            return await _read_pages(api, path, selector, page)
+            return await _read_pages(api, path, selector)
         except Expired:
             continue
     raise Unavailable(
@@ -119,9 +118,9 @@ async def list_all(api: Api, path: str, selector: str, page: int = PAGE) -> List
     )
 
 
-async def _read_pages(api: Api, path: str, selector: str, page: int) -> Listed:
+async def _read_pages(api: Api, path: str, selector: str) -> Listed:
     items: list[Document] = []
-    query = {"labelSelector": selector, "limit": str(page)}
+    query = {"labelSelector": selector, "limit": str(PAGE)}
     while True:
         answer = await api.call("GET", path, query=query)
         items += (trim(item) for item in answer.get("items") or ())
@@ -149,7 +148,7 @@ async def reflect(
         started, progressed, wait_s, problem = clock(), False, 0.0, "the server ended it at once"
         try:
             if not version or started >= relist_at:
-                found = await list_all(api, path, selector, rhythm.page)
+                found = await list_all(api, path, selector)
                 started = clock()
                 version, relist_at = found.version, started + rhythm.relist_s
                 yield found

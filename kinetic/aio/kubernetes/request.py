@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -48,19 +49,20 @@ class Request:
         return f"{right.verb} {right.resource}{name}{in_namespace}"
 
 
+_PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))(?:/[^/]+)?(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]))?"
+    r"(?:/(?P<resource>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<subresource>.+))?)?)?/?"
+)
+"""A path, such as /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE."""
+
+
 @lru_cache(256)
 def _required_right(method: str, path: str, is_watch: bool) -> Right:
-    """Parse a path, such as /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE."""
-    parts = [part for part in path.split("/") if part]
-    group = ""
-    if parts[:1] == ["apis"]:
-        group, parts = "".join(parts[1:2]), parts[3:]
-    elif parts[:1] == ["api"]:
-        parts = parts[2:]
-    namespace = ""
-    if parts[:1] == ["namespaces"] and len(parts) > 2:
-        namespace, parts = parts[1], parts[2:]
-    resource, name, subresource = "".join(parts[:1]), "".join(parts[1:2]), "/".join(parts[2:])
+    match = _PATH.fullmatch(path)
+    parts = match.groupdict("") if match is not None else {"resource": path.strip("/")}
+    resource, name, subresource = (
+        parts.get(part, "") for part in ("resource", "name", "subresource")
+    )
     if method == "GET":
         verb = "watch" if is_watch else "get" if name else "list"
     elif method == "DELETE":
@@ -69,9 +71,9 @@ def _required_right(method: str, path: str, is_watch: bool) -> Right:
         verb = VERBS.get(method, method.lower())
     return Right(
         verb=verb,
-        group=group,
+        group=parts.get("group", ""),
         resource=f"{resource}/{subresource}" if subresource else resource,
-        namespace=namespace,
+        namespace=parts.get("namespace", ""),
         name=name,
     )
 

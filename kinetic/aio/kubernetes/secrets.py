@@ -8,18 +8,24 @@ import binascii
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from kinetic._tasks import for_each
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    annotations_of,
+    get_dict,
+    get_list,
+    labels_of,
+)
 from kinetic.aio.kubernetes.manifests import (
     LABEL,
-    MAX_SECRET_BYTES,
     NAME,
     Paths,
-    label_value,
     object_name,
+    opaque_secret,
     secret_manifest,
     usual_labels,
 )
@@ -62,11 +68,7 @@ def lacks_own_secret(job: Document | None, missing: str) -> str:
     A client creates a single job's Secret right after the job. If the client dies in between, the
     Secret never exists.
     """
-    metadata = get_dict(job, "metadata")
-    job_names = (
-        get_dict(metadata, "annotations").get(NAME),
-        get_dict(metadata, "labels").get(SUBMISSION),
-    )
+    job_names = (annotations_of(job).get(NAME), labels_of(job).get(SUBMISSION))
     own_secrets = (object_name(str(job_name), longest=LABEL) for job_name in job_names if job_name)
     return missing if missing in own_secrets else ""
 
@@ -87,7 +89,7 @@ class Secrets:
     def __init__(self, api: Api, paths: Paths) -> None:
         self._api = api
         self._paths = paths
-        self._creations: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._creations: dict[tuple[str, int], asyncio.Task[None]] = {}  # by name and fence
 
     async def root_key(self) -> bytes:
         """Return the namespace's root key; the first client creates it.
@@ -112,15 +114,11 @@ class Secrets:
         Raises:
             ConfigurationError: *content* is too large.
         """
-        if len(content) > MAX_SECRET_BYTES:
-            raise ConfigurationError(
-                f"{name} has {len(content)} bytes for a Secret, which holds {MAX_SECRET_BYTES}; "
-                "capture fewer variables of the environment, or ship the content as Data"
-            )
-        manifest = self._manifest(_kept_secret_name(name), {CONTENT_ENTRY: content}, name)
+        secret_name = _kept_secret_name(name)
+        manifest = self._manifest(secret_name, {CONTENT_ENTRY: content}, name)
 
         async def replace_content() -> bool:
-            await self._api.call("PUT", self._path(_kept_secret_name(name)), body=manifest)
+            await self._api.call("PUT", self._path(secret_name), body=manifest)
             return True
 
         await self._create_or(manifest, replace_content)
@@ -142,74 +140,44 @@ class Secrets:
     async def drop(self, names: Collection[str]) -> None:
         """Delete what `keep` stored for the batches *names*, and the Secrets for their pods."""
 
-        async def drop_one(name: str) -> None:
-            await self._wait_for_creation(name)
-            await self._delete(_kept_secret_name(name))
-            await self._delete(object_name(name, longest=LABEL))
-
-        await for_each(drop_one, names, limit=MAX_CONCURRENT_DELETIONS)
+        secret_names = [object_name(name, longest=LABEL) for name in names]
+        await self._wait_for_creations(secret_names)
+        kept_names = [_kept_secret_name(name) for name in names]
+        await for_each(self._delete, [*kept_names, *secret_names], limit=MAX_CONCURRENT_DELETIONS)
 
     async def finish(self, name: str, fence: int) -> None:
         """Delete the Secret for the pods of batch *name*, unless its fence exceeds *fence*."""
-        await self._wait_for_creation(name)
-        path = self._path(object_name(name, longest=LABEL))
-        try:
-            metadata = get_dict(await self._api.call("GET", path), "metadata")
-            if int(get_dict(metadata, "annotations").get(FENCE) or 0) > fence:
-                return
-            preconditions = {key: metadata[key] for key in ("uid", "resourceVersion")}
-            await self._api.call("DELETE", path, body={"preconditions": preconditions})
-        except (NotFound, Conflict):
-            return  # another client has deleted or marked the Secret since it was read
+        name = object_name(name, longest=LABEL)
+        await self._wait_for_creations([name])
+        # If another client has deleted or marked the Secret since it was read, keep it.
+        with contextlib.suppress(NotFound, Conflict):
+            secret = await self._read(name)
+            if _fence_of(secret) <= fence:
+                await self._delete_version(secret, "uid", "resourceVersion")
 
-    async def _wait_for_creation(self, name: str) -> None:
-        """Wait until a creation in progress has ended, so that it doesn't follow a deletion."""
-        _, creation = self._creations.pop(object_name(name, longest=LABEL), (0, None))
-        if creation is not None:
-            await asyncio.wait({creation})
+    async def _wait_for_creations(self, names: Collection[str]) -> None:
+        """Wait until creations in progress have ended, so that they don't follow a deletion."""
+        for key in [key for key in self._creations if key[0] in names]:
+            await asyncio.wait({self._creations.pop(key)})
 
     async def ensure(self, job: JobSpec, name: str) -> None:
         """Create the Secret of a batch before its first job; concurrent calls create it once."""
-        fence = job.order.fence
-        known_fence, creation = self._creations.get(name, (0, None))
-        failed = (
-            creation is not None
-            and creation.done()
-            and (creation.cancelled() or creation.exception())
-        )
-        if creation is None or failed or known_fence != fence:
-            creation = asyncio.create_task(
-                self._create_for_batch(job, name), name=f"kinetic secret {name}"
-            )
-            self._creations[name] = fence, creation
-            creation.add_done_callback(_retrieve_exception)
-        await asyncio.shield(creation)
+        key = name, job.order.fence
+        if key not in self._creations:
+            creation = asyncio.create_task(self._create_for_batch(job, name), name="kinetic secret")
+            creation.add_done_callback(partial(self._forget_failure, key))
+            self._creations[key] = creation
+        await asyncio.shield(self._creations[key])
 
-    async def give(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
-        """Create the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
-        labels = self._labels(job)
-        manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
-
-        async def check_owner() -> bool:
-            existing = get_dict(await self._read(name), "metadata")
-            owners = {
-                str(reference.get("uid")) for reference in get_list(existing, "ownerReferences")
-            }
-            if owners == {str(owner["metadata"]["uid"])}:
-                return True
-            # The Secret belongs to an earlier Job of this name. Kubernetes will delete it soon.
-            options = {"preconditions": {"uid": existing["uid"]}}
-            await self._api.call("DELETE", self._path(name), body=options)
-            return False
-
-        await self._create_or(manifest, check_owner)
+    def _forget_failure(self, key: tuple[str, int], creation: asyncio.Task[None]) -> None:
+        if creation.cancelled() or creation.exception() is not None:
+            self._creations.pop(key, None)
 
     async def aclose(self) -> None:
         """Cancel creations in progress."""
-        tasks = [task for _, task in self._creations.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for creation in self._creations.values():
+            creation.cancel()
+        await asyncio.gather(*self._creations.values(), return_exceptions=True)
 
     async def _create_for_batch(self, job: JobSpec, name: str) -> None:
         """Create a batch's Secret. If it exists, only raise its fence: its content is fixed.
@@ -223,15 +191,30 @@ class Secrets:
 
         async def mark() -> bool:
             existing = await self._read(name)
-            known_annotations = get_dict(get_dict(existing, "metadata"), "annotations")
-            if int(known_annotations.get(FENCE) or 0) < fence:
-                annotations = {**known_annotations, FENCE: str(fence)}
+            if _fence_of(existing) < fence:
+                annotations = {**annotations_of(existing), FENCE: str(fence)}
                 metadata = {**get_dict(existing, "metadata"), "annotations": annotations}
                 body = {**existing, "metadata": metadata}
                 await self._api.call("PUT", self._path(name), body=body)
             return True
 
         await self._create_or(manifest, mark)
+
+    async def give(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
+        """Create the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
+        labels = self._labels(job)
+        manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
+
+        async def check_owner() -> bool:
+            existing = await self._read(name)
+            owners = get_list(get_dict(existing, "metadata"), "ownerReferences")
+            if [reference.get("uid") for reference in owners] == [owner["metadata"]["uid"]]:
+                return True
+            # The Secret belongs to an earlier Job of this name. Kubernetes will delete it soon.
+            await self._delete_version(existing, "uid")
+            return False
+
+        await self._create_or(manifest, check_owner)
 
     async def _create_or(
         self, manifest: Mapping[str, Any], settle: Callable[[], Awaitable[bool]]
@@ -257,18 +240,10 @@ class Secrets:
         return usual_labels(submission) | {SUBMISSION: submission}
 
     def _manifest(self, name: str, content: Mapping[str, bytes], submission: str) -> dict[str, Any]:
-        return {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "Opaque",
-            "metadata": {
-                "name": name,
-                "namespace": self._paths.namespace,
-                "labels": usual_labels(submission) | {SUBMISSION: label_value(submission)},
-                "annotations": {NAME: submission},
-            },
-            "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
-        }
+        labels = usual_labels(submission) | {SUBMISSION: submission}
+        manifest = opaque_secret(name, self._paths.namespace, content, labels)
+        manifest["metadata"]["annotations"] = {NAME: submission}
+        return manifest
 
     async def _create(self, manifest: Mapping[str, Any]) -> Document:
         return await self._api.call("POST", self._paths.secrets, body=manifest)
@@ -280,13 +255,18 @@ class Secrets:
         with contextlib.suppress(NotFound):
             await self._api.call("DELETE", self._path(name))
 
+    async def _delete_version(self, secret: Document, *keys: str) -> None:
+        """Delete *secret*, unless its metadata under *keys* has changed since it was read."""
+        metadata = get_dict(secret, "metadata")
+        options = {"preconditions": {key: metadata[key] for key in keys}}
+        await self._api.call("DELETE", self._path(str(metadata["name"])), body=options)
+
     def _path(self, name: str) -> str:
         return f"{self._paths.secrets}/{name}"
 
 
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()  # retrieved, because every caller that waited may have been cancelled
+def _fence_of(secret: Document) -> int:
+    return int(annotations_of(secret).get(FENCE) or 0)
 
 
 def _decode_entry(secret: Document, entry: str) -> bytes:

@@ -34,7 +34,9 @@ WORKER_INDEX = f"{LWS}/worker-index"
 HOST = "host"
 """The name of a JobSet's one replicated job; the name of the Job contains it."""
 
-_INDEX = "batch.kubernetes.io/job-completion-index"
+POD_INDEX = "batch.kubernetes.io/job-completion-index"
+"""The annotation, and label, with the index of a Job's pod: the number of its host."""
+
 _SINGLE_HOST_VARIABLES = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS")
 _NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
@@ -178,7 +180,7 @@ KINDS: Mapping[str, Kind] = {
         home="https://jobset.sigs.k8s.io",
         label="jobset.sigs.k8s.io/jobset-name",
         exclusive="alpha.jobset.sigs.k8s.io/exclusive-topology",
-        host=f"metadata.annotations['{_INDEX}']",
+        host=f"metadata.annotations['{POD_INDEX}']",
         coordinator=lambda name: f"{name}-{HOST}-0-0.{name}",
         body=_job_set_spec,
         stop={"suspend": True},

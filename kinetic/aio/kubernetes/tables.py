@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age_key, get_dict, get_list, uid
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    age_key,
+    annotations_of,
+    get_dict,
+    labels_of,
+    uid,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
@@ -18,7 +25,6 @@ from kinetic.aio.kubernetes.observations import (
     observations,
 )
 from kinetic.aio.kubernetes.reflector import Changed, Listed
-from kinetic.aio.kubernetes.trimming import is_unchanged
 from kinetic.aio.ports import Observation, Phase
 
 
@@ -83,8 +89,7 @@ class Entry:
         job_uid = uid(self.job) if self.job is not None else uid(self.facts.current_or_last_job)
         if job_uid:
             pods = [pod for pod in pods if owner(pod) in (job_uid, "")]
-            if self.job is None and "orphan" not in _finalizers(self.facts.current_or_last_job):
-                # Kubernetes deletes the pods of a deleted Job a moment later.
+            if self.job is None:  # Kubernetes deletes the pods of a deleted Job a moment later
                 pods = [_mark_terminating(pod) for pod in pods]
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
@@ -92,45 +97,34 @@ class Entry:
         self.verdict = judge_job(self.facts)
         return self.verdict
 
-    def update_facts(
-        self, pods: Sequence[Document], makers: Sequence[tuple[str, str]] = ()
-    ) -> None:
+    def update_facts(self, pods: Sequence[Document]) -> None:
         """Merge the current documents, with *pods* of the present Job, into the known facts."""
-        now = replace(self.answers, job=self.job, pods=pods, makers=makers)
+        now = replace(self.answers, job=self.job, pods=pods)
         self.facts = merge_facts(self.facts, now)
 
-    def put_job(self, job: Document, *, deleted: bool) -> bool:
-        """Store the current Job, or its deletion; return whether observations may have changed."""
+    def put_job(self, job: Document, *, deleted: bool) -> None:
+        """Store the current Job, or its deletion."""
         known = uid(self.job) or uid(self.facts.current_or_last_job) or self.ended_job_uid
         if deleted:
-            if uid(job) != known:
-                return False  # the document is of an earlier Job of this name
-            if not self.ended_job_uid:  # the Job's last state may say how it ended
-                self.facts = replace(self.facts, job=job)
-            self.job = None
-            return True
+            if uid(job) == known:  # else the document is of an earlier Job of this name
+                if not self.ended_job_uid:  # the Job's last state may say how it ended
+                    self.facts = replace(self.facts, job=job)
+                self.job = None
+            return
         if known and uid(job) != known:
             self.reset()
-        if self.ended_job_uid:
-            return False
-        before, self.job = self.job, job
-        return before is None or not is_unchanged(before, job)
+        if not self.ended_job_uid:
+            self.job = job
 
-    def put_pod(self, pod: Document, *, deleted: bool, is_own: bool) -> bool:
-        """Store a pod, or its deletion; return whether observations may have changed.
-
-        *is_own* says whether the present Job made the pod.
-        """
+    def put_pod(self, pod: Document, *, deleted: bool, is_own: bool) -> None:
+        """Store a pod, or its deletion; *is_own* says whether the present Job made the pod."""
         if self.ended_job_uid and self.ended_job_uid == owner(pod):
-            return False
-        before = self.pods.get(uid(pod))
-        if deleted:
-            if self.pods.pop(uid(pod), None) is not None and is_own:
-                others = [other for other in self.facts.pods if uid(other) != uid(pod)]
-                self.facts = replace(self.facts, pods=[*others, pod])
-            return True
-        self.pods[uid(pod)] = pod
-        return before is None or not is_unchanged(before, pod)
+            return
+        if not deleted:
+            self.pods[uid(pod)] = pod
+        elif self.pods.pop(uid(pod), None) is not None and is_own:
+            others = [other for other in self.facts.pods if uid(other) != uid(pod)]
+            self.facts = replace(self.facts, pods=[*others, pod])
 
     def finish(self) -> None:
         """Drop the documents of an ended job, to save memory while the cluster keeps the Job."""
@@ -145,10 +139,6 @@ class Entry:
 def owner(pod: Document) -> str:
     """Return the uid of the Job that made *pod*."""
     return str(controller(pod).get("uid") or "")
-
-
-def _finalizers(job: Document) -> Sequence[str]:
-    return get_list(get_dict(job, "metadata"), "finalizers")
 
 
 def _mark_terminating(pod: Document) -> Document:
@@ -218,25 +208,22 @@ class Table:
             return
         entry = self.entries.setdefault(name, Entry(name))
         if pods:
-            is_own = self._is_own(entry, document)
-            may_change = entry.put_pod(document, deleted=deleted, is_own=is_own)
+            entry.put_pod(document, deleted=deleted, is_own=self._is_own(entry, document))
         else:
-            may_change = entry.put_job(document, deleted=deleted)
-        if may_change:
-            self._changed_names[name] = None
+            entry.put_job(document, deleted=deleted)
+        self._changed_names[name] = None
 
     def _job_name(self, document: Document, *, pods: bool) -> str:
         """Return the name of the Job *document*, or of the Job of the pod *document*.
 
         Return "" for other objects, and for jobs on several hosts.
         """
-        metadata = get_dict(document, "metadata")
-        if HOSTS in get_dict(metadata, "annotations"):
+        if HOSTS in annotations_of(document):
             return ""
         if not pods:
-            return str(metadata.get("name") or "")
+            return str(get_dict(document, "metadata").get("name") or "")
         # If a Job is deleted without its pods, each pod loses its owner, but keeps the label.
-        return str(controller(document).get("name") or get_dict(metadata, "labels").get(JOB) or "")
+        return str(controller(document).get("name") or labels_of(document).get(JOB) or "")
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
         """Return whether the present Job of this name made *pod*."""
@@ -275,19 +262,15 @@ class Table:
             verdict = replace(verdict, phase=Phase.GONE)
         current = observations(entry.facts, verdict)
         if gone:
-            entry.reported.update(
-                (observation.name, observation)
-                for observation in current[-1:]
-                if observation.name in entry.reported
-            )
+            if current[-1].name in entry.reported:
+                entry.reported[current[-1].name] = current[-1]
             yield from self._report_gone(entry)
             return
         self._note_waiting(entry, current[-1])
         has_ended = has_job_ended(entry.facts, verdict)
-        for observation in (
-            *current,
-            *(never_ran(entry.reported, current, verdict) if has_ended else ()),
-        ):
+        if has_ended:
+            current += never_ran(entry.reported, current, verdict)
+        for observation in current:
             previous = entry.reported.get(observation.name)
             # Drop the receipt to save memory: it may contain the function's whole result.
             entry.reported[observation.name] = replace(observation, receipt=None)

@@ -14,55 +14,25 @@ from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, Pod
 RECEIPT = "receipt"
 """The field that `trim` adds to the end of a container: the receipt of the job's outcome."""
 
-_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "finalizers",
-    "labels",
-    "annotations",
-    "ownerReferences",
-)
-_POD_SPEC = (
-    "activeDeadlineSeconds",
-    "affinity",
-    "nodeName",
-    "nodeSelector",
-    "overhead",
-    "resources",
-    "restartPolicy",
-    "schedulerName",
-    "schedulingGates",
-    "tolerations",
-)
-_CONTAINER = ("name", "image", "command", "resources", "restartPolicy")
-_IDENTITY = ("uid", "deletionTimestamp", "annotations")
-_JOB_STATUS = ("conditions", "failed", "failedIndexes", "completedIndexes")
+_DROPPED = ("managedFields", "template", "volumes", "env", "volumeMounts")
+"""The large fields that kinetic doesn't read, in metadata, specs, and containers."""
 
 
 def trim(document: Document) -> Document:
     """Return what `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod."""
-    spec = get_dict(document, "spec")
-    if "containers" in spec:
-        kept = _select(_POD_SPEC, spec)
-        for field in ("initContainers", "containers"):
-            if field in spec:
-                kept[field] = [_select(_CONTAINER, container) for container in spec[field]]
-    else:
-        kept = {key: value for key, value in spec.items() if key != "template"}
+    spec = _reduce(get_dict(document, "spec"))
+    for field in ("initContainers", "containers"):
+        if field in spec:
+            spec[field] = [_reduce(container) for container in get_list(spec, field)]
     return {
-        "metadata": _deduplicate(_select(_METADATA, get_dict(document, "metadata"))),
-        "spec": _deduplicate(kept),
+        "metadata": _deduplicate(_reduce(get_dict(document, "metadata"))),
+        "spec": _deduplicate(spec),
         "status": _deduplicate(_with_receipts(get_dict(document, "status"))),
     }
 
 
-def _select(names: Iterable[str], document: Document) -> dict[str, Any]:
-    return {name: document[name] for name in names if name in document}
+def _reduce(document: Document) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in _DROPPED}
 
 
 MAX_MEMO = 2048
@@ -96,26 +66,9 @@ def _memo_key(value: Any) -> Any:
     return (type(value), value) if isinstance(value, (str, int, float)) else id(value)
 
 
-def is_unchanged(before: Document, now: Document) -> bool:
-    """Return whether the trimmed document *now* tells kinetic nothing that *before* didn't."""
-    if _select(_IDENTITY, get_dict(before, "metadata")) != _select(
-        _IDENTITY, get_dict(now, "metadata")
-    ):
-        return False
-    if before["spec"] != now["spec"]:
-        return False
-    if "containers" in now["spec"] or now["spec"].get("completions") != 1:
-        return bool(before["status"] == now["status"])
-    return _select(_JOB_STATUS, before["status"]) == _select(_JOB_STATUS, now["status"])
-
-
 def _with_receipts(status: Document) -> Document:
     """Move receipts from termination messages to `RECEIPT`: they aren't output of the program."""
-    statuses = get_list(status, "containerStatuses")
-    if not any(
-        get_dict(get_dict(container, "state"), "terminated").get("message")
-        for container in statuses
-    ):
+    if not (statuses := get_list(status, "containerStatuses")):
         return status
     return {**status, "containerStatuses": [_with_receipt(container) for container in statuses]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 
 from kinetic._tasks import all_or_none
 from kinetic.aio.kubernetes.api import Api
@@ -23,9 +22,6 @@ from kinetic.aio.ports import Observation
 
 MANY_NAMES = 500
 """Above this many names, `find_jobs` lists all jobs, because selectors would need more requests."""
-
-TICK_S = 1.0
-"""Seconds between two checks of the jobs that wait."""
 
 TURN = 100
 """How many jobs are evaluated in one go, before other tasks of the event loop may run."""
@@ -103,7 +99,7 @@ async def watch_jobs(
     Raises:
         BackendError: The server refuses the read for good.
     """
-    loop, table, changed = asyncio.get_running_loop(), make_table(), asyncio.Event()
+    table, changed = make_table(), asyncio.Event()
     monitor = PendingMonitor(table, inquiry, changed.set)
 
     async def take(update: Listed | Changed, pods: bool) -> None:
@@ -111,14 +107,11 @@ async def watch_jobs(
         changed.set()
 
     following = follow_both(api, paths, selector, rhythm, take)
-    task = loop.create_task(all_or_none(following, monitor.work()), name="kinetic watch")
+    task = asyncio.create_task(all_or_none(following, monitor.work()), name="kinetic watch")
     task.add_done_callback(lambda _: changed.set())
-    due = 0.0
     try:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S if table.waiting else None):
-                    await changed.wait()
+            await changed.wait()
             changed.clear()
             if task.done():
                 task.result()  # raises the error that ended the task
@@ -126,9 +119,6 @@ async def watch_jobs(
                 for observation in [*table.news(TURN)]:
                     yield observation
                 await asyncio.sleep(0)
-            if loop.time() >= due:
-                monitor.check_waiting(loop.time())
-                due = loop.time() + TICK_S
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -6,11 +6,22 @@ import re
 from functools import partial
 
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quote_message
+from kinetic.aio.kubernetes.diagnosis.documents import Document
 from kinetic.aio.kubernetes.diagnosis.quantities import parse_quantity
 from kinetic.job_status import Reason
 
 _FORBIDDEN_PREFIX = re.compile(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ')
 _QUOTA = re.compile(r"exceeded quota: .*?requested: (?P<asked>.*?), used: .*limited: (?P<limit>.*)")
+
+
+def refused_request(answer: Document) -> Cause:
+    """Return why the API server refused to create a Job; *answer* is its ``Status``.
+
+    If no rule explains the message, the refusal is final, except with code 403 (forbidden): an
+    administrator can change what the cluster allows.
+    """
+    unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
+    return admission_cause(str(answer.get("message") or answer.get("reason") or ""), unknown)
 
 
 def admission_cause(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
@@ -22,21 +33,21 @@ def admission_cause(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
     if (quota := _QUOTA.search(message)) is not None:
         return _quota_cause(quota[0], quota["asked"], quota["limit"])
     summary = "the API server refuses it"
-    return quote_message(summary, message, _RULES, reason=Reason.REFUSED, outlook=unknown)
+    return quote_message(summary, message, _RULES, _refused_rule("", outlook=unknown))
 
 
 def _quota_cause(message: str, requested: str, limit: str) -> Cause:
     """Return the cause of an exceeded quota; it is final if the job alone exceeds *limit*."""
     limits = dict(_amounts(limit))
-    advice = "wait for other work to end, or have the quota raised"
-    if "count/jobs.batch" in requested:
-        advice = "delete finished Jobs (kubectl delete job NAME), or have the quota raised"
     if any(
         parse_quantity(amount) > parse_quantity(limits.get(name, "inf"))
         for name, amount in _amounts(requested)
     ):
         summary = f"it can never fit: {message}"
         return Cause(summary=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
+    advice = "wait for other work to end, or have the quota raised"
+    if "count/jobs.batch" in requested:
+        advice = "delete finished Jobs (kubectl delete job NAME), or have the quota raised"
     return Cause(summary=message, advice=advice, reason=Reason.QUOTA)
 
 

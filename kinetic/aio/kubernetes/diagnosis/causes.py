@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from kinetic._messages import shorten_middle
 from kinetic.aio.ports import Phase
@@ -76,44 +77,25 @@ class Cause:
             return ADVICE[self.reason]
         return self.advice or ""
 
+    @property
+    def text(self) -> str:
+        """Clauses and advice as one paragraph."""
+        return "; ".join(clause for clause in (*self.clauses, self.next_step) if clause)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The state of a job as its user sees it.
+    """The state of a job or a pod as its user sees it.
 
     ``phase`` is about processes: it isn't ENDED while a process may run, whatever the Job's
-    conditions say. ``executor`` is the pod's uid. ``message`` says what happened and
-    ``advice`` what to do next; both may be empty. ``secret`` names a Secret that the job
-    waits for. For a job on several hosts, ``host`` is the host that failed first.
-    """
-
-    status: JobStatus = JobStatus.PENDING
-    phase: Phase = Phase.PENDING
-    reason: Reason | None = None
-    exit_code: int | None = None
-    executor: str = ""
-    message: str = ""
-    advice: str = ""
-    outlook: Outlook = Outlook.OPEN
-    secret: str = ""
-    host: int = 0
-
-    @property
-    def text(self) -> str:
-        """Message and advice as one paragraph."""
-        return f"{self.message}; {self.advice}" if self.advice else self.message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """The facts from which `describe` makes a `Diagnosis`.
-
-    The clauses in ``lead`` come before the cause. ``earlier_cause`` is why an earlier pod ended.
+    conditions say. The clauses in ``lead`` come before the cause. ``earlier_cause`` is why an
+    earlier pod ended. ``executor`` is the pod's uid. For a job on several hosts, ``host`` is the
+    host that failed first.
     """
 
     status: JobStatus
     phase: Phase
-    cause: Cause
+    cause: Cause = Cause()
     lead: Sequence[str] = ()
     earlier_cause: Cause | None = None
     exit_code: int | None = None
@@ -125,66 +107,46 @@ class State:
         """Whether no process of the job or pod can run any more."""
         return self.phase in (Phase.ENDED, Phase.GONE)
 
+    @property
+    def reason(self) -> Reason | None:
+        """The reason of the cause; while the job goes on, else that of the earlier cause."""
+        earlier = None if self.is_over else self.earlier_cause
+        return self.cause.reason or (earlier.reason if earlier is not None else None)
 
-def waiting_state(cause: Cause, *lead: str, executor: str = "") -> State:
-    """Return the state of a job that waits because of *cause*."""
-    return State(
-        status=JobStatus.PENDING, phase=Phase.PENDING, cause=cause, lead=lead, executor=executor
-    )
+    @property
+    def outlook(self) -> Outlook:
+        """Whether the job can still start or succeed."""
+        return Outlook.FINAL if self.is_over else self.cause.outlook
 
+    @property
+    def message(self) -> str:
+        """What happened; it may be empty."""
+        first, *more = [*self.cause.clauses, ""]
+        clauses = [": ".join(clause for clause in (*self.lead, first) if clause), *more]
+        if self.earlier_cause is not None:
+            clauses.append(f"before that: {'; '.join(self.earlier_cause.clauses)}")
+        return "; ".join(dict.fromkeys(clause for clause in clauses if clause))
 
-def running_state(cause: Cause, *lead: str, executor: str = "") -> State:
-    """Return the state of a running job; *cause* is what may delay or end the job."""
-    return replace(
-        waiting_state(cause, *lead, executor=executor),
-        status=JobStatus.RUNNING,
-        phase=Phase.RUNNING,
-    )
+    @property
+    def advice(self) -> str:
+        """What to do next, and whether the user must resubmit; empty if nothing is wrong."""
+        advice, outlook = self.cause.next_step, self.cause.outlook
+        if not advice or outlook is Outlook.OPEN:
+            return advice
+        if self.is_over:
+            return f"{advice}, then submit it again"
+        starts_by_itself = outlook is Outlook.BLOCKED and self.cause.reason is Reason.SETUP
+        return f"{advice}; then it starts automatically" if starts_by_itself else advice
 
-
-def ended_state(
-    cause: Cause,
-    *lead: str,
-    executor: str = "",
-    exit_code: int | None = None,
-    status: JobStatus = JobStatus.FAILED,
-) -> State:
-    """Return the state of a job that *cause* ended; *cause* is empty if the job succeeded."""
-    state = waiting_state(cause, *lead, executor=executor)
-    return replace(state, status=status, phase=Phase.ENDED, exit_code=exit_code)
-
-
-def describe(state: State) -> Diagnosis:
-    """Turn *state* into the sentences of a `Diagnosis`."""
-    cause, earlier = state.cause, state.earlier_cause
-    first_clause, *more = [*cause.clauses, ""]
-    clauses = [": ".join(clause for clause in (*state.lead, first_clause) if clause), *more]
-    if earlier is not None:
-        clauses.append(f"before that: {'; '.join(earlier.clauses)}")
-    earlier_reason = earlier.reason if earlier is not None and not state.is_over else None
-    return Diagnosis(
-        status=state.status,
-        phase=state.phase,
-        reason=cause.reason or earlier_reason,
-        exit_code=state.exit_code,
-        executor=state.executor,
-        message="; ".join(dict.fromkeys(clause for clause in clauses if clause)),
-        advice=_complete_advice(state),
-        outlook=Outlook.FINAL if state.is_over else cause.outlook,
-        secret=cause.secret,
-        host=state.host,
-    )
+    @property
+    def text(self) -> str:
+        """Message and advice as one paragraph."""
+        return f"{self.message}; {self.advice}" if self.advice else self.message
 
 
-def _complete_advice(state: State) -> str:
-    """Return the cause's advice and, if so, that the user must resubmit, or that the job starts."""
-    advice, outlook = state.cause.next_step, state.cause.outlook
-    if not advice or outlook is Outlook.OPEN:
-        return advice
-    if state.is_over:
-        return f"{advice}, then submit it again"
-    starts_by_itself = outlook is Outlook.BLOCKED and state.cause.reason is Reason.SETUP
-    return f"{advice}; then it starts automatically" if starts_by_itself else advice
+waiting_state = partial(Diagnosis, status=JobStatus.PENDING, phase=Phase.PENDING)
+running_state = partial(Diagnosis, status=JobStatus.RUNNING, phase=Phase.RUNNING)
+ended_state = partial(Diagnosis, status=JobStatus.FAILED, phase=Phase.ENDED)
 
 
 # --- messages of Kubernetes -----------------------------------------------------------------
@@ -196,8 +158,8 @@ _FLAGS = re.DOTALL | re.IGNORECASE | re.MULTILINE
 class Rule:
     """The advice, reason, and outlook for a message of Kubernetes that matches *pattern*.
 
-    *advice* may contain fields such as ``{arch}``, which `match_rule` fills with its facts. A group
-    ``secret`` of the pattern matches the name of a missing Secret.
+    *advice* may contain fields such as ``{arch}``, which `quote_message` fills with its facts. A
+    group ``secret`` of the pattern matches the name of a missing Secret.
     """
 
     pattern: str
@@ -206,40 +168,29 @@ class Rule:
     outlook: Outlook = Outlook.BLOCKED
 
 
-def match_rule(
-    rules: Iterable[Rule], summary: str, text: str, quote: str = "", **facts: str
-) -> Cause | None:
-    """Return the cause by the first of *rules* that matches *text*; None if no rule matches.
-
-    The first clause of the cause is *summary* with *quote*, which is by default the informative
-    part of *text*.
-    """
-    for rule in rules:
-        if (match := re.search(rule.pattern, text, _FLAGS)) is not None:
-            return Cause(
-                summary=f"{summary}: {quote or gist(text)}",
-                advice=None if rule.advice is None else rule.advice.format(**facts),
-                reason=rule.reason,
-                outlook=rule.outlook,
-                secret=match.groupdict().get("secret") or "",
-            )
-    return None
-
-
 def quote_message(
     summary: str,
     text: str,
     rules: Iterable[Rule] = (),
+    otherwise: Rule = Rule(""),
     *,
-    reason: Reason = Reason.SETUP,
-    outlook: Outlook = Outlook.BLOCKED,
+    quote: str = "",
+    **facts: str,
 ) -> Cause:
-    """Return the cause that `match_rule` finds, else one that quotes *text* for *reason*."""
-    if (found := match_rule(rules, summary, text)) is not None:
-        return found
-    quote = gist(text)
+    """Return the cause by the first of *rules* that matches *text*, or by *otherwise*.
+
+    The first clause of the cause is *summary* with *quote*, which is by default the informative
+    part of *text*.
+    """
+    matches = ((rule, re.search(rule.pattern, text, _FLAGS)) for rule in (*rules, otherwise))
+    rule, match = next((rule, match) for rule, match in matches if match is not None)
+    quote = quote or gist(text)
     return Cause(
-        summary=f"{summary}: {quote}" if quote else summary, reason=reason, outlook=outlook
+        summary=f"{summary}: {quote}" if quote else summary,
+        advice=None if rule.advice is None else rule.advice.format(**facts),
+        reason=rule.reason,
+        outlook=rule.outlook,
+        secret=match.groupdict().get("secret") or "",
     )
 
 
@@ -259,8 +210,3 @@ _PREFIXES = re.compile(
 def gist(text: str) -> str:
     """Return an error message without its prefixes, in at most 400 characters."""
     return shorten_middle(_PREFIXES.sub("", text), 400).rstrip(".")
-
-
-NO_SECRET = Rule(
-    r'secrets? "?(?P<secret>[^\s"]+)"? not found', "create the Secret or correct its name"
-)

@@ -20,14 +20,20 @@ def get_list(document: Document | None, name: str) -> Sequence[Any]:
     return found or ()
 
 
-def conditions(document: Document | None) -> Sequence[Document]:
-    """Return the conditions of an object's status."""
-    return get_list(get_dict(document, "status"), "conditions")
+def labels_of(document: Document | None) -> Document:
+    """Return the object's labels."""
+    return get_dict(get_dict(document, "metadata"), "labels")
+
+
+def annotations_of(document: Document | None) -> Document:
+    """Return the object's annotations."""
+    return get_dict(get_dict(document, "metadata"), "annotations")
 
 
 def condition(document: Document | None, kind: str, status: str | None = "True") -> Document | None:
     """Return the object's condition of this *kind* and *status* (None: any status), or None."""
-    matching = (entry for entry in conditions(document) if entry.get("type") == kind)
+    conditions = get_list(get_dict(document, "status"), "conditions")
+    matching = (entry for entry in conditions if entry.get("type") == kind)
     return next((entry for entry in matching if status in (None, entry.get("status"))), None)
 
 

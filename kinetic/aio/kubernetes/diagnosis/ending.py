@@ -14,7 +14,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Cause,
     Outlook,
     Rule,
-    match_rule,
+    quote_message,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
@@ -38,30 +38,25 @@ def failure(pod: Pod) -> Cause | None:
 
 def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
     """Return why *pod* failed: what the platform did to it, or how container *failed* ended."""
-    platform_cause = removal(pod)
-    if platform_cause is not None and (
-        platform_cause.reason is not Reason.LOST or pod.may_have_been_stopped or not pod.ended
+    cause = removal(pod)
+    if cause is not None and (
+        cause.reason is not Reason.LOST or pod.may_have_been_stopped or not pod.ended
     ):
-        return platform_cause
+        return cause
     if failed is None or not pod.ended:
         return Cause(summary="the pod is lost: it left no exit code", reason=Reason.LOST)
     cause, sidecar_cause = exit_cause(failed), sidecar_memory(pod)
-    more = (
-        sidecar_cause.clauses
-        if sidecar_cause is not None and cause.reason is Reason.USER_ERROR
-        else ()
-    )
-    return replace(cause, more=more)
+    if sidecar_cause is None or cause.reason is not Reason.USER_ERROR:
+        return cause
+    return replace(cause, more=sidecar_cause.clauses)
 
 
 def sidecar_memory(pod: Pod) -> Cause | None:
     """Return a cause if the sidecar that mounts buckets ran out of memory, else None."""
     for container in pod.containers if pod.ran else ():
-        ends = (
-            get_dict(get_dict(container.status, key), "terminated")
-            for key in ("state", "lastState")
-        )
-        if container.init and any(end.get("reason") == "OOMKilled" for end in ends):
+        last_state = get_dict(container.status, "lastState")
+        ends = (container.state("terminated"), last_state.get("terminated"))
+        if container.init and any((end or {}).get("reason") == "OOMKilled" for end in ends):
             return _out_of_memory(container, 137)
     return None
 
@@ -71,81 +66,81 @@ def sidecar_memory(pod: Pod) -> Cause | None:
 _MORE_MEMORY = "state the memory that it needs (memory=), or use a larger machine"
 _SHUTDOWN_REASONS = ("Terminated", "Shutdown", "NodeShutdown")
 
+_DISRUPTIONS = {
+    "PreemptionByScheduler": Cause(
+        summary="preempted by a pod of higher priority",
+        advice=f"{ADVICE[Reason.PREEMPTED]}, or use a higher priority class",
+        reason=Reason.PREEMPTED,
+    ),
+    "EvictionByEvictionAPI": Cause(
+        summary="evicted by a drain of its node, an administrator, or the autoscaler",
+        reason=Reason.EVICTED,
+    ),
+    "DeletionByTaintManager": Cause(
+        summary="evicted: its node got a taint with the effect NoExecute", reason=Reason.EVICTED
+    ),
+}
+"""The causes that the reason of a pod's condition ``DisruptionTarget`` names."""
+
 
 def removal(pod: Pod) -> Cause | None:
     """Return what the platform or a user did to end *pod*; None if they did nothing."""
     disruption: Document = pod.disruption or {}
-    disruption_reason, pod_reason = (
-        str(disruption.get("reason") or ""),
-        str(pod.status.get("reason") or ""),
-    )
-    message = one_line(str(pod.status.get("message") or disruption.get("message") or ""), LONGEST)
-    quote = message.rstrip(".")
-    if disruption_reason == "PreemptionByScheduler":
-        advice = f"{ADVICE[Reason.PREEMPTED]}, or use a higher priority class"
-        return _platform_cause(Reason.PREEMPTED, "preempted by a pod of higher priority", advice)
-    if disruption_reason == "EvictionByEvictionAPI":
-        summary = "evicted by a drain of its node, an administrator, or the autoscaler"
-        return _platform_cause(Reason.EVICTED, summary)
-    if disruption_reason == "DeletionByTaintManager" and pod.node_silent:
+    by, pod_reason = str(disruption.get("reason") or ""), str(pod.status.get("reason") or "")
+    message = str(pod.status.get("message") or disruption.get("message") or "")
+    quote = one_line(message, LONGEST).rstrip(".")
+    if by == "DeletionByTaintManager" and pod.node_silent:
         summary = f"node {pod.spec.get('nodeName')}, which ran it, does not answer"
-        return _platform_cause(Reason.NODE_LOST, summary)
-    if disruption_reason == "DeletionByTaintManager":
-        return _platform_cause(
-            Reason.EVICTED, "evicted: its node got a taint with the effect NoExecute"
-        )
+        return Cause(summary=summary, reason=Reason.NODE_LOST)
+    if by in _DISRUPTIONS:
+        return _DISRUPTIONS[by]
     if pod_reason == "Evicted":
         return _eviction_cause(quote)
     if pod_reason == "Preempting" or "critical pod" in quote:
-        return _platform_cause(Reason.PREEMPTED, "preempted by a critical pod of the system")
+        summary = "preempted by a critical pod of the system"
+        return Cause(summary=summary, reason=Reason.PREEMPTED)
     if pod_reason == "DeadlineExceeded":
-        limit = pod.spec.get("activeDeadlineSeconds")
-        return _platform_cause(Reason.DEADLINE, f"the pod's time limit of {limit} s passed")
-    announced = (
-        pod.node_ending and pod.may_have_been_stopped and not (disruption_reason or pod_reason)
-    )
-    if disruption_reason == "TerminationByKubelet" or pod_reason in _SHUTDOWN_REASONS or announced:
-        shutdown_reason = "the cloud took its spot machine back" if pod.on_spot else "maintenance"
-        advice = f"{ADVICE[Reason.PREEMPTED]}, or request no spot machine"
-        return _platform_cause(
-            Reason.PREEMPTED, f"its node was shut down ({shutdown_reason})", advice
+        summary = f"the pod's time limit of {pod.spec.get('activeDeadlineSeconds')} s passed"
+        return Cause(summary=summary, reason=Reason.DEADLINE)
+    announced = pod.node_ending and pod.may_have_been_stopped and not (by or pod_reason)
+    if by == "TerminationByKubelet" or pod_reason in _SHUTDOWN_REASONS or announced:
+        why = "the cloud took its spot machine back" if pod.on_spot else "maintenance"
+        return Cause(
+            summary=f"its node was shut down ({why})",
+            advice=f"{ADVICE[Reason.PREEMPTED]}, or request no spot machine",
+            reason=Reason.PREEMPTED,
         )
-    garbage_collected = disruption_reason == "DeletionByPodGC" and "node" in str(
-        disruption.get("message")
-    )
-    if garbage_collected or (pod.node_removed and not pod.ended):
+    if (by == "DeletionByPodGC" and "node" in message) or (pod.node_removed and not pod.ended):
         spot = " (a spot machine, which the cloud may have taken back)" if pod.on_spot else ""
-        return _platform_cause(Reason.NODE_LOST, f"its node was removed from the cluster{spot}")
-    if disruption_reason:
-        return _platform_cause(Reason.NODE_LOST, f"the platform ended it: {quote}")
+        summary = f"its node was removed from the cluster{spot}"
+        return Cause(summary=summary, reason=Reason.NODE_LOST)
+    if by:
+        return Cause(summary=f"the platform ended it: {quote}", reason=Reason.NODE_LOST)
     if pod_reason:  # a kubelet gives any other reason when it refuses a pod
-        return _platform_cause(
-            Reason.UNSCHEDULABLE, f"the node refused the pod ({pod_reason}): {quote}"
-        )
+        summary = f"the node refused the pod ({pod_reason}): {quote}"
+        return Cause(summary=summary, reason=Reason.UNSCHEDULABLE)
     if pod.terminating:
         when = "while it ran" if pod.ran else "before it ran"
-        advice = "run it again; the cluster's audit log names the user who deleted it"
-        return _platform_cause(
-            Reason.LOST, f"a user or a controller deleted the pod {when}", advice
+        return Cause(
+            summary=f"a user or a controller deleted the pod {when}",
+            advice="run it again; the cluster's audit log names the user who deleted it",
+            reason=Reason.LOST,
         )
     return None
 
 
-def _platform_cause(reason: Reason, summary: str, advice: str | None = None) -> Cause:
-    return Cause(summary=summary, advice=advice, reason=reason)
-
-
 def _eviction_cause(quote: str) -> Cause:
     """Return why a kubelet evicted a pod: its node lacked a resource, or it passed a limit."""
-    summary = f"evicted by its node: {quote}"
-    match = re.search(r"low on resource: (\S+?)(\.|$| )", quote)
-    if match is not None:
-        advice = _MORE_MEMORY if match[1] == "memory" else "write less, or write to a bucket"
-        return _platform_cause(Reason.EVICTED, summary, advice if match[1] != "pids" else None)
-    if "exceeds the limit" in quote and "olume" in quote:
+    reason, advice = Reason.EVICTED, None
+    if (match := re.search(r"low on resource: (\S+?)(\.|$| )", quote)) is not None:
+        if match[1] != "pids":
+            advice = _MORE_MEMORY if match[1] == "memory" else "write less, or write to a bucket"
+    elif "exceeds the limit" in quote and "olume" in quote:
         advice = "write less there, or raise its sizeLimit (for /dev/shm: memory=)"
-        return _platform_cause(Reason.OUT_OF_DISK, summary, advice)
-    return _platform_cause(Reason.OUT_OF_DISK if "storage" in quote else Reason.EVICTED, summary)
+        reason = Reason.OUT_OF_DISK
+    elif "storage" in quote:
+        reason = Reason.OUT_OF_DISK
+    return Cause(summary=f"evicted by its node: {quote}", advice=advice, reason=reason)
 
 
 # --- how the program ended ------------------------------------------------------------------
@@ -191,14 +186,10 @@ def exit_cause(container: Container) -> Cause:
     if reason in ("ContainerStatusUnknown", "Unknown"):
         # containerd reports Unknown for a container that ended while containerd was stopped.
         summary = "the node, or its container runtime, restarted while the program ran; exit code "
-        return _platform_cause(Reason.NODE_LOST, f"{summary}{code} is a guess")
+        return Cause(summary=f"{summary}{code} is a guess", reason=Reason.NODE_LOST)
     output = shorten_middle(message, 400)
     subject = f"container {container.name!r}" if container.init else "the program"
     summary = f"{subject} ended with exit code {code}"
-    email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", output)
-    account = email[0] if email else "the service account of the pod"
-    if (cause := match_rule(_OUTPUT_RULES, summary, output, who=account)) is not None:
-        return cause
     reason, advice = Reason.SETUP if container.init else Reason.USER_ERROR, "see its log"
     if code == 137:
         reason = Reason.LOST
@@ -210,9 +201,10 @@ def exit_cause(container: Container) -> Cause:
     elif 129 <= code <= 192:
         reason = Reason.LOST
         summary = f"signal {_describe_signal(code - 128)} ended the program"
-    return Cause(
-        summary=f"{summary}: {output}" if output else summary, advice=advice, reason=reason
-    )
+    email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", output)
+    account = email[0] if email else "the service account of the pod"
+    otherwise = _open_rule("", advice, reason)
+    return quote_message(summary, output, _OUTPUT_RULES, otherwise, quote=output, who=account)
 
 
 def _describe_signal(number: int) -> str:

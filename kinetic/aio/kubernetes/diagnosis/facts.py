@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list, uid
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    condition,
+    get_dict,
+    get_list,
+    labels_of,
+    uid,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +81,9 @@ class JobFacts:
         With *reasons*, return only events with one of these. Events outlive their objects. So this
         skips events about an earlier object of the same name: by uid or, for makers, by time.
         """
-        metadata: Document = get_dict(
-            document if document is not None else self.current_or_last_job, "metadata"
-        )
-        created = str(metadata.get("creationTimestamp") or "")[:19]
         makers = self.makers if document is None else ()
+        metadata = get_dict(document or self.current_or_last_job, "metadata")
+        created = str(metadata.get("creationTimestamp") or "")[:19]
         found: list[Document] = []
         for event in self.events:
             target = get_dict(event, "involvedObject")
@@ -112,11 +117,7 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
     present = {uid(pod) for pod in now.pods}
     previous = {uid(pod): pod for pod in before.every_pod}
     known = {_event_key(event) for event in now.events}
-    is_same_job = (
-        now.job is None
-        or before.current_or_last_job == {}
-        or uid(now.job) == uid(before.current_or_last_job)
-    )
+    is_same_job = now.job is None or uid(before.current_or_last_job) in ("", uid(now.job))
     return replace(
         now,
         pods=[_with_first_deletion_time(previous.get(uid(pod)), pod) for pod in now.pods],
@@ -124,9 +125,7 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
         name=now.name or before.name,
-        deleted_pods=tuple(pod for key, pod in previous.items() if key not in present)
-        if is_same_job
-        else (),
+        deleted_pods=[pod for key, pod in previous.items() if is_same_job and key not in present],
         deleted_job=(before.job or before.deleted_job) if is_same_job else None,
     )
 
@@ -192,7 +191,6 @@ class Container:
 
 
 _SPOT = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
-_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Pod:
@@ -203,32 +201,19 @@ class Pod:
         self.metadata, self.spec = get_dict(document, "metadata"), get_dict(document, "spec")
         self.status, self.uid = get_dict(document, "status"), uid(document)
 
-    @property
-    def index(self) -> int | None:
-        """The pod's index in its Job; None if it has no index."""
-        values = {**get_dict(self.metadata, "labels"), **get_dict(self.metadata, "annotations")}
-        text = str(values.get(_INDEX))
-        return int(text) if text.isdecimal() else None
-
     @cached_property
     def containers(self) -> Sequence[Container]:
         """All containers, init containers (such as GKE's sidecar for buckets) first."""
         found: list[Container] = []
-        for init, kind in ((True, "initContainers"), (False, "containers")):
-            reported = get_list(
-                self.status, "initContainerStatuses" if init else "containerStatuses"
-            )
-            statuses = {status.get("name"): status for status in reported}
-            specs = {spec.get("name"): spec for spec in get_list(self.spec, kind)}
-            found += [
-                Container(
-                    name=str(name),
-                    spec=specs.get(name) or {},
-                    status=statuses.get(name) or {},
-                    init=init,
-                )
-                for name in {**specs, **statuses}
-            ]
+        for init, kind in ((True, "initContainer"), (False, "container")):
+            statuses = {
+                status.get("name"): status for status in get_list(self.status, f"{kind}Statuses")
+            }
+            specs = {spec.get("name"): spec for spec in get_list(self.spec, f"{kind}s")}
+            for name in {**specs, **statuses}:
+                spec: Document = specs.get(name) or {}
+                status: Document = statuses.get(name) or {}
+                found.append(Container(name=str(name), spec=spec, status=status, init=init))
         return found
 
     @cached_property
@@ -279,13 +264,9 @@ class Pod:
     @property
     def failed_container(self) -> Container | None:
         """The failed program or, if no program ran, the failed init container; else None."""
-        return next(
-            (container for container in reversed(self.containers) if self._has_failed(container)),
-            None,
-        )
-
-    def _has_failed(self, container: Container) -> bool:
-        return bool((container.end or {}).get("exitCode")) and not (container.init and self.ran)
+        candidates = self.programs if self.ran else self.containers
+        failed = (found for found in reversed(candidates) if (found.end or {}).get("exitCode"))
+        return next(failed, None)
 
     @property
     def end(self) -> Document:
@@ -322,20 +303,15 @@ class Pod:
     @cached_property
     def node(self) -> Document | None:
         """The pod's node, if the node is known."""
-        name = self.spec.get("nodeName")
-        matching = (
-            node
-            for node in self.facts.nodes or ()
-            if get_dict(node, "metadata").get("name") == name
+        name, nodes = self.spec.get("nodeName"), self.facts.nodes or ()
+        return next(
+            (node for node in nodes if get_dict(node, "metadata").get("name") == name), None
         )
-        return next(matching, None)
 
     @property
     def node_removed(self) -> bool:
         """Whether the pod's node no longer exists; False if the nodes aren't known."""
-        name = self.spec.get("nodeName")
-        existing = {get_dict(node, "metadata").get("name") for node in self.facts.nodes or ()}
-        return bool(name and existing) and name not in existing
+        return bool(self.spec.get("nodeName") and self.facts.nodes) and self.node is None
 
     @property
     def node_silent(self) -> bool:
@@ -351,19 +327,15 @@ class Pod:
     @property
     def on_spot(self) -> bool:
         """Whether the pod's machine is a spot machine, which the cloud may take back."""
-        labels = get_dict(get_dict(self.node, "metadata"), "labels")
-        return any(key in get_dict(self.spec, "nodeSelector") or key in labels for key in _SPOT)
-
-    @property
-    def taints(self) -> Sequence[Document]:
-        """The taints of the pod's node."""
-        return get_list(get_dict(self.node, "spec"), "taints")
+        labels = {**labels_of(self.node), **get_dict(self.spec, "nodeSelector")}
+        return any(key in labels for key in _SPOT)
 
     @property
     def node_ending(self) -> bool:
         """Whether the cloud has announced the end of the pod's node (GKE, "Spot VMs")."""
         notice = "cloud.google.com/impending-node-termination"
-        return any(taint.get("key") == notice for taint in self.taints)
+        taints = get_list(get_dict(self.node, "spec"), "taints")
+        return any(taint.get("key") == notice for taint in taints)
 
     def events(self, *reasons: str) -> list[Document]:
         """Return the events about the pod with one of *reasons*, the oldest first."""

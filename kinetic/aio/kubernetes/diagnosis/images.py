@@ -6,14 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from kinetic.aio.kubernetes.diagnosis.causes import (
-    Cause,
-    Outlook,
-    Rule,
-    gist,
-    match_rule,
-    quote_message,
-)
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, quote_message
 from kinetic.aio.kubernetes.diagnosis.documents import get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
 from kinetic.job_status import Reason
@@ -72,14 +65,17 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
     if not message or (message.startswith("Back-off") and ": " not in message):
         earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
         message = next((text for text in reversed(earlier) if image in text), message or reason)
-    selector, node_labels = (
-        get_dict(pod.spec, "nodeSelector"),
-        get_dict(get_dict(pod.node, "metadata"), "labels"),
-    )
-    arch = str({**node_labels, **selector}.get("kubernetes.io/arch") or "amd64")
+    selector = get_dict(pod.spec, "nodeSelector")
+    arch = str(selector.get("kubernetes.io/arch") or "amd64")
     summary = f"the image {image} cannot be pulled"
     unquoted = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
-    cause = match_rule(_RULES, summary, f"{reason}: {unquoted}", gist(message), arch=arch)
-    cause = cause or quote_message(summary, message, reason=Reason.IMAGE_PULL)
+    cause = quote_message(
+        summary,
+        f"{reason}: {unquoted}",
+        _RULES,
+        _blocked_rule(""),
+        quote=gist(message),
+        arch=arch,
+    )
     secret_problem = gist(pod.last_message("FailedToRetrieveImagePullSecret"))
     return replace(cause, more=[secret_problem])

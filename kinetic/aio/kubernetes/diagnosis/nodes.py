@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list, labels_of
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, parse_quantity, requests
 
 _TEMPORARY_TAINTS = (
@@ -50,25 +49,21 @@ def fits(spec: Document, node: Document) -> bool:
 
 def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[Refusal]:
     """Return a refusal for each requested resource of which *node* has too little."""
-    found: list[Refusal] = []
-    for name in requested:
-        available = allocatable(node, name)
-        if requested[name] <= available:
-            continue
+    status, found = get_dict(node, "status"), list[Refusal]()
+    allocatable = status.get("allocatable") or get_dict(status, "capacity")
+    for name, amount in requested.items():
+        available = parse_quantity(allocatable.get(name, 0))
         # GKE, "Troubleshoot GPUs": a node whose driver isn't installed has no nvidia.com/gpu.
-        if name == "nvidia.com/gpu" and not available and (kind := labels(node).get(_GPU_TYPE)):
+        if name == "nvidia.com/gpu" and not available and (kind := labels_of(node).get(_GPU_TYPE)):
             advice = (
                 "wait until the driver is installed; if that takes longer than 10 min, create the "
                 "node pool with gpu-driver-version=default"
             )
             found.append(Refusal(f"no usable {kind} yet: its driver isn't ready", advice, True))
-            continue
-        text = (
-            f"only {format_amount(name, available)}"
-            if available
-            else f"no {format_amount(name, 0).split(' ', 1)[-1]}"
-        )
-        found.append(Refusal(text, "request less, or add a larger machine type"))
+        elif amount > available:
+            no_amount = f"no {format_amount(name, 0).split(' ', 1)[-1]}"
+            text = f"only {format_amount(name, available)}" if available else no_amount
+            found.append(Refusal(text, "request less, or add a larger machine type"))
     return found
 
 
@@ -76,16 +71,12 @@ def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
     """Return refusals because of the taints of *node*, and because an operator cordoned it."""
     taints = _untolerated_taints(spec, node)
     permanent = [text for key, text in taints.items() if not key.startswith(_TEMPORARY_TAINTS)]
-    cordoned = get_dict(node, "spec").get("unschedulable")
     found: list[Refusal] = []
     if permanent:
         text = f"taint {', '.join(sorted(permanent))}, which the pod doesn't tolerate"
-        found.append(
-            Refusal(
-                text, "add a node pool whose taints the pod tolerates, or have the taint removed"
-            )
-        )
-    if cordoned:
+        advice = "add a node pool whose taints the pod tolerates, or have the taint removed"
+        found.append(Refusal(text, advice))
+    if get_dict(node, "spec").get("unschedulable"):
         found.append(Refusal("been cordoned by an operator", "have it uncordoned, or wait", True))
     if taints and not found:
         names = ", ".join(sorted(key.rpartition("/")[2] for key in taints))
@@ -99,17 +90,16 @@ def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
 def _untolerated_taints(spec: Document, node: Document) -> dict[str, str]:
     """Return the node's taints that a pod of this *spec* doesn't tolerate, by key."""
     found: dict[str, str] = {}
+    tolerations = get_list(spec, "tolerations")
     for taint in get_list(get_dict(node, "spec"), "taints"):
         hard = taint.get("effect") in ("NoSchedule", "NoExecute")
-        if hard and not any(
-            _tolerates(toleration, taint) for toleration in get_list(spec, "tolerations")
-        ):
+        if hard and not any(_tolerates(toleration, taint) for toleration in tolerations):
             key, value = str(taint.get("key", "")), taint.get("value")
             found[key] = f"{key}={value}" if value else key
     return found
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+def _tolerates(toleration: Document, taint: Document) -> bool:
     key, value = toleration.get("key"), toleration.get("value") or ""
     any_value = toleration.get("operator") == "Exists"
     return (
@@ -119,24 +109,10 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     )
 
 
-def labels(node: Document) -> Mapping[str, str]:
-    """Return the node's labels."""
-    found = get_dict(get_dict(node, "metadata"), "labels")
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def allocatable(node: Document, resource: str) -> float:
-    """Return how much of *resource* the node has for pods, in use or not."""
-    status: Document = get_dict(node, "status")
-    return parse_quantity(
-        (status.get("allocatable") or get_dict(status, "capacity")).get(resource, 0)
-    )
-
-
 def matches(spec: Document, node: Document) -> bool:
     """Return whether *node* has the labels that a pod of this *spec* selects."""
-    node_labels = labels(node)
-    return all(node_labels.get(key) in values for key, values in required_labels(spec).items())
+    labels = labels_of(node)
+    return all(labels.get(key) in values for key, values in required_labels(spec).items())
 
 
 def required_labels(spec: Document) -> dict[str, Sequence[str]]:

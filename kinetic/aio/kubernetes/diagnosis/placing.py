@@ -7,21 +7,14 @@ name taints.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kinetic._messages import shorten_middle
-from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quote_message
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, quote_message
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, labels_of
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.diagnosis.nodes import (
-    Refusal,
-    labels,
-    matches,
-    refusals,
-    required_labels,
-)
+from kinetic.aio.kubernetes.diagnosis.nodes import Refusal, matches, refusals, required_labels
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, requests
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queue_cause
 from kinetic.job_status import Reason
@@ -49,14 +42,11 @@ def placement_cause(pod: Pod) -> Cause:
         return Cause(summary="no scheduler has looked at the pod yet")
     if is_refused and scheduled.get("reason") != "Unschedulable":
         summary = "the scheduler cannot place the pod"
-        return quote_message(summary, message, reason=Reason.UNSCHEDULABLE)
+        return quote_message(summary, message, otherwise=Rule("", reason=Reason.UNSCHEDULABLE))
     nodes = pod.facts.nodes
-    cause = (
-        _cause_from_message(pod.spec, message)
-        if nodes is None
-        else _cause_from_nodes(pod.spec, nodes, message)
-    )
-    return _with_autoscaler(pod, cause)
+    if nodes is None:
+        return _with_autoscaler(pod, _cause_from_message(pod.spec, message))
+    return _with_autoscaler(pod, _cause_from_nodes(pod.spec, nodes, message))
 
 
 def _cause_from_message(spec: Document, message: str) -> Cause:
@@ -94,26 +84,24 @@ def _cause_from_nodes(spec: Document, nodes: Sequence[Document], message: str) -
     matching = [node for node in nodes if matches(spec, node)]
     if not matching:
         return _label_cause(spec, nodes)
-    refusals_by_node = [(_node_name(node), refusals(spec, node)) for node in matching]
+    refusals_by_node = [
+        (str(get_dict(node, "metadata").get("name") or "?"), refusals(spec, node))
+        for node in matching
+    ]
     free = [name for name, refused in refusals_by_node if not refused]
     if not free:
         return _refusal_cause(spec, refusals_by_node)
-    lacking = [name for name in requests(spec) if f"Insufficient {name}" in message]
-    if lacking:
-        needed = ", ".join(format_amount(name, requests(spec)[name]) for name in lacking)
-        summary = f"it requests {needed}, in use by other pods on {_join_names(free)}"
-        return _unschedulable(summary, _WAIT_ADVICE, Outlook.OPEN)
     summary = f"{_join_names(free)} can hold it; the scheduler last said: {gist(message)}"
+    requested = requests(spec)
+    if lacking := [name for name in requested if f"Insufficient {name}" in message]:
+        needed = ", ".join(format_amount(name, requested[name]) for name in lacking)
+        summary = f"it requests {needed}, in use by other pods on {_join_names(free)}"
     return _unschedulable(summary, _WAIT_ADVICE, Outlook.OPEN)
-
-
-def _node_name(node: Document) -> str:
-    return str(get_dict(node, "metadata").get("name") or "?")
 
 
 def _label_cause(spec: Document, nodes: Sequence[Document]) -> Cause:
     """Return which selected labels no node has, and which values nodes have instead."""
-    node_labels = [labels(node) for node in nodes]
+    node_labels = [labels_of(node) for node in nodes]
     wanted = required_labels(spec)
     missing = {
         key: values
@@ -122,7 +110,7 @@ def _label_cause(spec: Document, nodes: Sequence[Document]) -> Cause:
     }
     phrases: list[str] = []
     for key, values in (missing or wanted).items():
-        existing = {present[key] for present in node_labels if key in present}
+        existing = {str(present[key]) for present in node_labels if present.get(key)}
         on_nodes = f" (nodes have {_join_names(existing)})" if existing and missing else ""
         phrases.append(f"{_label_text(key, values)}{on_nodes}")
     return _unschedulable(f"no node has {' together with '.join(phrases)}")
@@ -133,10 +121,10 @@ def _refusal_cause(
 ) -> Cause:
     """Return why the nodes that fit the pod best still refuse it."""
     smallest = min(_distance(refused) for _, refused in refusals_by_node)
-    names: defaultdict[tuple[Refusal, ...], list[str]] = defaultdict(list)
+    names: dict[tuple[Refusal, ...], list[str]] = {}
     for name, refused in refusals_by_node:
         if _distance(refused) == smallest:
-            names[tuple(refused)].append(name)
+            names.setdefault(tuple(refused), []).append(name)
     clauses = [
         f"{_join_names(nodes)} {'has' if len(nodes) == 1 else 'have'} "
         + " and ".join(refusal.text for refusal in refused)
@@ -163,9 +151,8 @@ def _join_names(names: Collection[str]) -> str:
     shown_names = sorted(names)
     if len(shown_names) > _MAX_NAMED:
         shown_names[_MAX_NAMED:] = [f"{len(shown_names) - _MAX_NAMED} others"]
-    return " and ".join(
-        [", ".join(shown_names[:-1]), shown_names[-1]] if shown_names[1:] else shown_names
-    )
+    *first_names, last_name = shown_names
+    return f"{', '.join(first_names)} and {last_name}" if first_names else last_name
 
 
 # --- the autoscaler -------------------------------------------------------------------------
@@ -201,9 +188,8 @@ def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
 
 def _scale_up_failure(spec: Document, message: str) -> Cause:
     """Return why the autoscaler added no node, by the *message* of its event."""
-    text = shorten_middle(
-        message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400
-    )
+    reason_text = message.partition(": ")[2].partition(". Pod is at risk")[0]
+    text = shorten_middle(reason_text or message, 400)
     zones = re.search(r"zones? ([\w, -]+?) associated", message)
     in_zones = f" in {zones[1]}" if zones else ""
     summary = f"no node was added{in_zones}{_request_text(spec)}: {text}"

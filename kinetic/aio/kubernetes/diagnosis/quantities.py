@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
-from kinetic.aio.kubernetes.diagnosis.documents import get_dict, get_list
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-z]*)")
 _UNITS = {
@@ -32,31 +30,24 @@ def parse_quantity(quantity: object) -> float:
     return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
-def is_bytes(resource: str) -> bool:
-    """Return whether amounts of *resource* are bytes."""
-    return resource.endswith(("memory", "storage")) or resource.startswith("hugepages-")
-
-
 def format_amount(resource: str, amount: float) -> str:
     """Format *amount* of *resource*: ``64 CPUs``, ``500Gi of memory``."""
     name = NAMES.get(resource, resource)
-    if is_bytes(resource):
-        return f"{format_bytes(amount)} {name}"
+    if resource.endswith(("memory", "storage")) or resource.startswith("hugepages-"):
+        return f"{_format_bytes(amount)} {name}"
     is_single = amount == 1 and resource in NAMES
     return f"{amount:g} {name.removesuffix('s') if is_single else name}"
 
 
-def format_bytes(quantity: str | float) -> str:
-    """Format an amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
-    size = parse_quantity(quantity)
+def _format_bytes(size: float) -> str:
+    """Format bytes in the largest unit that fits, such as ``1.46Gi``."""
     for unit in ("Ti", "Gi", "Mi", "Ki"):
-        if size >= _UNITS[unit]:
-            count = size / _UNITS[unit]
+        if (count := size / _UNITS[unit]) >= 1:
             return f"{count:.0f}{unit}" if count >= 100 else f"{count:.3g}{unit}"
     return f"{size:g}"
 
 
-def requests(spec: Mapping[str, Any]) -> dict[str, float]:
+def requests(spec: Document) -> dict[str, float]:
     """Return the resources that a pod of this *spec* requests.
 
     A limit counts as the request of a resource for which there is no request.
@@ -67,11 +58,10 @@ def requests(spec: Mapping[str, Any]) -> dict[str, float]:
         if container.get("restartPolicy") == "Always"
     )
     total: defaultdict[str, float] = defaultdict(float)
-    for container in (*get_list(spec, "containers"), *sidecars):
-        resources: Mapping[str, Any] = get_dict(container, "resources")
+    overhead = {"resources": {"requests": get_dict(spec, "overhead")}}
+    for container in (*get_list(spec, "containers"), *sidecars, overhead):
+        resources: Document = get_dict(container, "resources")
         requested = {**get_dict(resources, "limits"), **get_dict(resources, "requests")}
         for name, quantity in requested.items():
             total[name] += parse_quantity(quantity)
-    for name, quantity in get_dict(spec, "overhead").items():
-        total[name] += parse_quantity(quantity)
     return dict(total)

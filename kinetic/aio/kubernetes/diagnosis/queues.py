@@ -6,7 +6,13 @@ import re
 
 from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    condition,
+    get_dict,
+    get_list,
+    labels_of,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.job_status import Reason
 
@@ -35,17 +41,14 @@ _NO_FLAVOR = re.compile(r"couldn't assign flavors to pod set [^\s:]+: ")
 def queue_cause(facts: JobFacts) -> Cause:
     """Return why Kueue holds the job."""
     workload: Document = facts.workload or {}
-    labels = get_dict(get_dict(facts.current_or_last_job, "metadata"), "labels")
-    queue = (
-        f"queue {str(get_dict(workload, 'spec').get('queueName') or labels.get(QUEUE) or '?')!r}"
-    )
+    spec, labels = get_dict(workload, "spec"), labels_of(facts.current_or_last_job)
+    queue = f"queue {str(spec.get('queueName') or labels.get(QUEUE) or '?')!r}"
     evicted: Document = condition(workload, "Evicted") or {}
     if not workload:
         summary = f"waiting in {queue}; its Workload, which has the reason, was not found"
-        return _queued_cause(
-            summary, "wait, or check that Kueue runs and has that queue", Outlook.OPEN
-        )
-    if get_dict(workload, "spec").get("active") is False:
+        advice = "wait, or check that Kueue runs and has that queue"
+        return _queued_cause(summary, advice, Outlook.OPEN)
+    if spec.get("active") is False:
         summary = f"its Workload in {queue} is deactivated{_message_text(evicted)}"
         return _queued_cause(summary, "set its Workload active again, or submit it again")
     reserved: Document = condition(workload, "QuotaReserved", None) or {}
@@ -56,14 +59,13 @@ def queue_cause(facts: JobFacts) -> Cause:
         summary = f"{queue} can never hold it{_message_text(reserved)}"
         return Cause(summary=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
     if reason in _STUCK_ADVICE:
-        return _queued_cause(
-            f"{queue} cannot take it{_message_text(reserved)}", _STUCK_ADVICE[reason]
-        )
-    again = f"the queue evicted it ({evicted.get('reason')}{_message_text(evicted)}), and it is "
-    because = _message_text(reserved) or ": others are before it"
-    return _queued_cause(
-        f"{again if evicted else ''}waiting in {queue}{because}", None, Outlook.OPEN
-    )
+        summary = f"{queue} cannot take it{_message_text(reserved)}"
+        return _queued_cause(summary, _STUCK_ADVICE[reason])
+    summary = f"waiting in {queue}{_message_text(reserved) or ': others are before it'}"
+    if evicted:
+        eviction = f"{evicted.get('reason')}{_message_text(evicted)}"
+        summary = f"the queue evicted it ({eviction}), and it is {summary}"
+    return _queued_cause(summary, None, Outlook.OPEN)
 
 
 def _queued_cause(summary: str, advice: str | None, outlook: Outlook = Outlook.BLOCKED) -> Cause:
@@ -81,13 +83,11 @@ def _check_cause(queue: str, workload: Document) -> Cause:
     checks = get_list(get_dict(workload, "status"), "admissionChecks")
     pending = [check for check in checks if check.get("state") != "Ready"]
     if refused := next((check for check in pending if check.get("state") == "Rejected"), None):
-        summary = (
-            f"admission check {refused.get('name')!r} of {queue} "
-            f"has refused it{_message_text(refused)}"
-        )
+        name = f"admission check {refused.get('name')!r} of {queue}"
+        summary = f"{name} has refused it{_message_text(refused)}"
         return _queued_cause(summary, "read the check's message, or ask the queue's administrator")
+    if not pending:
+        return _queued_cause(f"{queue} is about to resume it", None, Outlook.OPEN)
     awaited = ", ".join(f"{check.get('name')}{_message_text(check)}" for check in pending)
-    progress = (
-        f"has reserved its quota and waits for {awaited}" if pending else "is about to resume it"
-    )
-    return _queued_cause(f"{queue} {progress}", None, Outlook.OPEN)
+    summary = f"{queue} has reserved its quota and waits for {awaited}"
+    return _queued_cause(summary, None, Outlook.OPEN)

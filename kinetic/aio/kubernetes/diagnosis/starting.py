@@ -6,14 +6,7 @@ import re
 from collections.abc import Sequence
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.causes import (
-    NO_SECRET,
-    Cause,
-    Outlook,
-    Rule,
-    match_rule,
-    quote_message,
-)
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quote_message
 from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
 from kinetic.aio.kubernetes.diagnosis.images import pull_failure
 from kinetic.job_status import Reason
@@ -47,9 +40,8 @@ def container_obstacle(pod: Pod, container: Container) -> Cause | None:
         return pull_failure(pod, container, reason, message)
     if reason.startswith("CreateContainer") and _SLOW.search(message):
         summary = f"the node has not created container {container.name!r} yet: {one_line(message)}"
-        return Cause(
-            summary=summary, advice="wait; tell the cluster's administrator if this persists"
-        )
+        advice = "wait; tell the cluster's administrator if this persists"
+        return Cause(summary=summary, advice=advice)
     return start_failure(container, message or reason)
 
 
@@ -65,40 +57,35 @@ def _preparation_cause(pod: Pod) -> Cause | None:
     """Return what keeps the node from creating the pod's containers; None if no event says so."""
     unresolved: list[tuple[str, str]] = []
     for event in pod.events():
-        unresolved = [] if event.get("reason") in _PROGRESS else unresolved
-        unresolved.append((str(event.get("reason")), str(event.get("message") or "")))
+        reason, message = str(event.get("reason")), str(event.get("message") or "")
+        unresolved = [] if reason in _PROGRESS else unresolved
+        unresolved.append((reason, message))
     if volumes := [message for reason, message in unresolved if reason in _VOLUME_EVENTS]:
         return _mount_cause(pod, volumes)
     for reason, message in reversed(unresolved):
         if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync", "NetworkNot")):
-            return quote_message(
-                f"the node cannot prepare the pod ({reason})", message, _PREPARATION_RULES
-            )
-        cause = match_rule(_CONFIGURATION_RULES, "its container cannot be created", message)
-        if reason == "Failed" and cause is not None:
-            return cause
+            summary = f"the node cannot prepare the pod ({reason})"
+            return quote_message(summary, message, _PREPARATION_RULES)
+        if reason == "Failed" and re.search("secret .* not found|runAsNonRoot", message):
+            return quote_message("its container cannot be created", message, _START_RULES)
     return _pull_cause(pod, unresolved)
 
 
 def _pull_cause(pod: Pod, events: Sequence[tuple[str, str]]) -> Cause | None:
     """Return the cause if *events* show that an image is being pulled, or can't be; else None."""
     pulls = [
-        event
-        for event in events
-        if event[0] in ("Pulling", "Failed") and "pull" in event[1].lower()
+        (reason, match[1])
+        for reason, message in events
+        if reason in ("Pulling", "Failed")
+        and (match := re.search(r'[Pp]ull(?:ing)? image "([^"]+)"', message))
     ]
-    images = re.findall(
-        r'[Pp]ull(?:ing)? image "([^"]+)"', " ".join(message for _, message in pulls)
-    )
-    if not images:
+    if not pulls:
         return None
-    if pulls[-1][0] == "Pulling":
-        return Cause(summary=f"pulling the image {images[-1]}")
-    failing = next(
-        (container for container in pod.containers if container.spec.get("image") == images[-1]),
-        None,
-    )
-    return pull_failure(pod, failing, "ErrImagePull", "") if failing is not None else None
+    reason, image = pulls[-1]
+    if reason == "Pulling":
+        return Cause(summary=f"pulling the image {image}")
+    failing = (found for found in pod.containers if found.spec.get("image") == image)
+    return next((pull_failure(pod, found, "ErrImagePull", "") for found in failing), None)
 
 
 LACKS_DRIVER = re.compile(r"driver name (\S+) not found")
@@ -106,8 +93,12 @@ LACKS_DRIVER = re.compile(r"driver name (\S+) not found")
 
 _ENABLE = "enable the Cloud Storage FUSE CSI driver on the cluster, which also adds the sidecar"
 
+_NO_SECRET = Rule(
+    r'secrets? "?(?P<secret>[^\s"]+)"? not found', "create the Secret or correct its name"
+)
+
 _PREPARATION_RULES = (
-    NO_SECRET,
+    _NO_SECRET,
     Rule(f"{LACKS_DRIVER.pattern}|sidecar container", _ENABLE),
     Rule(
         "hostPath type check failed",
@@ -139,10 +130,8 @@ def _mount_cause(pod: Pod, messages: Sequence[str]) -> Cause:
         summary = f"a volume cannot be mounted: the cluster has no storage driver {lacking[0]}"
         advice = f"{_ENABLE}, or omit fuse=True"
         return Cause(summary=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.FINAL)
-    causes = [
-        quote_message("a volume cannot be mounted", message, _PREPARATION_RULES)
-        for message in messages
-    ]
+    summary = "a volume cannot be mounted"
+    causes = [quote_message(summary, message, _PREPARATION_RULES) for message in messages]
     return next((cause for cause in causes if cause.secret), causes[-1])
 
 
@@ -150,17 +139,13 @@ def _mount_cause(pod: Pod, messages: Sequence[str]) -> Cause:
 
 EXEC_FORMAT_ERROR = re.compile(r"exec \S+: exec format error")
 
-_CONFIGURATION_RULES = (
-    NO_SECRET,
+_START_RULES = (
+    _NO_SECRET,
     Rule(
         "breaks non-root policy|runAsNonRoot",
         "set KINETIC_RUN_AS_USER (runAsUser), or a numeric USER in the image",
         outlook=Outlook.FINAL,
     ),
-)
-
-_START_RULES = (
-    *_CONFIGURATION_RULES,
     Rule(  # the limit is below the memory that the runtime itself needs
         "OOM-killed|/memory.max",
         "it ran out of memory before the program began: raise memory=",
