@@ -26,6 +26,7 @@ from kinetic.aio.kubernetes.manifests import (
     by_jobs,
     by_labels,
     job_manifest,
+    object_name,
 )
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
@@ -214,14 +215,25 @@ class GkeCluster:
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
         """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
-        selectors = [*by_jobs(names)]
-        for name in names:  # an attempt may be a pod in the Job of an earlier attempt
-            _, _, number = name.rpartition("-")
-            if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
-                selectors.append(by_attempts_up_to(name, int(number)))
+        if len(names) == 1:
+            (name,) = names
+            query = {"propagationPolicy": "Background"}
+            try:
+                path = f"{self._paths.jobs}/{object_name(name)}"
+                await self._api.call("DELETE", path, query=query)
+            except NotFound:
+                await self._delete_earlier_jobs(name)
+        elif names:
+            await for_each(self._delete_all, by_jobs(names), limit=MAX_CONCURRENT_REQUESTS)
+            await for_each(self._delete_earlier_jobs, names, limit=MAX_CONCURRENT_REQUESTS)
         if labels is not None:
-            selectors.append(by_labels(labels))
-        await for_each(self._delete_all, selectors, limit=MAX_CONCURRENT_REQUESTS)
+            await self._delete_all(by_labels(labels))
+
+    async def _delete_earlier_jobs(self, name: str) -> None:
+        """Delete the Jobs of earlier attempts: this attempt may be a pod in one of them."""
+        _, _, number = name.rpartition("-")
+        if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
+            await self._delete_all(by_attempts_up_to(name, int(number)))
 
     async def _delete_all(self, selector: str) -> None:
         query = {"labelSelector": selector, "propagationPolicy": "Background"}
