@@ -469,9 +469,7 @@ class Google:
     def _list(self, name: str, key: str) -> dict[str, Any]:
         if name == "container":
             clusters = [
-                self._shown(document)
-                for path, document in self.documents.items()
-                if re.search(r"/clusters/[^/]+$", path)
+                self._copy(path) for path in self.documents if re.search(r"/clusters/[^/]+$", path)
             ]
             return {"clusters": clusters}
         parent = f"{key}/"

@@ -23,33 +23,34 @@ class BillingAccount:
     name: str
 
 
-async def find_location(google: GoogleClient, site: Site) -> str | None:
-    """Return the zone or region of the site's cluster; None if there is no cluster."""
-    path = f"projects/{site.project}/locations/-/clusters"
+async def find_cluster(google: GoogleClient, site: Site) -> dict[str, Any] | None:
+    """Return Google's document of the site's cluster, in its zone or region; None if absent."""
+    request = call("container", "GET", f"projects/{site.project}/locations/-/clusters")
     try:
-        answer = await google.call(call("container", "GET", path))
+        answer = await google.call(request)
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
             return None
         raise refusal_error("list the clusters of the project", refusal) from refusal
-    found_locations = {
-        str(document["location"])
+    found: dict[str, dict[str, Any]] = {
+        str(document["location"]): document
         for document in answer.get("clusters") or ()
         if document.get("name") == site.cluster
     }
-    candidates = (site.zone, site.region)
-    if unlisted := set(candidates) & set(answer.get("missingZones") or ()) - found_locations:
+    missing = {*(answer.get("missingZones") or ())}
+    if unlisted := {site.zone, site.region} & missing - set(found):
         raise Unavailable(
             f"Google can't list the clusters of {', '.join(sorted(unlisted))} now; run the "
             "command again later",
             retryable=True,
         )
-    return next((candidate for candidate in candidates if candidate in found_locations), None)
+    return found.get(site.zone) or found.get(site.region)
 
 
 async def setup_of(google: GoogleClient, site: Site) -> Setup:
     """Return the setup of *site*: the shape is Autopilot if its cluster is regional."""
-    regional = await find_location(google, site) == site.region or site.zone == site.region
+    cluster = await find_cluster(google, site) or {}
+    regional = site.region in (site.zone, cluster.get("location"))
     return Setup(site=site, shape="autopilot" if regional else "standard")
 
 
@@ -59,17 +60,12 @@ async def read_cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
     Raises:
         NotFound: The cluster doesn't exist.
     """
-    zone_or_region = await find_location(google, site) or site.zone
-    path = f"projects/{site.project}/locations/{zone_or_region}/clusters/{site.cluster}"
-    try:
-        return await google.call(call("container", "GET", path))
-    except HttpError as refusal:
-        if refusal.status == 404 or is_disabled(refusal):
-            raise NotFound(
-                f"there is no cluster {site.cluster} in {site.zone} of "
-                f"{site.project}; make one with `kinetic up`"
-            ) from refusal
-        raise refusal_error(f"read the cluster {site.cluster}", refusal) from refusal
+    if (cluster := await find_cluster(google, site)) is None:
+        raise NotFound(
+            f"there is no cluster {site.cluster} in {site.zone} of {site.project}; make one with "
+            "`kinetic up`"
+        )
+    return cluster
 
 
 async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
