@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from kinetic._tasks import for_each
 from kinetic.aio.infra.namespace import Manifest, apply
@@ -92,24 +92,26 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        loaded: list[Any] = [
-            document for document in yaml.load_all(content, loader) if document is not None
-        ]
+        loaded: list[Any] = [*yaml.load_all(content, loader)]
     except yaml.YAMLError as exc:
         raise ConfigurationError(f"{name} isn't YAML: {exc}") from exc
     documents: list[Any] = []
     for document in loaded:
-        items = cast("Document", document).get("items") if isinstance(document, dict) else None
-        documents += items if isinstance(items, list) else [document]  # a List has items
+        match document:
+            case None:
+                continue
+            case {"items": list()}:  # a List
+                documents += document["items"]
+            case _:
+                documents.append(document)
     if not documents or not all(map(_is_manifest, documents)):
         raise ConfigurationError(
             f"{name} isn't a file of Kubernetes manifests; name one such as the manifests.yaml of "
             "a release"
         )
-    manifests: list[dict[str, Any]] = documents
     return tuple(
         _with_pods_ready_timeout({key: value for key, value in manifest.items() if key != "status"})
-        for manifest in manifests
+        for manifest in documents
     )
 
 
@@ -132,12 +134,11 @@ def _with_pods_ready_timeout(document: Document) -> Document:
 
 
 def _is_manifest(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    document = cast("Document", value)
-    metadata = document.get("metadata")
-    has_name = isinstance(metadata, dict) and cast("Document", metadata).get("name")
-    return bool(document.get("apiVersion") and document.get("kind") and has_name)
+    match value:
+        case {"apiVersion": str(), "kind": str(), "metadata": {"name": str()}}:
+            return True
+        case _:
+            return False
 
 
 async def plan_install(api: Api, controller: Controller) -> Change:

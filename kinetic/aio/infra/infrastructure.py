@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -453,11 +453,4 @@ class Infrastructure:
     @property
     def target(self) -> Target:
         """Return the target of jobs on this site."""
-        return resolve(
-            backend="gke",
-            project=self.site.project,
-            zone=self.site.zone,
-            cluster=self.site.cluster,
-            namespace=self.site.namespace,
-            environ=self._environ,
-        )
+        return resolve(backend="gke", environ=self._environ, **asdict(self.site))

@@ -174,18 +174,24 @@ def resource(
     body: Document,
     *,
     create_query: Query = (),
+    patched: Document | None = None,
+    patch_query: Query = (),
     **fields: Any,
 ) -> Resource:
     """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path.
 
-    *create_query* is the query of the POST request.
+    *create_query* is the query of the POST request. *patched* are fields that the request sets as
+    well, and that a PATCH request with *patch_query* repairs.
     """
     path = f"{parent}/{name}"
+    if patched is not None:
+        update = call(api, "PATCH", path, query=patch_query, body=patched)
+        fields |= {"wanted_fields": patched, "update": update}
     return Resource(
         kind=kind,
         name=name,
         read=call(api, "GET", path),
-        create=call(api, "POST", parent, query=create_query, body=body),
+        create=call(api, "POST", parent, query=create_query, body={**body, **(patched or {})}),
         remove=call(api, "DELETE", path),
         **fields,
     )

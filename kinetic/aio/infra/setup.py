@@ -124,30 +124,18 @@ def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Poli
 
 
 def _repository_resource(site: Site) -> Resource:
-    parent = f"projects/{site.project}/locations/{site.registry}/repositories"
     condition = {"tagState": "UNTAGGED", "olderThan": f"{KEEP_DAYS * 86400}s"}
     untagged = {"id": "untagged", "action": "DELETE", "condition": condition}
-    wanted_fields = {"cleanupPolicies": {"untagged": untagged}}
+    description = "kinetic container images"
     return resource(
         "repository",
         site.prefix,
         "artifactregistry",
-        parent,
-        {
-            "format": "DOCKER",
-            "description": "kinetic container images",
-            "labels": site.labels,
-            **wanted_fields,
-        },
+        f"projects/{site.project}/locations/{site.registry}/repositories",
+        {"format": "DOCKER", "description": description, "labels": site.labels},
         create_query=query(repositoryId=site.prefix),
-        wanted_fields=wanted_fields,
-        update=call(
-            "artifactregistry",
-            "PATCH",
-            f"{parent}/{site.prefix}",
-            query=query(updateMask="cleanupPolicies"),
-            body=wanted_fields,
-        ),
+        patched={"cleanupPolicies": {"untagged": untagged}},
+        patch_query=query(updateMask="cleanupPolicies"),
     )
 
 
@@ -157,13 +145,6 @@ def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
         {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": KEEP_DAYS}},
         {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
     ]
-    wanted_fields = {
-        "iamConfiguration": {
-            "uniformBucketLevelAccess": {"enabled": True},
-            "publicAccessPrevention": "enforced",
-        },
-        "lifecycle": {"rule": rules},
-    }
     return resource(
         "bucket",
         name,
@@ -174,11 +155,15 @@ def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
             "location": location,
             "labels": site.labels,
             "softDeletePolicy": {"retentionDurationSeconds": "0"},
-            **wanted_fields,
         },
         create_query=query(project=site.project),
-        wanted_fields=wanted_fields,
-        update=call("storage", "PATCH", f"b/{name}", body=wanted_fields),
+        patched={
+            "iamConfiguration": {
+                "uniformBucketLevelAccess": {"enabled": True},
+                "publicAccessPrevention": "enforced",
+            },
+            "lifecycle": {"rule": rules},
+        },
     )
 
 

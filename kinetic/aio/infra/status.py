@@ -176,10 +176,7 @@ async def survey(
         exists = None if found.problem else found.document is not None
         parts.append(Part(kind=resource.kind, name=resource.name, exists=exists))
     return Status(
-        project=site.project,
-        zone=site.zone,
-        cluster=site.cluster,
-        namespace=site.namespace,
+        **asdict(site),
         state="unknown" if problem else str(cluster.get("status", "absent")),
         version=str(cluster.get("currentMasterVersion") or ""),
         usd_per_hour=round(usd_per_hour, 4),
