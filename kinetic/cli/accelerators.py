@@ -10,7 +10,7 @@ from kinetic.cli import output
 from kinetic.cli.client import TargetOptions, json_option, run_async, with_target_options
 
 if TYPE_CHECKING:
-    from kinetic.prices import Price, Row
+    from kinetic.prices import Row
 
 COLUMNS = ("accelerator", "chips", "hosts", "memory_gb", "usd_hour", "spot_hour")
 
@@ -61,12 +61,8 @@ def _table_row(row: Row) -> dict[str, Any]:
         "hosts": accelerator.hosts,
         "machine": accelerator.machine,
         "memory_gb": row.memory_gb,
-        "usd_hour": _dollars(row.on_demand),
-        "spot_hour": _dollars(row.spot),
+        "usd_hour": row.on_demand and round(row.on_demand.usd_per_hour, 4),
+        "spot_hour": row.spot and round(row.spot.usd_per_hour, 4),
         "source": row.on_demand and row.on_demand.source,
         "date": row.on_demand and row.on_demand.date,
     }
-
-
-def _dollars(price: Price | None) -> float | None:
-    return None if price is None else round(price.usd_per_hour, 4)

@@ -149,6 +149,8 @@ def up(
     Run it again after a failure or Ctrl-C: it continues. At the end it saves a profile and makes
     it the current one.
     """
+    from dataclasses import asdict
+
     from kinetic.accelerators import parse
     from kinetic.aio.infra import Pool, check_parent, read_controller
 
@@ -176,13 +178,9 @@ def up(
     question = f"Change the project {site.project} as planned?"
     applied_site = run_async(_confirm_and_apply(site, plan, question, **flags))
     if applied_site:
-        settings = {
-            "project": applied_site.project,
-            "zone": applied_site.region if autopilot else applied_site.zone,
-            "cluster": applied_site.cluster,
-            "namespace": applied_site.namespace,
-            "store": applied_site.store,
-        }
+        settings = {**asdict(applied_site), "store": applied_site.store}
+        if autopilot:
+            settings["zone"] = applied_site.region
         save_profile(profile_name or site.cluster, settings)
 
 

@@ -99,8 +99,8 @@ def _sort_items(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any
 async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
     """List the newest jobs with their status."""
     found = await client.list_jobs(limit=None if everything else DEFAULT_ROWS + 1)
-    shown = _sort_items(found if everything else found[:DEFAULT_ROWS])
-    rows = await read_rows(shown, job_row, MAX_JOB_READS)
+    shown = found if everything else found[:DEFAULT_ROWS]
+    rows = await read_rows(_sort_items(shown), job_row, MAX_JOB_READS)
     output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="no jobs found")
     if len(found) > len(shown):
         output.note("older jobs are not shown; --all shows them")

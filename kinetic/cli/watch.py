@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 MAX_RUNNING_SHOWN, MAX_FAILURES_SHOWN = 5, 5
 """Maximum number of running items, and of failed ones, on the screen."""
 
-COMPACT_HEIGHT = 10
-"""Below this many rows the terminal shows title and bar on one line."""
-
 REFRESH_S = 1.0
 """Seconds between two drawings of the screen; minimum seconds between two JSON lines."""
 
@@ -55,11 +52,8 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     from kinetic._progress.line import compose
 
     progress = view.progress
-    if height < COMPACT_HEIGHT:
-        lines = compose(view.title, progress, width)[:1]
-    else:
-        bar = replace(progress, waiting=0, running=0, retried=0)  # the line of counts shows these
-        lines = [Text(view.title, "bold"), compose("", bar, width)[0][2:]]
+    bar = replace(progress, waiting=0, running=0, retried=0)  # the line of counts shows these
+    lines = [Text(view.title, "bold"), compose("", bar, width)[0][2:]]
     lines += map(Text, textwrap.wrap(progress.counts(), width))
     if view.max_concurrent is not None and not progress.finished:
         lines.append(Text(f"max_concurrent: {view.max_concurrent:,}"))
