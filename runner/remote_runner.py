@@ -83,12 +83,7 @@ def main() -> int:
         local, secrets, order_line = read_order(file.read())
     order = wire.Order.decode(order_line)
     os.environ.update(order.variables())
-    site = workspace.Site(
-        work=Path(local["work"]),
-        cache=Path(local["cache"]),
-        mounts=local["mounts"],
-        reusable=local["spares"],
-    )
+    site = workspace.Site.of(local)
     code: int = attempt.main(order, bytes.fromhex(secrets["key"]), local["executor"], site)
     return code
 

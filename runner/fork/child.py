@@ -62,7 +62,7 @@ def preload() -> None:
     importlib.import_module("..job.by_value", __package__).patch_multiprocessing()
     _attempt_main = importlib.import_module("..job.attempt", __package__).main
     workspace: Any = importlib.import_module("..job.workspace", __package__)
-    _make_site = workspace.Site
+    _make_site = workspace.Site.of
     workspace.has_jax()
 
 
@@ -112,13 +112,13 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
     local: dict[str, Any] = json.loads(local_line)
     is_adopted = secrets_line == _adopted_line
     secrets: dict[str, Any] = _adopted_secrets if is_adopted else json.loads(secrets_line)
-    executor, memory = local["executor"], local["memory_bytes"]
-    _mark.write(executor)
+    memory = local["memory_bytes"]
+    _mark.write(local["executor"])
     _open_log(local["log"])
     os.chdir(local["work"])
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    variables = {**local["variables"], processes.MARK: _mark.value(executor)}
+    variables = {**local["variables"], processes.MARK: _mark.value(local["executor"])}
     if local["command"]:
         message = b"\n".join((local_line, secrets_line, order_line))
         _execute(local["command"], {**secrets["environment"], **variables}, message)
@@ -127,10 +127,8 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
     order = wire.Order.decode(order_line)
     _add_to_environment({**variables, **order.variables()})
     assert _attempt_main is not None and _make_site is not None
-    site = _make_site(
-        work=local["work"], cache=local["cache"], mounts=local["mounts"], reusable=local["spares"]
-    )
-    return _attempt_main(order, bytes.fromhex(secrets["key"]), executor, site)
+    key, executor = bytes.fromhex(secrets["key"]), local["executor"]
+    return _attempt_main(order, key, executor, _make_site(local))
 
 
 def _open_log(path: str) -> None:

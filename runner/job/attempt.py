@@ -18,8 +18,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..pauses import pauses
 from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Stored
@@ -29,9 +30,6 @@ from . import opening, outputs, views, workspace
 from .opening import Opening
 from .processes import Stopped, Stopping
 from .workspace import Site
-
-if TYPE_CHECKING:
-    from ..stores.objects import Objects
 
 RESERVE_BYTES = 4 << 20
 """Size of the memory that a call frees when it fails, so that the failure can be reported."""
@@ -58,44 +56,44 @@ class Invocation:
         self._called: float | None = None
         self._outputs: outputs.Mirror | None = None
         self._memory_reserve = b""
-        self.read_ahead: Callable[[], bytes] = bytes
-        """Returns the arguments if `Opening.inputs_exist` has read them; otherwise ``b""``."""
 
-    def run(self) -> tuple[Outcome, Stored]:
+    def run(self, arguments: bytes) -> tuple[Outcome, Stored]:
         """Call the function; return the outcome, which may be an error, and its body.
 
-        The job's output files are uploaded before this returns.
+        *arguments* are empty if they weren't read yet. The job's output files are uploaded before
+        this returns.
         """
-        result = self._call_and_encode()
+        result = self._call_and_encode(arguments)
         if self._outputs is not None:
             self._outputs.finish(self._stopping, self._order.grace)
         return result
 
-    def _call_and_encode(self) -> tuple[Outcome, Stored]:
+    def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Stored]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
-        self._memory_reserve = _allocate_memory_reserve()
+        with suppress(MemoryError):
+            self._memory_reserve = bytes(RESERVE_BYTES)  # without writing to the memory
         try:
             with self._stopping.interruptible():
-                function, args, kwargs = self._prepare()
+                function, args, kwargs = self._prepare(arguments)
                 if self._order.debug_s is not None:
                     self._debug()
                 value = self._call(function, args, kwargs)
             return self._encode_value(value)
-        except Stopped as stopped:
-            self._memory_reserve = b""
-            return self._encode_stop(stopped)
         except BaseException as error:
             self._memory_reserve = b""
+            if isinstance(error, Stopped):
+                return self._encode_stop(error)
             return self._encode_failure(error)
 
-    def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _prepare(self, arguments: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Prepare the process for the call; return the function and its arguments."""
         order = self._order
         self._phase = "environment setup"
         _check_python(order.client.get("python", ""))
         if order.requirements is not None:
             self._phase = "requirements"
-            _install_requirements(order.requirements, self._objects, self._site)
+            requirements: Any = importlib.import_module(".requirements", __package__)
+            requirements.install(order.requirements, self._objects, os.fspath(self._site.work))
         self._phase = "data resolve"
         if order.data:
             views.prepare(order.data, self._objects, self._site)
@@ -105,10 +103,10 @@ class Invocation:
         workspace.prefer_jax(os.environ, order.code, self._site)
         self._join_hosts()
         function_bytes = self._read_input(order.function)
-        arguments_bytes = self.read_ahead() or self._read_input(order.arguments)
+        arguments = arguments or self._read_input(order.arguments)
         self._phase = "payload unpickle"
         function = self._load(function_bytes)
-        args, kwargs = self._load(arguments_bytes)
+        args, kwargs = self._load(arguments)
         return function, args, kwargs
 
     def _join_hosts(self) -> None:
@@ -171,10 +169,7 @@ class Invocation:
             message = f"the result cannot be pickled: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
             text = replace(text, message=message, result_repr=outcomes.result_repr(value))
-            outcome = self._outcome(
-                Kind.ERROR, text.note, reason=_failure_reason(error, self._phase)
-            )
-            return outcome, outcomes.encode_error(text, None)
+            return self._encode_error(text, _failure_reason(error, self._phase))
         outcome = self._outcome(Kind.VALUE, note_of_result(value))
         if not isinstance(stored.content, bytes):
             order = self._order
@@ -184,27 +179,26 @@ class Invocation:
 
     def _encode_failure(self, error: BaseException) -> tuple[Outcome, Stored]:
         """Return the outcome of a call or a preparation that raised *error*, and its body."""
+        # Before the call, only unpickling runs the user's code.
+        has_own = self._phase in ("execute", "payload unpickle")
+        own_frames = _own_frames(error) if has_own else 0
+        text = outcomes.error_text(error, phase=self._phase, own_frames=own_frames)
+        text = self._localize_paths(text)
+        rebuilt = None
         if self._phase == "execute":
-            text = self._localize_paths(
-                outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
-            )
             text = replace(text, traceback=text.traceback + self._hint(error, "", "\n"))
             # The caller of an owned job sees the traceback when its call raises the error.
             if not self._order.owned:
                 with suppress(Exception):  # the user's code may have closed the stream
                     sys.stderr.write(text.traceback)
+            # These would end the caller's process or generator.
+            if not isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit)):
+                rebuilt = error
         else:
-            # Before the call, only unpickling runs the user's code.
-            own_frames = _own_frames(error) if self._phase == "payload unpickle" else 0
-            text = self._localize_paths(
-                outcomes.error_text(error, phase=self._phase, own_frames=own_frames)
-            )
             message = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
             text = replace(text, message=message + self._hint(error, ". "))
         text = self._add_log(text)
-        rebuilt = error if self._phase == "execute" and not _is_exit(error) else None
-        outcome = self._outcome(Kind.ERROR, text.note, reason=_failure_reason(error, self._phase))
-        return outcome, outcomes.encode_error(text, rebuilt)
+        return self._encode_error(text, _failure_reason(error, self._phase), rebuilt)
 
     def _encode_stop(self, stopped: Stopped) -> tuple[Outcome, Stored]:
         """Return the outcome of a call that a signal ended (timeout, preemption), and its body."""
@@ -213,18 +207,18 @@ class Invocation:
         if limit is not None and called is not None:
             is_late = is_late or time.monotonic() - called >= limit
         reason = "deadline" if is_late else "preempted"
-        problem = (
-            opening.timeout_message(self._order, called is not None)
-            if is_late
-            else "was asked to stop"
-        )
-        own_frames = _own_frames(stopped)
-        text = outcomes.stop_text(
-            stopped, f"the job {problem}", phase=self._phase, own_frames=own_frames
-        )
-        text = self._localize_paths(text)
+        problem = "was asked to stop"
+        if is_late:
+            problem = opening.timeout_message(self._order, called is not None)
+        message, own_frames = f"the job {problem}", _own_frames(stopped)
+        text = outcomes.stop_text(stopped, message, phase=self._phase, own_frames=own_frames)
+        return self._encode_error(self._localize_paths(text), reason)
+
+    def _encode_error(
+        self, text: outcomes.ErrorText, reason: str, error: BaseException | None = None
+    ) -> tuple[Outcome, Stored]:
         outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
-        return outcome, outcomes.encode_error(text, None)
+        return outcome, outcomes.encode_error(text, error)
 
     def _hint(self, error: BaseException, prefix: str, suffix: str = "") -> str:
         """Return advice about *error* between *prefix* and *suffix*; empty without advice."""
@@ -257,14 +251,6 @@ class Invocation:
         )
 
 
-def _allocate_memory_reserve() -> bytes:
-    """Allocate `RESERVE_BYTES` without writing to them; return ``b""`` if memory is short."""
-    try:
-        return bytes(RESERVE_BYTES)
-    except MemoryError:
-        return b""
-
-
 async def _await_value(value: Any) -> Any:
     return await value
 
@@ -279,11 +265,6 @@ def _own_frames(error: BaseException) -> int:
             own = count
         trace = trace.tb_next
     return own
-
-
-def _is_exit(error: BaseException) -> bool:
-    """Return whether *error* is of a kind that would end the caller's process or generator."""
-    return isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit))
 
 
 def _failure_reason(error: BaseException, phase: str) -> str:
@@ -302,12 +283,6 @@ def _check_python(submitted: str) -> None:
         )
 
 
-def _install_requirements(part: Input, objects: Objects, site: workspace.Site) -> None:
-    """Install the project's requirements before its modules are imported."""
-    requirements: Any = importlib.import_module(".requirements", __package__)
-    requirements.install(part, objects, os.fspath(site.work))
-
-
 def _load_debugger() -> Any:
     return importlib.import_module(".debugger", __package__)
 
@@ -324,7 +299,8 @@ def _advice(error: BaseException, phase: str, site: workspace.Site) -> str:
         )
     if isinstance(error, KeyError) and _is_of_environ(error):
         return f"The job has no variable {error.args[0]!r}: name it in capture_env_vars= to pass it"
-    if isinstance(error, MemoryError) and (limit := _memory_limit()):
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if isinstance(error, MemoryError) and limit != resource.RLIM_INFINITY:
         return f"memory= limits the job to {limit / (1 << 20):,.0f} MiB: raise it if it needs more"
     return ""
 
@@ -335,12 +311,6 @@ def _is_of_environ(error: KeyError) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_locals.get("self") is os.environ
-
-
-def _memory_limit() -> int:
-    """Return this process's memory limit in bytes; 0 without one."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return 0 if limit == resource.RLIM_INFINITY else limit
 
 
 PATIENCE_S = 600.0
@@ -358,9 +328,7 @@ def main(order: Order, key: bytes, executor: str, site: Site) -> int:
     stopping.install()
     objects = open_store(order.store)
     invocation = Invocation(order, objects, site, stopping, executor)
-    attempt = Attempt(order, key, executor, objects, stopping, invocation.run)
-    invocation.read_ahead = attempt.read_ahead
-    return attempt.run()
+    return Attempt(order, key, executor, objects, stopping, invocation.run).run()
 
 
 class Attempt:
@@ -376,7 +344,7 @@ class Attempt:
         executor: str,
         objects: Objects,
         stopping: Stopping,
-        invoke: Callable[[], tuple[wire.Outcome, Stored]],
+        invoke: Callable[[bytes], tuple[wire.Outcome, Stored]],
     ) -> None:
         self._order = order
         self._key = key
@@ -386,19 +354,9 @@ class Attempt:
         self._invoke = invoke
         self._opening = Opening(order, key, executor, objects, trusts_claim=self.trusts_claim)
 
-    def read_ahead(self) -> bytes:
-        """Return the arguments if `Opening.inputs_exist` has read them; else empty bytes."""
-        return self._opening.arguments
-
     def run(self) -> int:
         """Take all steps and return the exit code."""
-        steps = self.steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                code: int = end.value
-                return code
+        return take_all(self.steps())
 
     def steps(self) -> Generator[str, None, int]:
         """Yield the name of each step, and take the step when the caller asks for the next name.
@@ -420,21 +378,18 @@ class Attempt:
             return self._commit(self._cancelled_outcome("not started"), Stored(b"", "", 0))
         yield "run"
         own_pid = os.getpid()
-        outcome, body = self._invoke()
+        outcome, body = self._invoke(self._opening.arguments)
         if os.getpid() != own_pid:
             os._exit(0)  # the user's code forked, and the fork returned here: don't commit
         yield "commit"
-        if (
-            self._stopping.requested
-            and outcome.kind is not wire.Kind.VALUE
-            and self._is_cancelling()
-        ):
-            outcome = self._cancelled_outcome("cancelled")
-        return self._commit(outcome, body)
+        return self._commit(self._outcome_under_stop(outcome), body)
 
-    def _is_cancelling(self) -> bool:
-        """Return whether a stop of the item came while this attempt was open."""
-        return self._opening.item_from_listing().state is wire.ItemState.CANCELLING
+    def _outcome_under_stop(self, outcome: wire.Outcome) -> wire.Outcome:
+        """Return `CANCELLED` in place of a failure if a stop of the item ended this attempt."""
+        if not self._stopping.requested or outcome.kind is wire.Kind.VALUE:
+            return outcome
+        is_cancelling = self._opening.item_from_listing().state is wire.ItemState.CANCELLING
+        return self._cancelled_outcome("cancelled") if is_cancelling else outcome
 
     def _cancelled_outcome(self, phase: str) -> wire.Outcome:
         return wire.Outcome(
@@ -448,53 +403,50 @@ class Attempt:
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
         """Create the outcome, and before it the object of a large value; return the exit code."""
-        was_called = outcome.reason != "setup" or outcome.phase == "commit"
+        order, name = self._order, self._order.part_name("outcome")
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
-                self._create(outcome.value[0], body.content, was_called=was_called, consume=True)
+                self._create(outcome.value[0], body.content, {}, consume=True)
                 content = frames.pack([])
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
             known_digest = body.digest if content is body.content else ""
             outcome = outcome._replace(body=known_digest or outcomes.digest(content))
-            attempt_id = (self._order.scope, self._order.index, self._order.attempt)
-            metadata = outcome.signed(self._key, *attempt_id)
-            created = self._create(self._name("outcome"), content, metadata, was_called=was_called)
+            metadata = outcome.signed(self._key, order.scope, order.index, order.attempt)
+            created = self._create(name, content, metadata)
         except OSError as exc:
             return self._on_commit_error(outcome, exc)
         if not created:
-            print("kinetic: another process closed this attempt", file=sys.stderr)
+            _log("another process closed this attempt")
         return self._exit_code(outcome, metadata if created else None, content)
 
     def _create(
         self,
         name: str,
         content: bytes | Path,
-        metadata: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str],
         *,
-        was_called: bool,
         consume: bool = False,
     ) -> bool:
         """Create an object; return False if it exists.
 
         If the disk is full, retry for a minute, so that the user can free space. Don't retry if the
-        object is larger than the disk. Don't retry either if the function wasn't called, because
-        no work would be lost then.
+        object is larger than the disk.
         """
         deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
         while True:
             try:
                 return self._objects.create(name, content, metadata, consume=consume)
             except OSError as exc:
-                gives_up = not was_called or time.monotonic() > deadline or self._stopping.requested
-                if (
-                    exc.errno not in DISK_FULL_ERRNOS
-                    or gives_up
-                    or not _can_hold(exc.filename or "/", content)
-                ):
+                gives_up = time.monotonic() > deadline or self._stopping.requested
+                is_full = exc.errno in DISK_FULL_ERRNOS and _can_hold(exc.filename or "/", content)
+                if gives_up or not is_full:
                     raise
                 if not warned:
-                    _report_full_disk(exc)
+                    _log(
+                        f"the job has ended, but its result can't be written ({exc}); free some "
+                        f"space: kinetic retries for {DISK_FULL_RETRY_S:.0f} s"
+                    )
                 warned = True
                 time.sleep(DISK_FULL_PAUSE_S)
 
@@ -506,8 +458,7 @@ class Attempt:
 
     def _on_commit_error(self, outcome: wire.Outcome, exc: OSError) -> int:
         """Log *exc*, and replace a value that can't be stored by an error; return the exit code."""
-        with suppress(OSError):  # the log may be on the disk that failed
-            print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
+        _log(f"can't write the outcome: {exc}")
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_UNCOMMITTED
         text = outcomes.error_text(exc, phase="commit")
@@ -528,26 +479,32 @@ class Attempt:
         """
         if self._opening.is_void():
             return wire.EXIT_FINAL
-        waited, pause = 0.0, 10.0
-        while waited < PATIENCE_S and not self._stopping.requested:
+        for pause in pauses(10.0, 60.0, PATIENCE_S):
+            if self._stopping.requested:
+                break
             try:
-                metadata = self._objects.stat(self._name("outcome")).metadata
+                metadata = self._objects.stat(self._order.part_name("outcome")).metadata
             except KeyError:
                 time.sleep(pause)
-                waited, pause = waited + pause, min(60.0, pause * 1.5)
                 continue
             attempt_id = (self._order.scope, self._order.index, self._order.attempt)
             try:
                 outcome = wire.Outcome.verified(metadata, self._key, *attempt_id)
             except ValueError as exc:
-                print(f"kinetic: {exc}", file=sys.stderr)
+                _log(str(exc))
                 break
             return self._exit_code(outcome, None, b"")
         return wire.EXIT_FINAL
 
-    def _name(self, part: str) -> str:
-        order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, part)
+
+def take_all(steps: Generator[str, None, int]) -> int:
+    """Take the remaining *steps* of an attempt, and return the exit code."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            code: int = end.value
+            return code
 
 
 def _can_hold(path: str, content: bytes | Path) -> bool:
@@ -557,11 +514,6 @@ def _can_hold(path: str, content: bytes | Path) -> bool:
     return size < disk.f_blocks * disk.f_frsize
 
 
-def _report_full_disk(exc: OSError) -> None:
+def _log(message: str) -> None:
     with suppress(OSError):  # the log may be on the disk that failed
-        print(
-            f"kinetic: the job has ended, but its result can't be written ({exc}); free some "
-            f"space: kinetic retries for {DISK_FULL_RETRY_S:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"kinetic: {message}", file=sys.stderr, flush=True)

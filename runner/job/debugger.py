@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
     from .workspace import Site
 
-CHECK_PAUSE_S = 1.0
-"""Seconds between checks whether a debugger has attached to another host."""
-
 LOOPBACK = "127.0.0.1"
 ATTACHED = "debug-begun"
 """The object by which a host tells the others that a debugger is attached to it."""
@@ -58,7 +55,7 @@ class DebuggerWait:
         self._debugpy = _load_debugpy(self._site)
         _, port = self._debugpy.listen((LOOPBACK, 0))
         sys.breakpointhook = self._debugpy.breakpoint
-        name = self._name(wire.debugger_mark(self._host))
+        name = self._order.part_name(wire.debugger_mark(self._host))
         metadata = {"port": str(port), "root": self._root, "project": self._order.root}
         if not self._objects.create(name, b"", metadata):
             self._objects.delete([name])  # an earlier process of the attempt has left the object
@@ -80,14 +77,14 @@ class DebuggerWait:
         if self._give_up_message:
             _log(self._give_up_message)
         elif self._hosts > 1:
-            self._objects.create(self._name(ATTACHED), b"")
+            self._objects.create(self._order.part_name(ATTACHED), b"")
 
     def _limit_wait(self) -> None:
         """End the wait at its time limit, or when a debugger has attached to another host."""
         end = time.monotonic() + (self._order.debug_s or 0.0)
-        attached = self._name(ATTACHED)
+        attached = self._order.part_name(ATTACHED)
         while (left := end - time.monotonic()) > 0:
-            if self._finished.wait(min(left, CHECK_PAUSE_S)):
+            if self._finished.wait(min(left, 1.0)):
                 return
             if self._hosts > 1 and self._exists(attached):
                 self._give_up_message = (
@@ -110,10 +107,6 @@ class DebuggerWait:
         except OSError as exc:
             _log(str(exc))
             return False
-
-    def _name(self, part: str) -> str:
-        order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, part)
 
 
 def load(content: bytes, order: wire.Order, site: Site) -> Any:

@@ -53,7 +53,7 @@ class Opening:
     def claim(self) -> bool:
         """Create the claim; return False if another process has claimed the attempt."""
         metadata = wire.claim_metadata(self._executor, self._order.fence)
-        name = self._name("claim")
+        name = self._order.part_name("claim")
         self._made_claim = self._objects.create(name, b"", metadata)
         return self._made_claim or self._read_claimant() == self._executor
 
@@ -65,15 +65,11 @@ class Opening:
             return False  # a cleanup has removed the claim
 
     def _read_claimant(self) -> str | None:
-        return self._objects.stat(self._name("claim")).metadata.get("executor")
+        return self._objects.stat(self._order.part_name("claim")).metadata.get("executor")
 
     def withdraw(self) -> None:
         """Delete the claim."""
-        self._objects.delete([self._name("claim")])
-
-    def current_item(self) -> wire.Item:
-        """Return the state of the attempt's item, by as few requests to the store as possible."""
-        return self._open_first_item() or self.item_from_listing()
+        self._objects.delete([self._order.part_name("claim")])
 
     def item_from_listing(self) -> wire.Item:
         """Return the state of the item from a listing of all its attempts."""
@@ -88,7 +84,7 @@ class Opening:
 
     def may_run(self) -> bool:
         """Return whether the item waits for exactly this attempt; call it after `claim`."""
-        item = self.current_item()
+        item = self._open_first_item() or self.item_from_listing()
         return (item.state, item.attempt) == (wire.ItemState.OPEN, self._order.attempt)
 
     def inputs_exist(self) -> bool:
@@ -109,9 +105,9 @@ class Opening:
         if self._order.attempt != 1:
             return None
         known_open = self._trusts_claim and self._made_claim
-        if not known_open and self._objects.exists(self._name("outcome")):
+        if not known_open and self._objects.exists(self._order.part_name("outcome")):
             return None
-        if self._objects.holds(f"{self._order.scope}control"):
+        if self._objects.list(f"{self._order.scope}control/"):
             return None
         return wire.Item(wire.ItemState.OPEN, 1)
 
@@ -127,10 +123,6 @@ class Opening:
             )
             for slot in self._objects.list(f"{scope}control/")
         ]
-
-    def _name(self, part: str) -> str:
-        order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, part)
 
 
 def read_input(objects: Objects, part: wire.Input) -> bytes:

@@ -216,10 +216,6 @@ class Mark:
             _memmove(self._address, executor.encode(), len(NOBODY))
 
 
-CONNECT_TIMEOUT_S = 1.0
-"""Timeout of the connection to the supervisor."""
-
-
 def report_exit() -> None:
     """Tell the supervisor that this job has stored its outcome, and that its process will exit.
 
@@ -240,7 +236,7 @@ def report_exit() -> None:
         # A socket's path may have about 100 bytes, and a home directory's path may be longer.
         path = f"/proc/self/fd/{folder}" if LINUX else directory
         with socket.socket(socket.AF_UNIX) as supervisor:
-            supervisor.settimeout(CONNECT_TIMEOUT_S)
+            supervisor.settimeout(1.0)
             supervisor.connect(f"{path}/socket")
             supervisor.sendall(struct.pack("<II", len(header), 0) + header)
     finally:

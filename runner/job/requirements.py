@@ -16,8 +16,6 @@ from .opening import read_input
 if TYPE_CHECKING:
     from ..stores.objects import Objects
 
-LINES_IN_ERROR = 30
-
 
 def install(part: wire.Input, objects: Objects, folder: str) -> None:
     """Install the requirements file *part* for this interpreter; *folder* is for scratch files.
@@ -58,7 +56,7 @@ def _install(subject: str, *arguments: str) -> None:
         errors="replace",
     ) as process:
         assert process.stdout is not None
-        lines: deque[str] = deque(maxlen=LINES_IN_ERROR)
+        lines: deque[str] = deque(maxlen=30)
         try:
             for line in process.stdout:
                 sys.stderr.write(line)

@@ -117,10 +117,7 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
         if _restore(root, known["folders"], known["files"], fill):
             write_record(work, digest)
         return True
-    except (
-        OSError,
-        ValueError,
-    ):  # this user can't remove the job's files, or the record is damaged
+    except (OSError, ValueError):  # kinetic can't remove the job's files, or the record is damaged
         with contextlib.suppress(OSError):
             os.unlink(record)
         with contextlib.suppress(FileNotFoundError):
@@ -150,7 +147,9 @@ def _restore(
                 name = f"{folder}/{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     if name not in folders:
-                        _remove(entry.path)
+                        import shutil  # it maps compression libraries, which forks would inherit
+
+                        shutil.rmtree(entry.path)
                 elif files.get(name) == _file_state(entry.stat(follow_symlinks=False)):
                     del missing[name]
                 else:
@@ -160,21 +159,9 @@ def _restore(
     return bool(missing)
 
 
-def _remove(folder: str) -> None:
-    import shutil  # it maps compression libraries, which every fork would inherit
-
-    shutil.rmtree(folder)
-
-
 def _file_state(status: os.stat_result) -> list[int]:
     """Return the fields that tell one state of a file from another; the last is its ``ctime``."""
-    return [
-        status.st_ino,
-        status.st_mode,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    ]
+    return [status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _wait_past(moment: int, path: str) -> bool:

@@ -12,13 +12,14 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.private import make_folder
 from . import namespace, spares, time_limit
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
 
 READ_AT_ONCE = 1 << 18
 MIB = 1 << 20
-COPY_UNSUPPORTED = {
-    errno.EXDEV,
-    errno.EINVAL,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.EPERM,
-    errno.EBADF,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +254,12 @@ def _copy_content(source_fd: int, target_fd: int) -> int:
             while count := os.copy_file_range(source_fd, target_fd, 1 << 30):
                 size += count
             return size
-        except OSError as exc:
-            if exc.errno not in COPY_UNSUPPORTED or size:
-                raise
-    while content := os.read(source_fd, MIB):
-        view = memoryview(content)
-        while view.nbytes:
-            view = view[os.write(target_fd, view) :]
-        size += len(content)
+        except OSError:
+            if size:
+                raise  # otherwise these file systems may not support the call
+    with open(source_fd, "rb", closefd=False) as source, open(target_fd, "wb", closefd=False) as to:
+        while content := source.read(MIB):
+            size += to.write(content)
     return size
 
 
@@ -276,9 +267,6 @@ def _discard(folder: str) -> None:
     import shutil  # it maps compression libraries, which every fork would inherit
 
     shutil.rmtree(folder, ignore_errors=True)
-
-
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +288,12 @@ class Site:
     log: Callable[[], str] | None = None
     on_call: Callable[[], None] | None = None
     reusable: bool = False
+
+    @classmethod
+    def of(cls, local: Mapping[str, Any]) -> Site:
+        """Return the site of a local job, from the first line of its message."""
+        work, cache = local["work"], local["cache"]
+        return cls(work=work, cache=cache, mounts=local["mounts"], reusable=local["spares"])
 
     def report_call(self) -> None:
         """Report that the function is called now, which starts the timeout."""
@@ -341,7 +335,9 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
 
 
 def _project_tree(code: Code, objects: Objects, site: Site) -> Tree:
-    folder = _cache_folder(code, site)
+    if not re.fullmatch("[0-9a-f]{64}", code.digest):
+        raise ValueError(f"{code.digest!r} isn't a SHA-256")
+    folder = os.path.join(site.cache, "code", code.digest)
     return shared_tree(folder, lambda target: _unpack(code, objects, folder, target))
 
 
@@ -365,8 +361,13 @@ def _enter_workspace(code: Code | None, root: str) -> None:
 
 
 def prefer_jax(environment: MutableMapping[str, str], code: Code | None, site: Site) -> None:
-    """Set Keras's backend to JAX if the job can import JAX and no backend is set."""
-    if "KERAS_BACKEND" not in environment and (has_jax() or _brings_jax(code, site)):
+    """Set Keras's backend to JAX if no backend is set, and JAX is installed or in the project."""
+    if "KERAS_BACKEND" in environment:
+        return
+    entries = () if code is None else code.sys_path
+    folders = [_path_within(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
+    in_project = [f"{folder}/{name}" for folder in folders for name in ("jax", "jax.py")]
+    if has_jax() or any(map(os.path.exists, in_project)):
         environment["KERAS_BACKEND"] = "jax"
 
 
@@ -376,26 +377,12 @@ def has_jax() -> bool:
     return PathFinder.find_spec("jax") is not None
 
 
-def _brings_jax(code: Code | None, site: Site) -> bool:
-    """Return whether the project itself contains a module ``jax`` that its jobs import."""
-    entries = () if code is None else code.sys_path
-    folders = [_path_within(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
-    names = ("jax", "jax.py")
-    return any(os.path.exists(f"{folder}/{name}") for folder in folders for name in names)
-
-
-def _cache_folder(code: Code, site: Site) -> str:
-    return os.path.join(site.cache, "code", _checked_digest(code.digest))
-
-
 def _unpack(code: Code, objects: Objects, folder: str, target: str) -> Weight:
-    """Unpack the project's archive into *target*; a downloaded archive goes to *folder* first."""
+    """Fetch the project's archive into *folder*, and unpack it into *target*."""
+    archive = Path(folder, "archive")
+    archive.unlink(missing_ok=True)
     try:
-        archive = objects.path(code.name)
-        if archive is None:
-            archive = Path(folder, "archive")
-            archive.unlink(missing_ok=True)
-            objects.fetch(code.name, archive)
+        objects.fetch(code.name, archive)
     except KeyError:
         message = (
             f"the project's archive {code.name} is no longer in the store; submit the job again"
@@ -409,8 +396,7 @@ def _unpack(code: Code, objects: Objects, folder: str, target: str) -> Weight:
 
         with zipfile.ZipFile(file) as members:
             weight = _extract(members, target)
-    if archive.parent == Path(folder):
-        archive.unlink()
+    archive.unlink()
     return weight
 
 
@@ -439,7 +425,7 @@ def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str
     # O_EXCL, because a member must not overwrite an earlier member, or follow its link.
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, members.open(member) as content:
-        while chunk := content.read(CHUNK_BYTES):
+        while chunk := content.read(MIB):
             file.write(chunk)
         os.fchmod(fd, mode)
         return file.tell()
@@ -456,9 +442,3 @@ def _path_within(root: str, relative: str) -> str:
     if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
         raise ValueError(f"{relative!r} is not a path inside the workspace")
     return f"{root}/{relative}"
-
-
-def _checked_digest(digest: str) -> str:
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise ValueError(f"{digest!r} isn't a SHA-256")
-    return digest

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ..job.attempt import Attempt
 from ..job.opening import Opening, timeout_message
@@ -21,27 +20,13 @@ from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.spool import Stored
 from ..stores.objects import Objects
-from .guard import ProcessEnd
+from .guard import Guard, last_lines
 
 OOM_EVENTS = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
 )
 """Where the kernel counts the processes that it killed for lack of memory, in cgroups v2 and v1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarts:
-    """How often Kubernetes has restarted the job, by cause, and the file for the receipt if any."""
-
-    failures: int = 0
-    disruptions: int = 0
-    receipt: str = ""
-
-    @property
-    def total(self) -> int:
-        """The number of pods before this one."""
-        return self.failures + self.disruptions
 
 
 class PodAttempt(Attempt):
@@ -61,14 +46,12 @@ class PodAttempt(Attempt):
 
         Otherwise commit the failure. Returns the exit code.
         """
-        outcome, body = self._invoke()
+        outcome, body = self._invoke(self._opening.arguments)
         if outcome.kind is wire.Kind.VALUE:
             store_log(self._order, self._key, self.host, self.output(), self._objects)
             self._objects.create(done_name, b"")
             return wire.EXIT_VALUE
-        if self._stopping.requested and self._is_cancelling():
-            outcome = self._cancelled_outcome("cancelled")
-        return self._commit(outcome, body)
+        return self._commit(self._outcome_under_stop(outcome), body)
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
         store_log(self._order, self._key, self.host, self.output(), self._objects)
@@ -142,13 +125,13 @@ def _write_receipt(
 
 
 def close_earlier(
-    order: wire.Order, key: bytes, first: int, restarts: Restarts, objects: Objects
+    order: wire.Order, key: bytes, first: int, disruptions: int, objects: Objects
 ) -> None:
     """Store a failure as the outcome of each earlier attempt from *first* on that has none.
 
     The controller starts a pod only after the pod before it has ended, so these attempts are over.
-    The controller counts the pods that a disruption ended, but doesn't name them. So the earliest
-    of these attempts become "preempted" until the count is used up, and the others "lost".
+    The controller counts the *disruptions* that ended pods, but doesn't name these pods. So the
+    earliest of these attempts become "preempted" until the count is used up, and the others "lost".
 
     Raises:
         OSError: The store doesn't answer.
@@ -166,7 +149,7 @@ def close_earlier(
         attempt = known.get(number, wire.Attempt())
         if attempt.outcome is not None:
             continue
-        preempted = disrupted < restarts.disruptions
+        preempted = disrupted < disruptions
         disrupted += preempted
         cause = "its pod was evicted or its node removed" if preempted else "its pod ended"
         message = f"the job ended without an outcome: {cause}; Kubernetes restarted it"
@@ -217,18 +200,16 @@ def close_restarted(
 # --- a job that died without an outcome -----------------------------------------------------
 
 
-def death_of(process_end: ProcessEnd, order: wire.Order, *, out_of_memory: bool) -> Death:
+def death_of(guard: Guard, order: wire.Order, *, out_of_memory: bool) -> Death:
     """Describe how the process ended; *out_of_memory* says that it exceeded its memory limit."""
-    status = process_end.status
-    if process_end.killed and process_end.out_of_time:
-        message = f"{timeout_message(order, process_end.called)}, and did not end when asked to"
+    status = guard.status
+    if guard.killed and guard.out_of_time:
+        message = f"{timeout_message(order, guard.called)}, and did not end when asked to"
         return Death(
             message=f"the job {message}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
         )
-    if process_end.stopped and (process_end.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
-        message = "the job was asked to stop" + (
-            " and did not end in time" if process_end.killed else ""
-        )
+    if guard.stopped and (guard.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
+        message = "the job was asked to stop" + (" and did not end in time" if guard.killed else "")
         return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
     if out_of_memory:
         message = "the job's process was killed: it exceeded its pod's memory limit"
@@ -258,7 +239,7 @@ def close_dead(
     key: bytes,
     executor: str,
     death: Death,
-    process_end: ProcessEnd,
+    guard: Guard,
     host: int,
     receipt: str,
     objects: Objects,
@@ -271,9 +252,10 @@ def close_dead(
         if not opening.inputs_exist():
             opening.withdraw()  # a cleanup has removed the inputs
             return wire.EXIT_FINAL
-        store_log(order, key, host, process_end.output, objects)
+        store_log(order, key, host, guard.output(), objects)
+        log = last_lines(guard.output())
         outcome, metadata, content = _close(
-            order, key, order.attempt, executor, death, objects, process_end.log
+            order, key, order.attempt, executor, death, objects, log
         )
     except OSError as exc:
         print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)

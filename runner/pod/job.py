@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from .. import remote_runner
 from ..job import by_value, processes
-from ..job.attempt import Invocation
+from ..job.attempt import Invocation, take_all
 from ..job.opening import Opening
 from ..job.processes import Stopped
 from ..job.workspace import Site
@@ -28,20 +28,11 @@ from ..pauses import pauses
 from ..protocol import outcomes, wire
 from ..protocol.spool import Stored
 from ..stores.objects import Objects, open_store
-from .attempt import PodAttempt, Restarts, close_earlier, close_restarted, exit_code_for
-from .guard import Channel
+from .attempt import PodAttempt, close_earlier, close_restarted, exit_code_for
+from .guard import Channel, last_lines
 
 PORT = 8476
 """JAX's port on the first host, unless its address names a port."""
-
-JOIN_S = 600
-"""How long, in seconds, JAX waits for the other hosts."""
-
-CLAIM_S = 600.0
-"""How long, in seconds, a host waits for the first host's claim."""
-
-CHECK_PAUSE_S = 5.0
-"""The longest pause, in seconds, between two checks for an outcome of another host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +95,7 @@ class Hosts:
             coordinator_address=self.coordinator,
             num_processes=self.count,
             process_id=self.index,
-            initialization_timeout=JOIN_S,
+            initialization_timeout=600,
             **bind,
         )
 
@@ -115,13 +106,13 @@ class HostCall(Invocation):
     hosts: Hosts
     watch: Watch
 
-    def run_watched(self) -> tuple[wire.Outcome, Stored]:
+    def run_watched(self, arguments: bytes) -> tuple[wire.Outcome, Stored]:
         """Make the call; during it, watch whether another host ends the attempt.
 
         The first host waits for the success of all others before it returns its value.
         """
         try:
-            outcome, body = self.run()
+            outcome, body = self.run(arguments)
             if outcome.kind is wire.Kind.VALUE and self.hosts.is_first:
                 self._phase = "waiting for the other hosts"
                 waits = pauses(0.05, 1.0)
@@ -158,8 +149,7 @@ class Watch:
     """
 
     def __init__(self, order: wire.Order, objects: Objects, on_end: Callable[[], None]) -> None:
-        self._attempt_id = (order.scope, order.index, order.attempt)
-        self._outcome_name = wire.attempt_key(*self._attempt_id, "outcome")
+        self._order = order
         self._objects = objects
         self._on_end = on_end
         self._finished = threading.Event()
@@ -170,7 +160,7 @@ class Watch:
 
     def all_done(self, count: int) -> bool:
         """Return whether every host but the first has succeeded."""
-        names = [wire.attempt_key(*self._attempt_id, host_done(index)) for index in range(1, count)]
+        names = [self._order.part_name(host_done(index)) for index in range(1, count)]
         return len(self._objects.look_up(names)) == len(names)
 
     def stop(self) -> None:
@@ -178,11 +168,11 @@ class Watch:
         self._finished.set()
 
     def _check_regularly(self) -> None:
-        for pause in pauses(0.5, CHECK_PAUSE_S):
+        for pause in pauses(0.5, longest_s=5.0):
             if self._finished.wait(pause):
                 return
             try:
-                is_closed = self._objects.exists(self._outcome_name)
+                is_closed = self._objects.exists(self._order.part_name("outcome"))
             except OSError as exc:
                 print(f"kinetic: {exc}", file=sys.stderr)
                 continue
@@ -198,9 +188,9 @@ def host_done(index: int) -> str:
     return f"host-{index}.done"
 
 
-def wait_for_claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
-    """Wait for the claim *name*, and return its executor; empty after *patience* seconds."""
-    for pause in pauses(0.1, 2.0, patience):
+def wait_for_claimant(name: str, objects: Objects, patience_s: float = 600.0) -> str:
+    """Wait for the claim *name*, and return its executor; empty after *patience_s*."""
+    for pause in pauses(0.1, 2.0, patience_s):
         with contextlib.suppress(KeyError):
             return objects.stat(name).metadata.get("executor", "")
         time.sleep(pause)
@@ -217,15 +207,17 @@ RUNNER_VARIABLES = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", 
 class Pod:
     """The environment of a pod: its order, with this attempt's number, and its key.
 
-    ``first`` is the number of the attempt that the job's first pod made. ``group`` is the
-    name of the LeaderWorkerSet that the pod belongs to, or empty.
+    ``first`` is the number of the attempt that the job's first pod made, and ``disruptions`` is how
+    many pods before this one a disruption has ended. ``receipt`` is the file for the receipt, and
+    ``group`` the name of the LeaderWorkerSet that the pod belongs to; each may be empty.
     """
 
     order: wire.Order
     key: bytes
     executor: str
     first: int
-    restarts: Restarts
+    disruptions: int
+    receipt: str
     hosts: Hosts | None = None
     group: str = ""
 
@@ -247,17 +239,15 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
     if not executor:
         raise ValueError("KINETIC_POD_UID is not set, so the attempt cannot be claimed")
     receipt = environ.get("KINETIC_TERMINATION_LOG", TERMINATION_LOG)
-    restarts = Restarts(
-        failures=int(environ.get("KINETIC_FAILURES") or 0),
-        disruptions=int(environ.get("KINETIC_DISRUPTIONS") or 0),
-        receipt=receipt if os.path.exists(receipt) else "",
-    )
+    failures = int(environ.get("KINETIC_FAILURES") or 0)
+    disruptions = int(environ.get("KINETIC_DISRUPTIONS") or 0)
     return Pod(
-        order=replace(order, attempt=order.attempt + restarts.total),
+        order=replace(order, attempt=order.attempt + failures + disruptions),
         key=Path(environ.get("KINETIC_KEY_FILE", KEY_FILE)).read_bytes(),
         executor=executor,
         first=order.attempt,
-        restarts=restarts,
+        disruptions=disruptions,
+        receipt=receipt if os.path.exists(receipt) else "",
         hosts=Hosts.of(environ),
         group=environ.get("KINETIC_LWS", ""),
     )
@@ -309,7 +299,7 @@ class _Job:
             cache=os.path.join(folder, "cache"),
             mounts=False,
             exclusive=True,
-            log=self._last_lines,
+            log=lambda: last_lines(self._output()),
             on_call=channel.report_call,
         )
 
@@ -332,7 +322,7 @@ class _Job:
         hosts, executor = self._pod.hosts, self._pod.executor
         if hosts is None:
             return self._claim(Invocation)
-        claim = self._name("claim")
+        claim = self._order.part_name("claim")
         if not hosts.is_first:
             return functools.partial(
                 self._run_on_other_host, hosts, wait_for_claimant(claim, self._objects)
@@ -344,20 +334,11 @@ class _Job:
     def _claim(self, kind: type[Invocation]) -> Callable[[], int]:
         """Close earlier attempts and claim this one; return a function for the remaining steps."""
         pod = self._pod
-        close_earlier(self._order, pod.key, pod.first, pod.restarts, self._objects)
+        close_earlier(self._order, pod.key, pod.first, pod.disruptions, self._objects)
         steps = self._make_attempt(kind, pod.executor).steps()
         for _ in ("claim", "check"):
             next(steps)
-
-        def take_remaining_steps() -> int:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    code: int = end.value
-                    return code
-
-        return take_remaining_steps
+        return functools.partial(take_all, steps)
 
     def _run_on_other_host(self, hosts: Hosts, executor: str) -> int:
         """Run the job on a host other than the first; return the exit code.
@@ -367,12 +348,12 @@ class _Job:
         if not executor:
             print("kinetic: the first host did not claim the attempt in time", file=sys.stderr)
             return wire.EXIT_RETRY
-        if executor == wire.VOID or self._objects.exists(self._name("outcome")):
+        if executor == wire.VOID or self._objects.exists(self._order.part_name("outcome")):
             return self._exit_code(executor)
         metadata = {"executor": self._pod.executor}
-        if not self._objects.create(self._name(f"host-{hosts.index}"), b"", metadata):
+        if not self._objects.create(self._order.part_name(f"host-{hosts.index}"), b"", metadata):
             return self._close_restarted(hosts, executor)
-        done_name = self._name(host_done(hosts.index))
+        done_name = self._order.part_name(host_done(hosts.index))
         return self._make_attempt(HostCall, executor).run_on_other_host(done_name)
 
     def _close_restarted(self, hosts: Hosts, executor: str) -> int:
@@ -395,21 +376,12 @@ class _Job:
             )
             invoke = call.run_watched
         attempt = PodAttempt(self._order, pod.key, executor, self._objects, self._stopping, invoke)
-        attempt.receipt, attempt.host = pod.restarts.receipt, pod.host
+        attempt.receipt, attempt.host = pod.receipt, pod.host
         attempt.output = self._output
-        call.read_ahead = attempt.read_ahead
         return attempt
 
     def _exit_code(self, executor: str) -> int:
         return exit_code_for(Opening(self._order, self._pod.key, executor, self._objects))
-
-    def _name(self, part: str) -> str:
-        order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, part)
-
-    def _last_lines(self) -> str:
-        _flush()
-        return self._channel.last_lines()
 
     def _output(self) -> bytes:
         _flush()

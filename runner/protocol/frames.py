@@ -93,13 +93,10 @@ def footer_of(data: bytes | bytearray | memoryview) -> bytes:
         FramesError: As `unpack`.
     """
     view = memoryview(data).cast("B")
-    if view.nbytes < TAIL.size:
-        raise FramesError(f"{view.nbytes} bytes are too few for a container")
-    length, magic = TAIL.unpack_from(view, view.nbytes - TAIL.size)
-    body = view.nbytes - TAIL.size - length
-    if magic != MAGIC or body < 0:
+    body = view.nbytes - footer_length(bytes(view[-TAIL.size :]))
+    if body < 0:
         raise FramesError("the container's end is missing or damaged")
-    return bytes(view[body : body + length])
+    return bytes(view[body : -TAIL.size])
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Frames:

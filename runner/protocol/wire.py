@@ -11,13 +11,12 @@ import bisect
 import hmac
 import json
 import math
-import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from . import notes, signing
 from .frames import MALFORMED
@@ -92,9 +91,6 @@ EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
 Only pods exit with 43, for Kubernetes. A local job that ends by itself exits with 0 or 42, even if
 another process closed its attempt: the submitter decides by the outcome alone.
 """
-
-START_ALLOWANCE_S = 3600.0
-"""How long a job may take until its function is called, for data and packages."""
 
 EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
 """The runner could not prepare the job, or could not write its outcome; the log says why.
@@ -284,7 +280,7 @@ class Order:
         Raises:
             ValueError: *text* is garbled, or of another version.
         """
-        fields: Any = _decode(text if isinstance(text, str) else text.decode())[0]
+        fields: Any = json.loads(text)
         try:
             check_version(fields.get("version"), "the job")
             known = _known_fields(cls, fields)
@@ -298,6 +294,10 @@ class Order:
             return cls(**known)
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"the order is incomplete or garbled: {exc!r}") from exc
+
+    def part_name(self, part: str) -> str:
+        """Return the name of the attempt's ``claim``, ``outcome``, or another part."""
+        return attempt_key(self.scope, self.index, self.attempt, part)
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that tell the function which job this is."""
@@ -327,12 +327,14 @@ def _known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_as_dict).encode
-_decode = json.JSONDecoder().raw_decode
 
 
 def start_allowance(debug_s: float | None) -> float:
-    """Return how many seconds a job may take until its function is called."""
-    return START_ALLOWANCE_S + (debug_s or 0.0)
+    """Return how many seconds a job may take until its function is called.
+
+    An hour is for data and packages.
+    """
+    return 3600.0 + (debug_s or 0.0)
 
 
 # --- the inputs --------------------------------------------------------------------------
@@ -447,23 +449,16 @@ class Outcome(NamedTuple):
             ValueError: *header* is damaged.
         """
         try:
-            fields, end = _decode(header)
-            if end != len(header):
-                raise ValueError("it has text after its end")
-            known = _DEFAULTS | fields  # unknown fields are left out below
-            known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
-            if known["value"]:
+            fields = json.loads(header)
+            known = {name: fields[name] for name in cls._fields if name in fields}
+            known["kind"] = Kind(known["kind"])
+            if known.get("value"):
                 known["value"] = tuple(known["value"])
-            if known["note"] is not None:
+            if known.get("note") is not None:
                 known["note"] = notes.read(known["note"])
-            return cls._make(_field_values(known))
+            return cls(**known)
         except MALFORMED as exc:
             raise ValueError(f"the header of an outcome is damaged: {exc}") from exc
-
-
-_KINDS = {kind.value: kind for kind in Kind}
-_DEFAULTS = dict(Outcome._field_defaults)
-_field_values = cast(Callable[[Mapping[str, Any]], Any], operator.itemgetter(*Outcome._fields))
 
 
 # --- the one rule --------------------------------------------------------------------------

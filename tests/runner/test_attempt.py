@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -13,13 +12,8 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner.job.attempt import Attempt
-from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import pickles, wire
-from kinetic._runner.protocol.spool import Stored
-from kinetic._runner.protocol.wire import Kind, Outcome
-from kinetic._runner.stores.directory import DirectoryObjects
-from tests.orders import NOTHING, order_of
+from kinetic._runner.protocol.wire import Kind
 from tests.runner.calls import KEY
 
 
@@ -282,27 +276,3 @@ def test_pickles_of_values_are_writable_arrays() -> None:
     array = pickles.load(pickles.dumps(numpy.zeros(100_000)))
     array[0] = 1.0
     assert array.flags.writeable
-
-
-class FullDisk(DirectoryObjects):
-    """A store without space for an outcome; it fails the test on a second try."""
-
-    tried = False
-
-    def create(self, name: str, *content: Any, **options: Any) -> bool:
-        if not name.endswith(".outcome"):
-            return super().create(name, *content, **options)
-        assert not self.tried
-        self.tried = True
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
-
-
-def test_a_job_whose_setup_failed_does_not_wait_for_space(tmp_path: Path) -> None:
-    objects = FullDisk(tmp_path)
-    objects.create("inputs", b"")
-    order = replace(order_of({}), arguments=NOTHING._replace(name="inputs", stop=2 << 20))
-    failed = Outcome(Kind.ERROR, reason="setup", phase="context extract")
-    attempt = Attempt(
-        order, KEY, "e" * 32, objects, Stopping(), lambda: (failed, Stored(b"", "", 0))
-    )
-    assert attempt.run() == wire.EXIT_UNCOMMITTED

@@ -365,8 +365,9 @@ pid = os.fork()
 if pid == 0:
     os._exit(7)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-limits = guard.Limits(timeout=0.0, start=0.0, grace=1.0)
-ended = guard.Guard(pid, {}, guard.Channel(), limits).watch()
+channel = guard.Channel()
+ended = guard.Guard(pid, os.pipe()[0], channel, timeout=0.0, start=0.0, grace=1.0)
+ended.watch()
 print(ended.status, ended.out_of_time)
 """
 LINGERING = """
@@ -378,8 +379,8 @@ if pid == 0:
     time.sleep(1)
     os._exit(7)
 channel.report_exit_code(0)
-limits = guard.Limits(timeout=0.0, start=0.0, grace=60.0)
-ended = guard.Guard(pid, {}, channel, limits).watch()
+ended = guard.Guard(pid, os.pipe()[0], channel, timeout=0.0, start=0.0, grace=60.0)
+ended.watch()
 print(ended.reported, ended.status, ended.out_of_time)
 """
 

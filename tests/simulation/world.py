@@ -741,7 +741,7 @@ class Pod:
             self.executor, order.index, order.attempt, self.value, self.objects.checked
         )
 
-    def _call_function(self) -> tuple[wire.Outcome, Stored]:
+    def _call_function(self, arguments: bytes) -> tuple[wire.Outcome, Stored]:
         """Return the outcome of the user's code; the seed decides how it ends."""
         if self._stopping.requested:
             text = outcomes.ErrorText(qualname="kinetic.Stopped", message="stopped", traceback="")
@@ -846,9 +846,6 @@ class PodObjects:
             order = self.pod.order
             self.checked = len(found), self.world.oracle.objection(order.index, order.attempt)
         return found
-
-    def holds(self, folder: str) -> bool:
-        return bool(self.list(f"{folder}/"))
 
     def look_up(self, names: Collection[str]) -> list[ObjectInfo]:
         return [info for name in names for info in self.list(name) if info.name == name]
