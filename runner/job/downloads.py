@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 import shutil
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ LARGE_BYTES = 32 * 1024 * 1024
 
 
 def download(ref: DataRef, folder: str, site: Site) -> str:
-    """Download the ``gs://…`` or ``hf://…`` URI of *ref* to the new *folder*; return the path.
+    """Download the ``gs://…`` or ``hf://…`` URI of *ref* to the empty *folder*; return the path.
 
     Raises:
         RuntimeError: The source doesn't exist, a name in it isn't a valid file name, or a library
@@ -47,7 +48,7 @@ def _from_bucket(ref: DataRef, location: str, folder: str) -> str:
     gcs_names: Any = importlib.import_module("..protocol.gcs_names", __package__)
     bucket_name, _, name = location.partition("/")
     bucket: Bucket = gcs.Bucket(gcs_names.BucketFolder(bucket_name))
-    os.mkdir(folder, 0o700)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     if not ref.is_dir:
         blob = bucket.find(name)
         if blob is None:
@@ -88,22 +89,26 @@ def fetch_under(bucket: Bucket, uri: str, blobs: Iterable[Any], prefix: str, fol
             os.makedirs(parent, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise _name_conflict(uri, parent) from None
-    _fetch_all(bucket, uri, objects)
-
-
-def _fetch_all(bucket: Bucket, uri: str, objects: list[tuple[Any, str]]) -> None:
-    """Download (object, path) pairs: the small objects concurrently, then the large ones."""
     small = [pair for pair in objects if pair[0].size <= LARGE_BYTES]
-    pool = ThreadPoolExecutor(MAX_CONCURRENT, "kinetic-data")
+    large = [pair for pair in objects if pair[0].size > LARGE_BYTES]
+    call_all(functools.partial(_fetch, bucket, uri), small, large, MAX_CONCURRENT)
+
+
+def call_all(
+    transfer: Callable[[Any, Any], object],
+    small: Iterable[tuple[Any, Any]],
+    large: Iterable[tuple[Any, Any]],
+    workers: int,
+) -> None:
+    """Call *transfer* with each pair: concurrently with the *small* ones, then one by one."""
+    pool = ThreadPoolExecutor(workers, "kinetic-transfers")
     try:
-        running = [pool.submit(_fetch, bucket, uri, blob, target) for blob, target in small]
-        for future in running:
-            future.result()
+        for running in [pool.submit(transfer, *pair) for pair in small]:
+            running.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # after an error, don't wait
-    for blob, target in objects:
-        if blob.size > LARGE_BYTES:
-            _fetch(bucket, uri, blob, target)
+    for pair in large:
+        transfer(*pair)
 
 
 def _fetch(bucket: Bucket, uri: str, blob: Any, target: str) -> None:

@@ -8,6 +8,7 @@ files. A file that the job deletes stays in the bucket.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import stat
@@ -33,9 +34,6 @@ LARGE_BYTES = 1024 * 1024
 
 NAMED_FILES = 5
 """The most files that the message about files without an upload names."""
-
-GRACE_SHARE = 0.5
-"""The share of a job's grace that uploads may take; the rest is for storing the outcome."""
 
 
 def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
@@ -96,7 +94,6 @@ class Mirror:
         """
         import shutil  # it maps compression libraries, which every fork would inherit
 
-        downloads: Any = importlib.import_module(".downloads", __package__)
         blobs = list(self._bucket().list(self._prefix))
         size = sum(blob.size for blob in blobs)
         free = shutil.disk_usage(self._folder).free
@@ -106,8 +103,8 @@ class Mirror:
                 f"{VARIABLE} starts empty"
             )
             return
-        downloads.fetch_under(self._bucket(), self._url, blobs, self._prefix, self._folder)
-        self._uploaded, _ = self._list_files()
+        _downloads().fetch_under(self._bucket(), self._url, blobs, self._prefix, self._folder)
+        self._uploaded = self._list_files()
 
     def start(self) -> None:
         """Start a thread that calls `scan` every `SCAN_S` seconds."""
@@ -118,7 +115,7 @@ class Mirror:
 
     def scan(self) -> None:
         """Upload the new and changed files that the previous scan found in the same state."""
-        current, _ = self._list_files()
+        current = self._list_files()
         self._upload(
             {name: state for name, state in current.items() if self._previous.get(name) == state}
         )
@@ -138,13 +135,11 @@ class Mirror:
         uploader.start()
         while uploader.is_alive():
             uploader.join(0.2)
-            if stopping.requested and time.monotonic() > stopping.since + grace * GRACE_SHARE:
+            # The other half of the grace is for storing the outcome.
+            if stopping.requested and time.monotonic() > stopping.since + grace / 2:
                 break
-        current, others = self._list_files()
-        unsent = (
-            sorted(name for name, state in current.items() if self._uploaded.get(name) != state)
-            + others
-        )
+        current = self._list_files()
+        unsent = sorted(name for name in current if self._uploaded.get(name) != current[name])
         if unsent:
             more = f" and {len(unsent) - NAMED_FILES} more" if len(unsent) > NAMED_FILES else ""
             reason = next(
@@ -162,66 +157,36 @@ class Mirror:
     def _upload_all(self) -> None:
         if self._scanner is not None:
             self._scanner.join()
-        self._upload(self._list_files()[0])
+        self._upload(self._list_files())
 
-    def _list_files(self) -> tuple[dict[str, _FileState], list[str]]:
-        """Return each file's state by relative path, and the entries that can't be uploaded."""
+    def _list_files(self) -> dict[str, _FileState]:
+        """Return the state of each file by its relative path."""
         files: dict[str, _FileState] = {}
-        others: list[str] = []
-        for parent, folders, names in os.walk(self._folder):
-            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-            for name in (*names, *links):
+        for parent, _, names in os.walk(self._folder):
+            for name in names:
                 path = os.path.join(parent, name)
-                relative = os.path.relpath(path, self._folder)
-                try:
+                with contextlib.suppress(OSError):  # the file was deleted meanwhile
                     status = os.stat(path)
-                except FileNotFoundError:
-                    if os.path.islink(path):
-                        others.append(f"{relative} (a link to nothing)")
-                    continue  # the file was deleted meanwhile
-                except OSError as exc:
-                    others.append(f"{relative} ({exc.strerror})")
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    files[relative] = _FileState(status.st_ino, status.st_size, status.st_mtime_ns)
-                else:
-                    others.append(f"{relative} (no regular file)")
-        return files, others
+                    if stat.S_ISREG(status.st_mode):
+                        state = _FileState(status.st_ino, status.st_size, status.st_mtime_ns)
+                        files[os.path.relpath(path, self._folder)] = state
+        return files
 
     def _upload(self, files: dict[str, _FileState]) -> None:
         """Upload those *files* that differ from their last upload; keep failures in ``_errors``."""
-        changed_files = [
-            (name, state) for name, state in files.items() if self._uploaded.get(name) != state
-        ]
-        if not changed_files:
+        changed = [pair for pair in files.items() if self._uploaded.get(pair[0]) != pair[1]]
+        if not changed:
             return
-        try:
+        with contextlib.suppress(OSError):  # `_upload_file` reports the error
             self._bucket()  # open the bucket once, before several threads use it
-        except OSError as exc:
-            self._errors.update({name: str(exc) for name, _ in changed_files})
-            return
-        from concurrent.futures import ThreadPoolExecutor  # every fork would run its exit callback
-
-        pool = ThreadPoolExecutor(MAX_CONCURRENT, "kinetic-outputs")
-        try:
-            uploads = [
-                pool.submit(self._upload_file, *pair)
-                for pair in changed_files
-                if pair[1].size <= LARGE_BYTES
-            ]
-            for upload in uploads:
-                upload.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for name, state in changed_files:
-            if state.size > LARGE_BYTES:
-                self._upload_file(name, state)
+        small = [pair for pair in changed if pair[1].size <= LARGE_BYTES]
+        large = [pair for pair in changed if pair[1].size > LARGE_BYTES]
+        _downloads().call_all(self._upload_file, small, large, MAX_CONCURRENT)
 
     def _upload_file(self, name: str, state: _FileState) -> None:
-        bucket = self._bucket()
         try:
             path = Path(self._folder, name)
-            bucket.write(bucket.blob(self._prefix + name), path, metadata={}, absent=False)
+            self._bucket().write(self._prefix + name, path, metadata={}, absent=False)
         except FileNotFoundError:
             return  # the file was deleted meanwhile
         except (OSError, ValueError) as exc:
@@ -236,6 +201,11 @@ class Mirror:
             names: Any = importlib.import_module("..protocol.gcs_names", __package__)
             self._cached_bucket = gcs.Bucket(names.BucketFolder(self._bucket_name))
         return self._cached_bucket
+
+
+def _downloads() -> Any:
+    # Every fork would run the exit callback of the thread pools that this module imports.
+    return importlib.import_module(".downloads", __package__)
 
 
 def _log(message: str) -> None:

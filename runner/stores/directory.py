@@ -41,20 +41,12 @@ TEMPORARY = ".tmp"
 
 SAFE_CHARACTERS = "".join(chr(c) for c in range(32, 127) if chr(c) not in '%/\\:*?"<>|')
 PLAIN_BYTES = bytes(c for c in range(128) if chr(c).isalnum() or chr(c) in "_-./")
-SMALL_BYTES = 64 * 1024
-"""A file below this size is read or written by one system call."""
-
-_quote_json = json.encoder.encode_basestring_ascii
 MAX_FILE_NAME_BYTES = 240  # bytes of one file name; most file systems stop at 255
-READ_FLAGS = (
-    os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # the last flag: don't wait for the writer of a pipe
-NO_FILE_ERRNOS = (
-    errno.ELOOP,
-    errno.ENXIO,
-    errno.ENODEV,
-    errno.EOPNOTSUPP,
-)  # errors of opening a link, a socket, or a device
+# With O_NONBLOCK, opening a pipe doesn't wait for its writer.
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+NO_FILE_ERRNOS = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)
+"""Errors of opening a link, a socket, or a device."""
+
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
 """Errors of a deletion whose object or folder is missing, or whose folder isn't empty."""
 
@@ -97,7 +89,6 @@ class DirectoryObjects:
     def __init__(self, root: str | Path, *, shared: bool = False) -> None:
         self._root = os.fspath(root)
         self._shared = shared
-        self._writes = 0
 
     @property
     def root(self) -> Path:
@@ -147,10 +138,7 @@ class DirectoryObjects:
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
         """Overwrite an object of this *generation*; return the new one, or None if it differs."""
         target = self._file_path(name)
-        make_folder(os.path.join(self._root, TEMPORARY))
-        lock_path = os.path.join(self._root, TEMPORARY, "replace.lock")
-        with open(os.open(lock_path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._lock("replace", fcntl.LOCK_EX):
             if self.stat(name).generation != generation:
                 return None
             os.replace(self._write(body, {}, generation=generation + 1), target)
@@ -162,11 +150,6 @@ class DirectoryObjects:
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
         """Return the content, or its bytes from *start* to *stop*, and the metadata."""
-        beginning = self._read_start(name)
-        if len(beginning) < SMALL_BYTES:  # one read got the whole file
-            metadata, _, offset = _read_header(io.BytesIO(beginning))
-            end = None if stop is None else offset + stop
-            return beginning[offset + (start or 0) : end], metadata
         with self._open(name) as file:
             metadata, _, offset = _read_header(file)
             file.seek(offset + (start or 0))
@@ -200,17 +183,7 @@ class DirectoryObjects:
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
-        try:
-            return not stat.S_ISDIR(os.lstat(self._file_path(name)).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def holds(self, folder: str) -> bool:
-        """Return whether *folder* isn't empty."""
-        try:
-            return bool(os.listdir(self._file_path(folder)))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        return bool(self.look_up([name]))
 
     def list(self, prefix: str) -> Listing:
         """Return all objects whose names start with *prefix*, sorted by name."""
@@ -236,7 +209,7 @@ class DirectoryObjects:
     def renew(self, names: Iterable[str]) -> set[str]:
         """Mark the objects *names* as used now; return the names that do not exist."""
         absent: set[str] = set()
-        with self._lock_collection(fcntl.LOCK_SH):
+        with self._lock("collect", fcntl.LOCK_SH):
             for name in names:
                 try:
                     os.utime(self._file_path(name), follow_symlinks=False)
@@ -250,17 +223,17 @@ class DirectoryObjects:
         *used* maps each name to the time of use that a listing has returned. Another time means
         that the object was renewed. A lock keeps `renew` out between the check and the deletion.
         """
-        with self._lock_collection(fcntl.LOCK_EX):
+        with self._lock("collect", fcntl.LOCK_EX):
             if any(entry.used != used[entry.name] for entry in self.look_up(used)):
                 return False
             self.delete(used)
             return True
 
     @contextlib.contextmanager
-    def _lock_collection(self, operation: int) -> Generator[None]:
-        """Hold the lock of `renew` (shared) and `collect` (exclusive) during the block."""
+    def _lock(self, name: str, operation: int) -> Generator[None]:
+        """Hold a shared or an exclusive lock of all processes during the block."""
         make_folder(os.path.join(self._root, TEMPORARY))
-        lock_path = os.path.join(self._root, TEMPORARY, "collect.lock")
+        lock_path = os.path.join(self._root, TEMPORARY, f"{name}.lock")
         # NFS refuses a shared lock on a file that isn't open for reading.
         with open(os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
             fcntl.flock(lock, operation)
@@ -289,7 +262,7 @@ class DirectoryObjects:
             except OSError:
                 continue  # another process has removed it
 
-    def _names(self, folder: str, start: str) -> Iterator[str]:
+    def _names(self, folder: str, start: str = "") -> Iterator[str]:
         """Yield the names of objects in *folder* whose next segment begins with *start*."""
         quoted = urllib.parse.quote(start, safe=SAFE_CHARACTERS, errors="surrogateescape")
         for entry, is_folder in self._entries(folder):
@@ -300,15 +273,7 @@ class DirectoryObjects:
                 continue
             name = f"{folder}/{segment}" if folder else segment
             if is_folder:
-                yield from self._names_within(name)
-            else:
-                yield name
-
-    def _names_within(self, folder: str) -> Iterator[str]:
-        for entry, is_folder in self._entries(folder):
-            name = f"{folder}/{_unquote(entry)}"
-            if is_folder:
-                yield from self._names_within(name)
+                yield from self._names(name)
             else:
                 yield name
 
@@ -334,21 +299,8 @@ class DirectoryObjects:
             return f"{self._root}/{name}"
         return os.path.join(self._root, *map(_file_name, name.split("/")))
 
-    def _read_start(self, name: str) -> bytes:
-        if (fd := self._open_file(name)) is None:
-            return b""
-        try:
-            return os.read(fd, SMALL_BYTES)
-        finally:
-            os.close(fd)
-
     def _open(self, name: str) -> BinaryIO:
         """Open the object's file; a link or a device counts as an empty file."""
-        fd = self._open_file(name)
-        return io.BytesIO() if fd is None else cast(BinaryIO, io.FileIO(fd))
-
-    def _open_file(self, name: str) -> int | None:
-        """Open the object's file; return None for a link or a device."""
         try:
             fd = os.open(self._file_path(name), READ_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
@@ -356,52 +308,42 @@ class DirectoryObjects:
         except OSError as exc:
             if exc.errno not in NO_FILE_ERRNOS:
                 raise
-            return None
+            return io.BytesIO()
         mode = os.fstat(fd).st_mode
         if stat.S_ISREG(mode):
-            return fd
+            return cast(BinaryIO, io.FileIO(fd))
         os.close(fd)
         if stat.S_ISDIR(mode):
             raise KeyError(name)
-        return None
+        return io.BytesIO()
 
     def _write(self, body: bytes | Path, metadata: Mapping[str, str], generation: int) -> str:
         """Write header and body to a new file in the folder `TEMPORARY`; return its path."""
-        self._writes += 1
-        unique = f"{os.getpid()}-{id(self):x}-{self._writes}-{os.urandom(4).hex()}"
-        temporary = f"{self._root}/{TEMPORARY}/{unique}"
+        temporary = f"{self._root}/{TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:
             make_folder(os.path.dirname(temporary))
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            content = b""
             if isinstance(body, bytes):
-                content = _header(body, metadata, generation) + body
-            if content and len(content) < SMALL_BYTES and os.write(fd, content) == len(content):
-                if self._shared:
-                    os.fsync(fd)
-                os.close(fd)
-                return temporary
-            os.lseek(fd, 0, os.SEEK_SET)
-            # A buffered file writes everything; a raw file may write only a part.
-            with open(fd, "wb") as file:
-                if isinstance(body, Path):
-                    with open(body, "rb") as source:
-                        start = source.read(len(MAGIC))
-                        file.write(_header(start, metadata, generation) + start)
-                        _copy(source, file)
-                else:
-                    file.write(content)
-                if self._shared:
-                    file.flush()
-                    os.fsync(fd)
+                content = memoryview(_header(body, metadata, generation) + body)
+                while content:
+                    content = content[os.write(fd, content) :]
+            else:
+                with open(body, "rb") as source, open(fd, "wb", closefd=False) as file:
+                    start = source.read(len(MAGIC))
+                    file.write(_header(start, metadata, generation) + start)
+                    _copy(source, file)
+            if self._shared:
+                os.fsync(fd)
         except BaseException as exc:
             os.unlink(temporary)
             if isinstance(exc, OSError) and exc.filename is None:
                 exc.filename = self._root  # errors of write() have no filename
             raise
+        finally:
+            os.close(fd)
         return temporary
 
     def _link(self, temporary: str, target: str) -> bool:
@@ -479,11 +421,7 @@ def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes
     """Return the header for content that begins with *start*; empty if it needs none."""
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
-    # `json.dumps` would be slower, and each claim and outcome has a header.
-    fields = ", ".join(
-        [f"{_quote_json(name)}: {_quote_json(value)}" for name, value in metadata.items()]
-    )
-    content = f'{{"m": {{{fields}}}, "g": {generation}}}'.encode()
+    content = json.dumps({"m": dict(metadata), "g": generation}).encode()
     return HEAD.pack(MAGIC, len(content)) + content
 
 

@@ -9,6 +9,7 @@ tells which writer created the object. The client writes objects in the same way
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import os
 import secrets
@@ -54,9 +55,6 @@ YOUNG_S = 45.0
 QUIET_S = 10.0
 """After this many seconds, a failure is reported in the job's log."""
 
-TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -99,8 +97,18 @@ class Bucket:
         self._errors = _import_library("google.api_core.exceptions")
         self._auth = _import_library("google.auth.exceptions")
         self._requests = _import_library("requests")
+        network_errors = _import_library("urllib3.exceptions")
         # With this library, google-cloud-storage 3.0 and later raises a subclass of its error.
         self._corrupt: type[Exception] = _import_library("google.resumable_media").DataCorruption
+        self._failures: tuple[type[Exception], ...] = (
+            self._errors.GoogleAPIError,
+            self._auth.GoogleAuthError,
+            self._corrupt,
+            self._requests.exceptions.RequestException,
+            network_errors.HTTPError,
+            http.client.HTTPException,
+            ConnectionError,
+        )
         self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
         self._bucket = self._client.bucket(location.bucket)
@@ -149,19 +157,17 @@ class Bucket:
 
     def find(self, object_name: str) -> Any:
         """Return an object with its metadata; None if it doesn't exist."""
-        blob = self.blob(object_name)
-        try:
-            self._call(f"look at {self._url(object_name)}", lambda options: blob.reload(**options))
-        except KeyError:
-            return None
-        return blob
+        return self._call(
+            f"look at {self._url(object_name)}",
+            lambda options: self._bucket.get_blob(object_name, **options),
+        )
 
-    def list(self, prefix: str, limit: int | None = None) -> Iterator[Any]:
-        """Yield the objects whose names start with *prefix*, at most *limit*."""
+    def list(self, prefix: str) -> Iterator[Any]:
+        """Yield the objects whose names start with *prefix*."""
 
         def first_page(options: Mapping[str, Any]) -> Any:
             return self._bucket.list_blobs(
-                prefix=prefix, fields=FIELDS, page_size=PAGE_SIZE, max_results=limit, **options
+                prefix=prefix, fields=FIELDS, page_size=PAGE_SIZE, **options
             )
 
         operation = f"list {self._url(prefix)}"
@@ -169,7 +175,7 @@ class Bucket:
             yield from self._call(operation, first_page)
 
     def write(
-        self, blob: Any, body: bytes | Path, *, metadata: Mapping[str, str], absent: bool
+        self, object_name: str, body: bytes | Path, *, metadata: Mapping[str, str], absent: bool
     ) -> bool:
         """Write an object; return False if *absent* is true and the object exists.
 
@@ -177,7 +183,7 @@ class Bucket:
         """
         condition = {"if_generation_match": 0} if absent else {}
         nonce = secrets.token_hex(8)
-        blob.chunk_size = PIECE_BYTES
+        blob = self._bucket.blob(object_name, chunk_size=PIECE_BYTES)
 
         def upload(options: Mapping[str, Any]) -> bool:
             if absent:
@@ -190,15 +196,16 @@ class Bucket:
                     blob.upload_from_string(body, **options)
             except self._errors.PreconditionFailed:
                 # An earlier try, whose reply was lost, may have created the object.
-                existing = self.find(blob.name)
+                existing = self.find(object_name)
                 stored_metadata: Any = existing.metadata if existing is not None else None
                 return bool(stored_metadata) and stored_metadata.get(NONCE) == nonce
             return True
 
-        return self._retry_transfer(f"write {self._url(blob.name)}", upload)
+        return self._call(f"write {self._url(object_name)}", upload)
 
-    def read(self, blob: Any, start: int | None = None, stop: int | None = None) -> bytes:
+    def read(self, object_name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return the content, or its bytes from *start* to *stop*."""
+        blob = self.blob(object_name)
         end = None if stop is None else stop - 1
 
         def download(options: Mapping[str, Any]) -> bytes:
@@ -211,7 +218,7 @@ class Bucket:
                 return b""
             return content
 
-        return self._retry_transfer(f"read {self._url(blob.name)}", download)
+        return self._call(f"read {self._url(object_name)}", download)
 
     def fetch(self, blob: Any, path: Path) -> None:
         """Write the content to a new file at *path*; remove the file after a failure.
@@ -226,9 +233,8 @@ class Bucket:
 
         def download(options: Mapping[str, Any]) -> None:
             if large:
-                _import_library(
-                    "google.cloud.storage.transfer_manager"
-                ).download_chunks_concurrently(
+                transfers = _import_library("google.cloud.storage.transfer_manager")
+                transfers.download_chunks_concurrently(
                     blob,
                     str(path),
                     chunk_size=PART_BYTES,
@@ -241,34 +247,31 @@ class Bucket:
                     blob.download_to_file(file, checksum="crc32c", **options)
 
         try:
-            self._retry_transfer(f"read {self._url(blob.name)}", download)
+            self._call(f"read {self._url(blob.name)}", download)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
-    def delete(self, blob: Any) -> None:
+    def delete(self, object_name: str) -> None:
         """Delete an object, if it exists."""
+        blob = self.blob(object_name)
         with suppress(KeyError):
-            self._call(f"delete {self._url(blob.name)}", lambda options: blob.delete(**options))
+            self._call(f"delete {self._url(object_name)}", lambda options: blob.delete(**options))
 
     # --- retries and errors ---
 
-    def _retry_transfer(self, operation: str, transfer: Callable[[Mapping[str, Any]], T]) -> T:
-        """Retry a *transfer* whose content arrived damaged, or whose upload session was lost."""
+    def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
+        """Make a *request* again if content arrived damaged, or an upload session was lost."""
         with self._translate_errors(operation):
             for _ in range(TRIES - 1):
                 try:
-                    return transfer(self._call_options(operation))
+                    return request(self._call_options(operation))
                 except self._corrupt:
                     continue
                 except self._errors.GoogleAPICallError as exc:
                     damaged = exc.code == 400 and "crc32c" in str(exc).lower()
                     if not damaged and exc.code != 410:
                         raise
-            return transfer(self._call_options(operation))
-
-    def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
-        with self._translate_errors(operation):
             return request(self._call_options(operation))
 
     def _call_options(self, operation: str) -> dict[str, Any]:
@@ -297,10 +300,6 @@ class Bucket:
         response: Any = getattr(exc, "response", None)
         with suppress(Exception):
             response.content  # noqa: B018 - reading it gives the connection back
-        status = getattr(exc, "code", None) or getattr(response, "status_code", None)
-        if status is not None:
-            is_rate_limited = status == 403 and any(limit in response.text for limit in RATE_LIMITS)
-            return is_rate_limited or status in TEMPORARY_STATUSES
         if isinstance(exc, self._auth.GoogleAuthError):
             # A metadata server that doesn't know the pod yet fails in many ways.
             return (
@@ -310,32 +309,21 @@ class Bucket:
             )
         if isinstance(exc, self._requests.exceptions.SSLError):
             return False
-        return self._is_network_error(exc)
-
-    def _is_network_error(self, exc: Exception) -> bool:
-        """Return whether *exc* is a network error, which the library doesn't always wrap."""
-        is_low_level = type(exc).__module__.partition(".")[0] in ("http", "urllib3")
-        return is_low_level or isinstance(
-            exc, (self._requests.exceptions.RequestException, ConnectionError)
-        )
+        is_temporary: bool = self._storage.retry.DEFAULT_RETRY._predicate(exc)
+        return is_temporary
 
     @contextmanager
     def _translate_errors(self, operation: str) -> Generator[None]:
         """Raise KeyError for a missing object, and `StorageError` for all errors of the library."""
         try:
             yield
-        except self._errors.RetryError as exc:
-            raise self._as_storage_error(operation, exc.cause or exc) from exc
         except self._errors.NotFound as exc:
             if "bucket does not exist" in str(exc):
                 raise self._as_storage_error(operation, exc) from exc
             raise KeyError(operation.partition(" ")[2]) from exc
-        except (self._errors.GoogleAPICallError, self._auth.GoogleAuthError, self._corrupt) as exc:
-            raise self._as_storage_error(operation, exc) from exc
-        except Exception as exc:
-            if not self._is_network_error(exc):
-                raise
-            raise self._as_storage_error(operation, exc) from exc
+        except self._failures as exc:
+            cause = getattr(exc, "cause", None)  # a RetryError has the last failure
+            raise self._as_storage_error(operation, cause or exc) from exc
 
     def _as_storage_error(self, operation: str, exc: BaseException) -> StorageError:
         """Return *exc* as a `StorageError` whose message says what to do."""
@@ -391,7 +379,8 @@ class GcsObjects:
         consume: bool = False,
     ) -> bool:
         """Create *name* if it is absent; return False if it exists. *consume* has no effect."""
-        return self._bucket.write(self._blob(name), body, metadata=metadata or {}, absent=True)
+        object_name = self._location.object_name(name)
+        return self._bucket.write(object_name, body, metadata=metadata or {}, absent=True)
 
     def get(
         self, name: str, start: int | None = None, stop: int | None = None
@@ -400,11 +389,11 @@ class GcsObjects:
         if stop is not None and stop <= (start or 0):
             self.stat(name)
             return b"", {}
-        return self._bucket.read(self._blob(name), start, stop), {}
+        return self._bucket.read(self._location.object_name(name), start, stop), {}
 
     def fetch(self, name: str, path: Path) -> None:
         """Write the content to a new file, in constant memory."""
-        self._bucket.fetch(self._blob(name), path)
+        self._bucket.fetch(self._bucket.blob(self._location.object_name(name)), path)
 
     def path(self, name: str) -> Path | None:
         """Return None: no object of a bucket is a local file."""
@@ -420,10 +409,6 @@ class GcsObjects:
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
         return self._bucket.find(self._location.object_name(name)) is not None
-
-    def holds(self, folder: str) -> bool:
-        """Return whether there is an object below *folder*."""
-        return any(self._bucket.list(self._location.object_name(f"{folder}/"), 1))
 
     def list(self, prefix: str) -> Listing:
         """Return all objects whose names start with *prefix*, sorted by name."""
@@ -445,10 +430,7 @@ class GcsObjects:
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects. A missing object counts as deleted."""
         for name in names:
-            self._bucket.delete(self._blob(name))
-
-    def _blob(self, name: str) -> Any:
-        return self._bucket.blob(self._location.object_name(name))
+            self._bucket.delete(self._location.object_name(name))
 
 
 def _entry(name: str, blob: Any) -> Stored:

@@ -96,12 +96,11 @@ def test_files_that_could_not_be_uploaded_are_reported(
     (out / "refused").write_text("bad")
     os.mkfifo(out / "pipe")
     (out / "link").symlink_to(tmp_path)
-    mirror._upload({"good": mirror._list_files()[0]["good"]})
+    mirror._upload({"good": mirror._list_files()["good"]})
     server.fail("create", status=403, text="no access")
     mirror.finish(Stopping(), 30.0)
     warning = capfd.readouterr().err
-    assert warning.startswith(f"kinetic: not uploaded to {OUTPUT_DIR}: refused, ")
-    assert "pipe (no regular file)" in warning and "link (no regular file)" in warning
+    assert warning.startswith(f"kinetic: not uploaded to {OUTPUT_DIR}: refused (")
     assert "lacks a permission" in warning
     assert uploaded_files(server) == {"good": b"good"}
 
