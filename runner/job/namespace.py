@@ -187,51 +187,42 @@ def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
     points = {os.path.realpath(point): view for point, view in volumes.items()}
     if len(points) != len(volumes):
         raise RuntimeError(f"two volumes have the same path: {', '.join(sorted(volumes))}")
-    ordered = sorted(points, key=lambda point: point.split("/"))
-    outer = [point for point in ordered if not any(_is_inside(point, other) for other in ordered)]
-    _mirror_missing({point: points[point] for point in outer}, scratch)
-    for point in ordered:
+    mounted: list[str] = []
+    for point in sorted(points, key=lambda point: point.split("/")):
+        view = points[point]
         if not os.path.exists(point):
-            _create_in_volume(point, points[point], scratch)
-        _check_kind(point, points[point])
-        bind(points[point], point)
+            _create(point, view, scratch, in_volume=any(_is_inside(point, up) for up in mounted))
+        if os.path.isdir(point) != os.path.isdir(view):
+            kind = "directory" if os.path.isdir(view) else "file"
+            problem = f"is a {kind}, and there is something else there"
+            raise RuntimeError(f"the volume at {point} {problem}")
+        bind(view, point)
+        mounted.append(point)
     try:
         os.chdir(working_folder)  # a volume may be mounted at this path now
     except OSError:
         os.chdir("/")
 
 
-def _create_in_volume(point: str, view: str, scratch: str) -> None:
-    """Create *point* inside a mounted volume; if the volume is read-only, by a mirror."""
-    try:
-        _make_like(view, point)
-    except OSError as exc:
-        if exc.errno != errno.EROFS:
-            raise
-        _mirror_missing({point: view}, scratch)
+def _create(point: str, view: str, scratch: str, *, in_volume: bool) -> None:
+    """Create *point*, directly in a writable volume, and elsewhere by a mirror."""
+    if in_volume:
+        try:
+            _make_like(view, point)
+            return
+        except OSError as exc:
+            if exc.errno != errno.EROFS:
+                raise
+    ancestor = os.path.dirname(point)
+    while not os.path.lexists(ancestor):
+        ancestor = os.path.dirname(ancestor)
+    if not os.path.isdir(ancestor):
+        raise NotADirectoryError(errno.ENOTDIR, "a volume cannot be under this file", ancestor)
+    _mirror(ancestor, point, view, scratch)
 
 
-def _mirror_missing(points: Mapping[str, str], scratch: str) -> None:
-    """Create each point that doesn't exist, by a mirror of its nearest ancestor that exists."""
-    mirrors: dict[str, list[str]] = {}
-    for point in points:
-        if not os.path.exists(point):
-            mirrors.setdefault(_nearest_existing(point), []).append(point)
-    for ancestor in sorted(mirrors):
-        _mirror(ancestor, {point: points[point] for point in mirrors[ancestor]}, scratch)
-
-
-def _nearest_existing(point: str) -> str:
-    """Return the nearest ancestor that exists."""
-    while not os.path.lexists(point):
-        point = os.path.dirname(point)
-    if not os.path.isdir(point):
-        raise NotADirectoryError(errno.ENOTDIR, "a volume cannot be under this file", point)
-    return point
-
-
-def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
-    """Replace *ancestor* by a mirror that also has *points*; see `mount_volumes`."""
+def _mirror(ancestor: str, point: str, view: str, scratch: str) -> None:
+    """Replace *ancestor* by a mirror that also has *point*; see `mount_volumes`."""
     mode = stat.S_IMODE(os.stat(ancestor).st_mode)
     stage = f"{scratch}/mirror-{len(os.listdir(scratch))}"
     os.mkdir(stage, 0o700)
@@ -240,11 +231,13 @@ def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
     with os.scandir(ancestor) as entries:
         for entry in entries:
             _mirror_entry(entry, f"{stage}/{entry.name}")
-    for point, view in points.items():
-        _make_like(view, f"{stage}/{os.path.relpath(point, ancestor)}")
+    _make_like(view, f"{stage}/{os.path.relpath(point, ancestor)}")
     _mount(None, stage, flags=MS_PRIVATE)
     if ancestor == "/":
-        _change_root(stage)
+        os.chdir(stage)
+        _mount(".", "/", flags=MS_MOVE)
+        os.chroot(".")
+        os.chdir("/")
     else:
         _mount(stage, ancestor, flags=MS_MOVE)
     if not mode & stat.S_ISVTX:
@@ -273,19 +266,6 @@ def _make_like(view: str, target: str) -> None:
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def _check_kind(point: str, view: str) -> None:
-    if os.path.isdir(point) != os.path.isdir(view):
-        kind = "directory" if os.path.isdir(view) else "file"
-        raise RuntimeError(f"the volume at {point} is a {kind}, and there is something else there")
-
-
-def _change_root(root: str) -> None:
-    os.chdir(root)
-    _mount(".", "/", flags=MS_MOVE)
-    os.chroot(".")
-    os.chdir("/")
 
 
 def _make_read_only(target: str) -> None:

@@ -3,18 +3,16 @@
 A view is a copy, or an overlay if the content is large. No other job sees what a job writes
 to its view. In a local run, a Data with ``fuse=True`` from kinetic's store becomes a read-only
 mount, or a copy if the job can't mount. In a pod, the cluster mounts each Data with ``fuse=True``
-before the job starts.
+before the job starts, and kinetic fills the path of a volume in place.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
-import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from ..protocol.wire import DataRef
     from ..stores.objects import Objects
     from .workspace import Site
-
-BUILD_FOLDER = ".kinetic"
-"""The folder in a mounted volume in which kinetic builds the content."""
 
 FUSE_FOLDER = "/_kinetic/fuse-data"
 """The folder with the numbered mounts for arguments, in a pod's container."""
@@ -50,119 +45,105 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
         ValueError: Content is not what was submitted.
         OSError: The disk is full, or the kernel refuses a mount.
     """
-    fuse_paths = _fuse_paths(refs, objects) if site.exclusive else {}
-    in_namespace = False
-    if any(ref.mount is not None for index, ref in enumerate(refs) if index not in fuse_paths):
-        in_namespace = _enter_namespace(site)
-    views = [
-        fuse_paths[index]
-        if index in fuse_paths
-        else _make_view(ref, objects, site, os.path.join(folder, "data", str(index)))
-        for index, ref in enumerate(refs)
-        for folder in [os.fspath(site.work) if in_namespace else _build_folder(ref, site)]
-    ]
-    volumes: dict[str, str] = {}
-    paths: list[str] = []
-    for index, (ref, view) in enumerate(zip(refs, views, strict=True)):
-        if ref.mount is None or index in fuse_paths:
-            paths.append(view)
-            continue
-        point, source, path = _volume_paths(ref.mount, view, ref.is_dir)
-        _check_point(point, objects, site)
-        if volumes.setdefault(point, source) != source:
-            raise RuntimeError(f"two volumes have the same path, {point}")
-        paths.append(path)
-    if volumes and in_namespace:
-        namespace.mount_volumes(volumes, os.fspath(site.work))
+    if site.exclusive:
+        paths = _fill_in_place(refs, objects, site)
     else:
-        _move_volumes(volumes)
+        paths = _mount_views(refs, objects, site)
     stand_ins.data_paths[:] = paths
 
 
-def _fuse_paths(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
+def _mount_views(refs: Sequence[DataRef], objects: Objects, site: Site) -> list[str]:
+    """Make a view of each Data in the job's directory, and mount the volumes; return the paths."""
+    if any(ref.mount is not None for ref in refs):
+        _enter_namespace(site)
+    volumes: dict[str, str] = {}
+    paths: list[str] = []
+    for index, ref in enumerate(refs):
+        view = _make_view(ref, objects, site, os.path.join(site.work, "data", str(index)))
+        if ref.mount is None:
+            paths.append(view)
+            continue
+        point = os.path.normpath(ref.mount)
+        _check_point(point, objects, site)
+        source = view if ref.is_dir or _names_file(ref, point) else os.path.dirname(view)
+        if volumes.setdefault(point, source) != source:
+            raise RuntimeError(f"two volumes have the same path, {point}")
+        paths.append(point + view.removeprefix(source))
+    if volumes:
+        namespace.mount_volumes(volumes, os.fspath(site.work))
+    return paths
+
+
+def _fill_in_place(refs: Sequence[DataRef], objects: Objects, site: Site) -> list[str]:
+    """Fill the path of each volume in a file system that only this job uses; return the paths."""
+    paths = _fuse_paths(refs)
+    # An outer volume's folder is empty only before the volumes inside it are filled.
+    for index, ref in sorted(enumerate(refs), key=lambda pair: pair[1].mount or ""):
+        if index in paths:
+            continue
+        folder = os.path.join(site.work, "data", str(index))
+        if ref.mount is not None:
+            point = os.path.normpath(ref.mount)
+            _check_point(point, objects, site)
+            folder = os.path.dirname(point) if _names_file(ref, point) else point
+            _make_volume_folder(folder, is_empty=ref.is_dir)
+        paths[index] = _make_view(ref, objects, site, folder)
+    return [paths[index] for index in range(len(refs))]
+
+
+def _make_volume_folder(folder: str, *, is_empty: bool) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if is_empty and os.listdir(folder):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), folder)
+    except OSError as exc:
+        raise RuntimeError(
+            f"a volume cannot be at {folder}: {exc.strerror}; choose a path that the image does "
+            "not have and its user may make, or pass the Data as an argument"
+        ) from exc
+
+
+def _fuse_paths(refs: Sequence[DataRef]) -> dict[int, str]:
     """Map the index in *refs* of each ``fuse`` Data to its path in the container.
 
     The n-th ``fuse`` Data, counted from 0, is at its mount path or ``{FUSE_FOLDER}/{n}``.
     """
-    numbers = itertools.count()
     paths: dict[int, str] = {}
-    for index, ref in enumerate(refs):
-        if not ref.fuse:
-            continue
-        number = next(numbers)
+    for number, index in enumerate(index for index, ref in enumerate(refs) if ref.fuse):
+        ref = refs[index]
         folder = ref.mount or f"{FUSE_FOLDER}/{number}"
         if not os.path.isdir(folder):
             raise RuntimeError(
                 f"{ref.uri} isn't mounted at {folder}; check that the cluster has "
                 "the Cloud Storage FUSE driver, or leave out fuse=True"
             )
-        if ref.is_dir:
-            paths[index] = folder
-        elif "://" in ref.uri:
-            paths[index] = f"{folder}/{ref.uri.rpartition('/')[2]}"
-        else:
-            paths[index] = f"{folder}/{_manifest(ref, objects).entries[0].path}"
+        paths[index] = folder if ref.is_dir else f"{folder}/{_file_name(ref)}"
     return paths
 
 
-def _move_volumes(volumes: Mapping[str, str]) -> None:
-    """Move views to their volumes' paths, in a file system that only this job uses."""
-    for point, source in sorted(volumes.items()):
-        try:
-            if os.path.ismount(point):
-                for name in os.listdir(source):
-                    os.rename(f"{source}/{name}", f"{point}/{name}")
-                os.rmdir(source)
-                _remove_build_folder(source)
-                continue
-            if os.path.isdir(point) and not os.path.islink(point):
-                os.rmdir(point)  # the image may have an empty mount point
-            os.makedirs(os.path.dirname(point), exist_ok=True)
-            if os.path.lexists(point):
-                raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), point)
-            try:
-                os.rename(source, point)
-            except OSError as exc:
-                if exc.errno != errno.EXDEV:
-                    raise
-                os.symlink(source, point)
-            _remove_build_folder(source)
-        except OSError as exc:
-            raise RuntimeError(
-                f"a volume cannot be at {point}: {exc.strerror}; choose a path that the image does "
-                "not have and its user may make, or pass the Data as an argument"
-            ) from exc
-
-
-def _enter_namespace(site: Site) -> bool:
-    """Enter a private mount namespace; return False if the job's own container allows none."""
+def _enter_namespace(site: Site) -> None:
     try:
-        if not (site.mounts or site.exclusive):
+        if not site.mounts:
             raise OSError("mounts are switched off here")
         namespace.enter()
     except OSError as exc:
-        if site.exclusive:
-            return False
         raise RuntimeError(
             f"volumes need a private mount namespace, and this machine gives none ({exc}); "
             "pass the Data as an argument instead: the function then gets its path"
         ) from exc
-    return True
 
 
-def _volume_paths(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
-    """Return a volume's mount point, what to show there, and the path of the Data.
+def _names_file(ref: DataRef, point: str) -> bool:
+    """Return whether the mount *point* is the path of the single file *ref* itself.
 
-    A single file lies in the directory *mount*. But if *mount* ends with the file's
-    name and isn't a directory, *mount* is the path of the file itself.
+    Otherwise *point* is a directory, in which a single file lies.
     """
-    point = os.path.normpath(mount)
-    if is_dir:
-        return point, view, point
-    name = os.path.basename(view)
-    if os.path.basename(point) == name and not os.path.isdir(point):
-        return point, view, point
-    return point, os.path.dirname(view), f"{point}/{name}"
+    named = not ref.is_dir and os.path.basename(point) == _file_name(ref)
+    return named and not os.path.isdir(point)
+
+
+def _file_name(ref: DataRef) -> str:
+    return ref.name or ref.uri.rpartition("/")[2]
 
 
 def _check_point(point: str, objects: Objects, site: Site) -> None:
@@ -187,7 +168,7 @@ def _contains(folder: str, path: str) -> bool:
 
 
 def _make_view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
-    """Make the private *folder* with the content of *ref*; return the path of the content."""
+    """Fill the private *folder* with the content of *ref*; return the path of the content."""
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     if "://" in ref.uri:
         downloads: Any = importlib.import_module(".downloads", __package__)
@@ -207,39 +188,18 @@ def _make_view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
             layers = os.path.join(site.work, "layers", f"data-{os.path.basename(folder)}")
             workspace.make_view(tree, folder, layers, mounts=site.mounts)
     else:
-        os.mkdir(folder, 0o700)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         _build(folder, ref, content, objects)
     return folder if content.is_dir else f"{folder}/{content.entries[0].path}"
 
 
-def _build_folder(ref: DataRef, site: Site) -> str:
-    """Return the folder in which to build a view: in the pod's mount at its path, or the job's.
-
-    On one file system, a finished view can be renamed to its path. A link is possible across file
-    systems, but ``os.walk`` doesn't follow links.
-    """
-    point = os.path.normpath(ref.mount) if ref.mount is not None and site.exclusive else "/"
-    for folder in (point, os.path.dirname(point)):
-        if folder != "/" and os.path.ismount(folder):
-            return os.path.join(folder, BUILD_FOLDER)
-    return os.fspath(site.work)
-
-
-def _remove_build_folder(view: str) -> None:
-    """Remove the folders of `_build_folder` for the view *view*, unless other views use them."""
-    if f"/{BUILD_FOLDER}/" in view:
-        with contextlib.suppress(OSError):
-            os.removedirs(os.path.dirname(view))
-
-
 def _can_mount(site: Site) -> bool:
     """Return whether mounts are allowed and this process is in its own mount namespace now."""
-    if not site.mounts:
-        return False
     try:
-        return bool(namespace.enter())
-    except OSError:
+        _enter_namespace(site)
+    except RuntimeError:
         return False
+    return True
 
 
 def _manifest(ref: DataRef, objects: Objects) -> Manifest:
