@@ -72,21 +72,26 @@ UNUSED = Limits(age_s=DAY_S, size=math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Files that are removed together; ``used`` is their last use, in seconds since 1970."""
+    """Files that are removed together; ``used`` is their last use, in seconds since 1970.
+
+    A unit of a store has its objects as ``members``.
+    """
 
     kind: str
     name: str
     files: int
     size: int
     used: float
-
-
-U = TypeVar("U", bound=Unit)
+    members: tuple[ListedObject, ...] = ()
 
 
 def choose_units(
-    units: Iterable[U], needed: AbstractCollection[str], limits: Limits, kept_s: float, now: float
-) -> list[U]:
+    units: Iterable[Unit],
+    needed: AbstractCollection[str],
+    limits: Limits,
+    kept_s: float,
+    now: float,
+) -> list[Unit]:
     """Return the units to remove: those beyond the age limit, then the least recently used ones.
 
     It chooses the latter only while the remaining units together exceed the size limit. It keeps
@@ -94,7 +99,7 @@ def choose_units(
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
-    units_to_remove: list[U] = []
+    units_to_remove: list[Unit] = []
     for unit in oldest:
         idle_s = now - unit.used
         if idle_s < kept_s or unit.name in needed:
@@ -229,39 +234,32 @@ def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
             yield from store.remove_unneeded("store", units, needed, limits)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit(Unit):
-    """A unit of a store, and its objects."""
-
-    members: tuple[ListedObject, ...]
-
-
 class _Store:
     """Find and remove what a store doesn't need."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
 
-    def units(self, kinds: Iterable[str]) -> list[_Unit]:
+    def units(self, kinds: Iterable[str]) -> list[Unit]:
         """List the shared contents; a unit of `Data` has first its manifest, then its files."""
         members: defaultdict[tuple[str, str], list[ListedObject]] = defaultdict(list)
         for kind in kinds:
             for listed in self.objects.list(f"{kind}/"):
                 name = "/".join(listed.name.split("/")[:2]) if kind == "data" else listed.name
                 members[kind, name].append(listed)
-        units: list[_Unit] = []
+        units: list[Unit] = []
         for (kind, name), objects in members.items():
             manifest_prefix = f"{name}/manifest"
             objects.sort(key=lambda listed: not listed.name.startswith(manifest_prefix))
             size = sum(listed.size for listed in objects)
             used = max(listed.used or 0.0 for listed in objects)
-            units.append(_Unit(kind, name, len(objects), size, used, tuple(objects)))
+            units.append(Unit(kind, name, len(objects), size, used, tuple(objects)))
         return units
 
     def remove_unneeded(
         self,
         folder: str,
-        units: list[_Unit],
+        units: list[Unit],
         needed: AbstractCollection[str],
         limits: Limits,
     ) -> Iterator[Unit]:
@@ -276,7 +274,7 @@ class _Store:
             if removed:
                 yield replace(unit, kind=f"{folder}/{unit.kind}")
 
-    def _remove(self, unit: _Unit) -> bool:
+    def _remove(self, unit: Unit) -> bool:
         with contextlib.suppress(OSError):
             return self.objects.collect(unit.members)
         return False

@@ -62,7 +62,7 @@ def become_supervisor(home: Path, environ: Mapping[str, str]) -> Supervisor | No
         _clear_leftovers(paths)
         listener = _listen(paths)
     write_log(f"{slots.cpus} slots, GPUs {', '.join(slots.gpus) or 'none'}")
-    return Supervisor(paths, listener, table, slots, journal, environ)
+    return Supervisor(paths, listener, table, journal, environ)
 
 
 def _clear_leftovers(paths: SupervisorPaths) -> None:

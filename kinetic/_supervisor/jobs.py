@@ -198,7 +198,7 @@ class Table:
 
     def __init__(self, slots: Slots, kept_s: float = KEPT_S) -> None:
         self.jobs: dict[str, Job] = {}
-        self._slots = slots
+        self.slots = slots
         self._kept_s = kept_s
         self._ended_jobs: dict[str, Job] = {}  # in the order of their ends
         self._running: dict[str, Job] = {}
@@ -217,7 +217,7 @@ class Table:
 
     def add(self, job: Job) -> list[Action]:
         """Queue a new job, whose name is not in the table."""
-        job.need = self._slots.fit(job.need)
+        job.need = self.slots.fit(job.need)
         self.jobs[job.name] = job
         self._queues[job.need.gpus > 0].append(job)
         self._queued_count += 1
@@ -236,11 +236,11 @@ class Table:
             if not queue:
                 continue
             job = queue[0]
-            if (grant := self._slots.take(job.need)) is not None:
+            if (grant := self.slots.take(job.need)) is not None:
                 queue.popleft()
                 job.grant = grant
                 return job
-            if with_gpus and self._slots.has_free_gpus(job.need):
+            if with_gpus and self.slots.has_free_gpus(job.need):
                 return None
         return None
 
@@ -254,7 +254,7 @@ class Table:
             for job in itertools.islice(queue, REPORTED_AT_ONCE):
                 if job.state is not State.QUEUED or now - job.created < QUEUED_S:
                     continue
-                message = f"{self._slots.describe_wait(job.need)} with {named}"
+                message = f"{self.slots.describe_wait(job.need)} with {named}"
                 if job.message != message:
                     job.message = message
                     yield Report(job)
@@ -380,7 +380,7 @@ class Table:
         """Free the slots of *job*, or count it no longer as queued; `take_next` then drops it."""
         self._queued_count -= job.state is State.QUEUED
         if job.grant is not None:
-            self._slots.release(job.grant)
+            self.slots.release(job.grant)
             job.grant = None
         self._running.pop(job.executor, None)
 

@@ -276,24 +276,19 @@ class Sweeper:
 
     def release_folder(self, folder: str, executor: str) -> None:
         """Keep the *folder* of an ended job as a spare for later jobs, or remove it."""
-        try:
+        with contextlib.suppress(OSError):  # the folder was never made, or is unreadable
             entries = os.listdir(folder)
-        except OSError:  # the folder was never made, or is unreadable
-            self._move_to_trash(folder)
-            return
-        project = spares.project_of(entries) if self.keeps_spares else ""
-        if not project:
-            self._remove(folder)
-            return
-        spare = f"{self._spares_folder}/{executor}"
-        try:
+            project = spares.project_of(entries) if self.keeps_spares else ""
+            if not project:
+                self._remove(folder)
+                return
+            spare = f"{self._spares_folder}/{executor}"
             os.rename(folder, spare)
-        except OSError:
-            self._move_to_trash(folder)
+            for entry in spares.foreign_entries(entries, project):
+                self._move_to_trash(f"{spare}/{entry}")
+            self._spares.append(_Spare(spare, project, time.monotonic()))
             return
-        for entry in spares.foreign_entries(entries, project):
-            self._move_to_trash(f"{spare}/{entry}")
-        self._spares.append(_Spare(spare, project, time.monotonic()))
+        self._move_to_trash(folder)
 
     def _remove(self, folder: str) -> None:
         """Remove *folder*: at once if it has few files, otherwise by way of the trash."""
@@ -344,8 +339,6 @@ class Parents:
         self._directory = str(paths.state)
         self._environment = passed_on(environ, "KINETIC_HOME")
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
-        self._logs, self._work = str(paths.logs), str(paths.work)
-        self._cache = str(paths.cache)
         self._parents: dict[ParentKey, Parent] = {}
         self._parent_by_job: dict[Job, Parent] = {}
         self._dismissed: list[Parent] = []
@@ -368,9 +361,9 @@ class Parents:
         local = {
             "executor": job.executor,
             "variables": variables,
-            "log": f"{self._logs}/{job.name}.log",
+            "log": f"{self._paths.logs}/{job.name}.log",
             "work": work,
-            "cache": self._cache,
+            "cache": str(self._paths.cache),
             "memory_bytes": header.memory_bytes,
             "mounts": LINUX,
             "spares": self._sweeper.keeps_spares,
@@ -381,7 +374,7 @@ class Parents:
 
     def work_folder(self, job: Job) -> str:
         """Return the folder that *job* runs in."""
-        return f"{self._work}/{job.name}"
+        return f"{self._paths.work}/{job.name}"
 
     def time_left(self, job: Job, now: float) -> float:
         """Return how many seconds *job* may still run after *now*, by the monotonic clock.
@@ -452,11 +445,6 @@ class Parents:
             del self._parents[parent.key]
         parent.disconnect()
         self._dismissed.append(parent)
-
-    def dismiss_all(self) -> None:
-        """Dismiss all parents."""
-        for parent in [*self._parents.values()]:
-            self.dismiss(parent)
 
     @property
     def has_dismissed(self) -> bool:

@@ -33,7 +33,6 @@ from kinetic._supervisor.jobs import (
     Report,
     SendSignal,
     SetTimer,
-    Slots,
     Start,
     State,
     Table,
@@ -146,7 +145,6 @@ class Supervisor:
         paths: SupervisorPaths,
         listener: socket.socket,
         table: Table,
-        slots: Slots,
         journal: Journal,
         environ: Mapping[str, str],
     ) -> None:
@@ -154,7 +152,7 @@ class Supervisor:
         self._logs, self._work = str(paths.logs), str(paths.work)
         self._listener = listener
         self._table = table
-        self._has_gpus = bool(slots.gpus)
+        self._has_gpus = bool(table.slots.gpus)
         self._journal = journal
         self._server = Server(table, self._launch, self._delete, self._remove_logs)
         self._sweeper = Sweeper(paths.trash, paths.spares)
@@ -244,7 +242,8 @@ class Supervisor:
 
     def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
         """End *job*, or queue it again after a transient error if its batch has begun."""
-        message = _start_error(exc)
+        file = f": {exc.filename}" if exc.filename else ""
+        message = f"the job couldn't be started: {exc.strerror or exc}{file}"
         if exc.errno not in TRANSIENT_ERRORS or not self._table.may_requeue(job):
             return self._table.fail(job, time.time(), Reason.SETUP, message)
         if not job.message:
@@ -546,7 +545,8 @@ class Supervisor:
     def _shut_down(self) -> None:
         """End the parents, and kill those that take too long; then clean up."""
         self._flush()
-        self._parents.dismiss_all()
+        for parent in self._parents.connected:
+            self._parents.dismiss(parent)
         deadline = time.monotonic() + SHUTDOWN_GRACE_S
         while self._parents.has_dismissed and time.monotonic() < deadline:
             self._selector.select(0.05)
@@ -595,11 +595,6 @@ def _wake_on_signals(request_stop: Callable[[int, object], None]) -> socket.sock
 
 def _ignore_signal(signum: int, frame: object) -> None:
     """Do nothing: the wake-up socket reports the signal."""
-
-
-def _start_error(exc: OSError) -> str:
-    file = f": {exc.filename}" if exc.filename else ""
-    return f"the job couldn't be started: {exc.strerror or exc}{file}"
 
 
 def seconds(text: str, default: float) -> float:

@@ -95,16 +95,14 @@ class DirectoryStore:
     async def fetch(self, name: str, path: Path) -> None:
         def fetch() -> None:
             source = self._objects.path(name)
-            if source is not None:
-                try:
-                    os.link(
-                        source, path
-                    )  # safe: an object never changes, and readers don't write to it
-                except OSError as exc:
-                    if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
-                        raise
-                else:
+            try:
+                if source is not None:
+                    # This is safe: an object never changes, and readers don't write to it.
+                    os.link(source, path)
                     return
+            except OSError as exc:
+                if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                    raise
             self._objects.fetch(name, path)
 
         with self._translate_errors(name):
