@@ -238,14 +238,14 @@ class _PackSummary:
 def _log_notices(tree: Tree, root: Path, summary: _PackSummary) -> None:
     """Warn about files that are left out, have changed, or look like credentials."""
     shipped = [entry.name for entry in tree.entries if entry.name not in summary.private]
-    notices = credential_notices(shipped, sorted({*tree.private, *summary.private}), root)
-    if summary.unreadable:
-        notices.append(format_list(f"Not shipped from {root}:", summary.unreadable))
-    if summary.changed:
-        prefix = f"Changed in {root} while it was packed, shipped as last read:"
-        notices.append(format_list(prefix, summary.changed))
-    for notice in notices:
+    for notice in credential_notices(shipped, sorted({*tree.private, *summary.private}), root):
         logging.warning("%s", notice)
+    for prefix, names in (
+        (f"Not shipped from {root}:", summary.unreadable),
+        (f"Changed in {root} while it was packed, shipped as last read:", summary.changed),
+    ):
+        if names:
+            logging.warning("%s", format_list(prefix, names))
 
 
 def _write_archive(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _PackSummary:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -298,43 +298,37 @@ SIZE_VARIABLE = "KINETIC_CONTEXT_SIZE_WARN_MB"
 MEGABYTE = 1_000_000
 
 
-def omission_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return notices about what was left out, and about a large project.
+def omission_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield notices about what was left out, and about a large project.
 
     Raises:
         ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
     """
-    notices: list[str] = []
     if tree.omitted:
-        notices.append(format_list(f"Not shipped from {root}:", tree.omitted))
+        yield format_list(f"Not shipped from {root}:", tree.omitted)
     limit = configuration.number(SIZE_VARIABLE, 100.0, environ)
     if tree.size > limit * MEGABYTE:
         files = [entry for entry in tree.entries if not entry.is_directory]
         largest = sorted(files, key=lambda entry: entry.stamp.size, reverse=True)[:5]
         descriptions = [f"{entry.name} ({format_size(entry.stamp.size)})" for entry in largest]
-        notices.append(
+        yield (
             f"The project {root} has {format_size(tree.size)}, more than "
             f"{SIZE_VARIABLE}={limit:g}. Largest: {', '.join(descriptions)}. Leave out "
             "with .kineticignore what the job does not need, or pass it as Data."
         )
-    return notices
 
 
-def credential_notices(shipped: Iterable[str], private: Sequence[str], root: Path) -> list[str]:
-    """Return notices about credentials: *private*, left out, and lookalikes among *shipped*."""
-    notices: list[str] = []
+def credential_notices(shipped: Iterable[str], private: Sequence[str], root: Path) -> Iterator[str]:
+    """Yield notices about credentials: *private*, left out, and lookalikes among *shipped*."""
     if private:
-        notices.append(
+        yield (
             format_list(f"Not shipped from {root}, because they are credentials:", private)
             + " To ship one, add its name with a ! before it to .kineticignore. Add its name "
             "without the ! to silence this warning."
         )
     if lookalikes := [name for name in shipped if ignore.looks_private(name.rpartition("/")[2])]:
         prefix = f"These files of {root} look like secrets and are shipped with the code:"
-        notices.append(
-            format_list(prefix, lookalikes) + " List them in .kineticignore to keep them here."
-        )
-    return notices
+        yield format_list(prefix, lookalikes) + " List them in .kineticignore to keep them here."
 
 
 def format_list(prefix: str, items: Sequence[str], limit: int = 10) -> str:

@@ -277,8 +277,7 @@ def _as_backend_error(failure: Exception, token: Token) -> BackendError:
     import aiohttp
 
     if isinstance(failure, aiohttp.ClientResponseError):
-        is_temporary = failure.status == 429 or failure.status >= 500
-        if is_temporary:
+        if failure.status == 429 or failure.status >= 500:
             return Unavailable(
                 f"the access token server answered {failure.status}; try again later",
                 retryable=True,
