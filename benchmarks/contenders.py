@@ -157,6 +157,12 @@ def fresh_interpreter(slots: int, scratch: Path) -> Iterator[Session]:
         yield Session(lambda numbers: list(threads.map(run_one, numbers)))
 
 
+def _warm(slots: int, run: Callable[[Sequence[int]], list[int]]) -> Session:
+    """Return the session that calls *run*, after a call that occupies all workers."""
+    run(range(20 * slots))
+    return Session(run)
+
+
 @contextlib.contextmanager
 def process_pool(slots: int, scratch: Path) -> Iterator[Session]:
     """Run calls in the standard library's pool, whose workers live long."""
@@ -166,13 +172,10 @@ def process_pool(slots: int, scratch: Path) -> Iterator[Session]:
     with ProcessPoolExecutor(slots, mp_context=spawn) as pool:
 
         def run(numbers: Sequence[int]) -> list[int]:
-            return [
-                future.result()
-                for future in [pool.submit(work.square, number) for number in numbers]
-            ]
+            futures = [pool.submit(work.square, number) for number in numbers]
+            return [future.result() for future in futures]
 
-        run(range(20 * slots))
-        yield Session(run)
+        yield _warm(slots, run)
 
 
 @contextlib.contextmanager
@@ -209,12 +212,10 @@ def dask(slots: int, scratch: Path) -> Iterator[Session]:
         ) as cluster,
         Client(cluster) as client,
     ):
-
-        def run(numbers: Sequence[int]) -> list[int]:
-            return list(client.gather(client.map(work.square, numbers, pure=False)))
-
-        run(range(20 * slots))
-        yield Session(run)
+        yield _warm(
+            slots,
+            lambda numbers: list(client.gather(client.map(work.square, numbers, pure=False))),
+        )
     logging.disable(logging.NOTSET)
 
 
@@ -233,12 +234,9 @@ def ray(slots: int, scratch: Path) -> Iterator[Session]:
     )
     try:
         square = ray.remote(work.square)
-
-        def run(numbers: Sequence[int]) -> list[int]:
-            return list(ray.get([square.remote(number) for number in numbers]))
-
-        run(range(20 * slots))
-        yield Session(run)
+        yield _warm(
+            slots, lambda numbers: list(ray.get([square.remote(number) for number in numbers]))
+        )
     finally:
         ray.shutdown()
 
@@ -266,8 +264,7 @@ def parsl(slots: int, scratch: Path) -> Iterator[Session]:
         def run(numbers: Sequence[int]) -> list[int]:
             return [future.result() for future in [square(number) for number in numbers]]
 
-        run(range(20 * slots))
-        yield Session(run)
+        yield _warm(slots, run)
     parsl.clear()
 
 
