@@ -51,12 +51,7 @@ class JobRecord:
         A context without ``created_at`` gets the time of this call.
         """
         arguments = {"backend": backend_name, "namespace": namespace, "k8s_name": k8s_name}
-        names = [
-            record_field.name
-            for record_field in fields(JobRecord)
-            if record_field.name not in arguments
-        ]
-        values = {name: getattr(ctx, name) for name in names if hasattr(ctx, name)}
+        values = {name: getattr(ctx, name) for name in _names() if hasattr(ctx, name)}
         return cls.from_dict({"created_at": utc_now()} | values | arguments)
 
     @classmethod
@@ -66,17 +61,18 @@ class JobRecord:
         Raises:
             TypeError: A required field is missing.
         """
-        known = {record_field.name for record_field in fields(JobRecord)}
+        known = _names()
         return cls(**{name: value for name, value in d.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-safe dict, without optional ones that are None."""
-        values = {
-            record_field.name: getattr(self, record_field.name)
-            for record_field in fields(JobRecord)
-        }
+        values = {name: getattr(self, name) for name in _names()}
         return {
             name: value
             for name, value in values.items()
             if not (name in _OPTIONAL and value is None)
         }
+
+
+def _names() -> list[str]:
+    return [record_field.name for record_field in fields(JobRecord)]

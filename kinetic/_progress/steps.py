@@ -79,8 +79,8 @@ class Step:
         return f"{self.title}: {fraction:.0%} of {format_size(self.total)}"
 
 
-_RUNNING: dict[int, Step] = {}
-"""The steps of this process that run now, the oldest first, by their ``id()``."""
+_RUNNING: dict[Step, None] = {}
+"""The steps of this process that run now, the oldest first."""
 
 
 @contextlib.contextmanager
@@ -92,18 +92,18 @@ def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generato
     """
     find_show = SHOW_FACTORY.get()
     new_step = Step(title, clock=clock, show=find_show() if find_show is not None else None)
-    _RUNNING[id(new_step)] = new_step
+    _RUNNING[new_step] = None
     try:
         yield new_step
     finally:
-        del _RUNNING[id(new_step)]
+        del _RUNNING[new_step]
         new_step.end()
 
 
 def current_line(*, clock: Callable[[], float] = time.monotonic) -> str:
     """Return the line of the oldest step that has run for `SHOWN_AFTER_S` seconds, else ""."""
     now = clock()
-    for running_step in tuple(_RUNNING.values()):
+    for running_step in tuple(_RUNNING):
         if now - running_step.begun > SHOWN_AFTER_S:
             return running_step.line()
     return ""
