@@ -37,8 +37,6 @@ Progress = Callable[[int, int], None]
 MAX_REQUESTS = 32
 READERS = 2  # more threads would only slow the loop, by the interpreter's lock
 BIG_AT_ONCE = 4
-FILES_AT_ONCE = 32
-BYTES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,6 @@ class _Transfer:
         self._progress = progress
         self._sent_bytes = 0
         self._stored_names: frozenset[str] = frozenset()
-        self._store_turn = asyncio.Lock()
         self._read_slots = asyncio.Semaphore(READERS)
         self._big_file_slots = asyncio.Semaphore(BIG_AT_ONCE)
 
@@ -145,18 +142,16 @@ class _Transfer:
         listed = await self._store.list(folder)
         # Leave manifests out: a fresh manifest must prove that its files were renewed before it.
         infos = [info for info in listed if not info.name.startswith(f"{folder}manifest")]
-        if infos:
-            wrong = await anyio.to_thread.run_sync(self._wrong_sizes, infos)
-            if wrong:
-                await self._store.delete(wrong)
+        wrong = await anyio.to_thread.run_sync(self._wrong_sizes, infos)
+        if wrong:
+            await self._store.delete(wrong)
             infos = [info for info in infos if info.name not in wrong]
         aged = [
             info.name for info in infos if not _shared_objects.is_fresh(info, _shared_objects.DAY_S)
         ]
         missing = await self._store.renew(aged) if aged else set[str]()
         self._stored_names = frozenset(info.name for info in infos) - missing
-        limit = min(MAX_REQUESTS, len(self._snapshot.files))
-        await for_each(self._send_some, self._batches(), limit=limit)
+        await for_each(self._send, self._files(), limit=MAX_REQUESTS)
 
     def _wrong_sizes(self, infos: list[ObjectInfo]) -> set[str]:
         """Return the objects of a wrong size, as a power cut leaves them; they are sent again."""
@@ -164,56 +159,31 @@ class _Transfer:
         sizes = {name: entry.size for entry, name in objects}
         return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}
 
-    def _batches(self) -> Iterator[list[_File]]:
-        """Yield groups of small files, each for one thread to read; a big file is alone."""
+    def _files(self) -> Iterator[_File]:
         snapshot = self._snapshot
-        max_files = min(FILES_AT_ONCE, len(snapshot.files) // MAX_REQUESTS + 1)
-        batch: list[_File] = []
-        size = 0
         objects = snapshot.manifest.objects(snapshot.digest)
         for (entry, name), path, stamp in zip(
             objects, snapshot.files, snapshot.stamps, strict=True
         ):
-            file = _File(entry, name, path, stamp)
-            if entry.size >= _snapshot.LARGE_FILE_BYTES:
-                yield [file]
-                continue
-            batch.append(file)
-            size += entry.size
-            if len(batch) >= max_files or size >= BYTES_AT_ONCE:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
+            yield _File(entry, name, path, stamp)
 
-    async def _send_some(self, batch: list[_File]) -> None:
-        if len(batch) == 1 and batch[0].entry.size >= _snapshot.LARGE_FILE_BYTES:
-            async with self._big_file_slots:
-                await self._send_big(batch[0])
-            self._count(batch[0])
-        else:
-            await self._send_small(batch)
-
-    async def _send_small(self, batch: list[_File]) -> None:
-        """Read the missing files of *batch* in one thread, and create their objects."""
-        missing = [file for file in batch if file.name not in self._stored_names]
-        if missing:
-            async with self._read_slots:
-                bodies = await _in_thread(_read_all, missing, self._snapshot.path)
-        else:
-            bodies = []
-        for file, body in zip(missing, bodies, strict=True):
-            # A store may write a small object without yielding, so write one object per loop turn.
-            await self._store_turn.acquire()
-            asyncio.get_running_loop().call_soon(self._store_turn.release)
-            await self._store.create(file.name, body, shared=True)
-        for file in batch:
-            self._count(file)
+    async def _send(self, file: _File) -> None:
+        if file.name not in self._stored_names:
+            if file.entry.size >= _snapshot.LARGE_FILE_BYTES:
+                async with self._big_file_slots:
+                    await self._send_big(file)
+            else:
+                root = self._snapshot.path
+                async with self._read_slots:
+                    body = await anyio.to_thread.run_sync(
+                        _snapshot.read, file.path, file.entry, root, abandon_on_cancel=True
+                    )
+                await self._store.create(file.name, body, shared=True)
+        self._sent_bytes += file.entry.size
+        self._progress(self._sent_bytes, self._snapshot.size)
 
     async def _send_big(self, file: _File) -> None:
-        """Create the object of a file that is too large to be held in memory, unless it exists."""
-        if file.name in self._stored_names:
-            return
+        """Create the object of a file that is too large to be held in memory."""
         created = False
         failure: BackendError | None = None
         try:
@@ -227,10 +197,6 @@ class _Transfer:
             raise _snapshot.changed_error(file.path, self._snapshot.path) from failure
         if failure is not None:
             raise failure
-
-    def _count(self, file: _File) -> None:
-        self._sent_bytes += file.entry.size
-        self._progress(self._sent_bytes, self._snapshot.size)
 
 
 async def snapshot_of(data: Data) -> Snapshot:
@@ -262,15 +228,6 @@ def _is_unchanged(file: _File, stop: threading.Event) -> bool:
         return _snapshot.sha256(file.path, file.entry.path, stop) == file.entry.digest
     except OSError:
         return False
-
-
-def _read_all(files: list[_File], root: str, stop: threading.Event) -> list[bytes]:
-    bodies: list[bytes] = []
-    for file in files:
-        if stop.is_set():
-            break
-        bodies.append(_snapshot.read(file.path, file.entry, root))
-    return bodies
 
 
 def _data_ref(data: Data, uri: str, digest: str) -> DataRef:
