@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, fields
 from typing import Any
 
 from kinetic._progress.tally import State
@@ -49,33 +50,16 @@ async def read(batch: Batch) -> list[Item]:
 
 def pack_items(items: Iterable[Item]) -> list[Any]:
     """Convert *items*, which must all have succeeded, to values for JSON, in the same order."""
-    return [
-        [
-            [
-                [
-                    attempt.number,
-                    attempt.kind,
-                    attempt.reason,
-                    attempt.message,
-                    attempt.begun,
-                    attempt.ended,
-                ]
-                for attempt in item.attempts
-            ],
-            item.input,
-            item.result,
-        ]
-        for item in items
-    ]
+    return [[[*map(astuple, item.attempts)], item.input, item.result] for item in items]
 
 
 def _unpack_items(packed_items: Iterable[Any]) -> Iterator[Item]:
-    names = ("number", "kind", "reason", "message", "begun", "ended")
+    names = [field.name for field in fields(Attempt)]
     for index, (attempts, input_note, result) in enumerate(packed_items):
         yield Item(
             index=index,
             state=State.SUCCEEDED,
-            attempts=tuple(Attempt(**dict(zip(names, fields, strict=True))) for fields in attempts),
+            attempts=tuple(Attempt(**dict(zip(names, values, strict=True))) for values in attempts),
             input=input_note,
             result=result,
         )
@@ -95,11 +79,10 @@ def _build_item(
         result = item.outcome.note or {}
     claimant = found.get(item.attempt, wire.Attempt()).executor
     status = JobStatus.PENDING if claimant in (None, wire.VOID) else JobStatus.RUNNING
-    attempts = [_build_attempt(number, attempt) for number, attempt in sorted(found.items())]
     return Item(
         index=index,
         state=state_of(item, status, refused=False),
-        attempts=tuple(attempts),
+        attempts=tuple(_build_attempt(*numbered) for numbered in sorted(found.items())),
         input=input_note,
         result=result,
     )

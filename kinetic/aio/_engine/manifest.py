@@ -31,13 +31,7 @@ KEPT_OPTIONS = tuple(
 
 
 async def read_manifest(session: Session, submission_id: str) -> dict[str, Any]:
-    """Return the immutable description of a job or a batch, verified before it is parsed.
-
-    Raises:
-        NotFound: There is no such job or batch.
-        WireError: The manifest is damaged, has no valid signature, or has a format that this
-            version doesn't know.
-    """
+    """Return the immutable description of a job or a batch, verified before it is parsed."""
     name = ids.manifest_name_of(submission_id)
     try:
         content = await session.platform.store.get(name)
@@ -187,12 +181,7 @@ def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
 
 def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
     """Return the fields from which `uploaded_call_of` rebuilds *uploaded*."""
-    options, project, image, resources = (
-        uploaded.call.options,
-        uploaded.project,
-        uploaded.image,
-        uploaded.resources,
-    )
+    options, project, resources = uploaded.call.options, uploaded.project, uploaded.resources
     kept_options = ("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu")
     return {
         "func_name": uploaded.call.name,
@@ -200,17 +189,8 @@ def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
         "function": uploaded.function._asdict(),
         "code": asdict(uploaded.code) if uploaded.code is not None else None,
         "data": [asdict(ref) for ref in uploaded.data],
-        "image": {
-            "uri": image.uri,
-            "command": image.command,
-            "user": image.user,
-            "requirements": image.requirements._asdict() if image.requirements else None,
-        },
-        "resources": {
-            "accelerator": str(resources.accelerator),
-            "cpu": resources.cpu,
-            "memory_bytes": resources.memory_bytes,
-        },
+        "image": asdict(uploaded.image),
+        "resources": asdict(resources) | {"accelerator": str(resources.accelerator)},
         "captured": uploaded.captured_names,
         "client": dict(uploaded.client_versions),
         "project": {
@@ -227,9 +207,6 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
 
     The result lacks the function. In ``data_table``, placeholders stand for the `Data` that the
     function captures.
-
-    Raises:
-        WireError: The manifest lacks a part.
     """
     try:
         fields = manifest["placed"]
@@ -254,15 +231,14 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
             # Pickled inputs number their own `Data` after these, so only the count matters.
             data_table=tuple(Data("gs://shared/") for _ in fields["data"]),
             image=Image(
-                uri=image["uri"],
-                command=tuple(image["command"]),
-                requirements=wire.Input(**requirements) if requirements else None,
-                user=image["user"],
+                **image
+                | {
+                    "command": tuple(image["command"]),
+                    "requirements": wire.Input(*requirements) if requirements else None,
+                }
             ),
             resources=Resources(
-                accelerator=accelerators.parse(resources["accelerator"]),
-                cpu=resources["cpu"],
-                memory_bytes=resources["memory_bytes"],
+                **resources | {"accelerator": accelerators.parse(resources["accelerator"])}
             ),
             environment=environment,
             captured_names=tuple(fields["captured"]),

@@ -15,13 +15,6 @@ class _RunTime(NamedTuple):
     timed: int = 0
     untimed: int = 0
 
-    def plus(self, other: _RunTime, sign: int = 1) -> _RunTime:
-        return _RunTime(
-            self.seconds + sign * other.seconds,
-            self.timed + sign * other.timed,
-            self.untimed + sign * other.untimed,
-        )
-
 
 class Meter:
     """Count each attempt once, regardless of how often its item is read.
@@ -51,7 +44,12 @@ class Meter:
         previous, current = self._items.pop(index, _RunTime()), _sum_attempts(attempts)
         if current.timed + current.untimed < previous.timed + previous.untimed:
             current = previous  # *attempts* comes from an older read
-        self._total = self._total.plus(current).plus(previous, -1)
+        total = self._total
+        self._total = _RunTime(
+            seconds=total.seconds + current.seconds - previous.seconds,
+            timed=total.timed + current.timed - previous.timed,
+            untimed=total.untimed + current.untimed - previous.untimed,
+        )
         if not settled and current != _RunTime():
             self._items[index] = current
 
