@@ -410,7 +410,7 @@ class BatchHandle(Generic[T, X]):
         now = datetime.now(UTC)
         ages = [
             (index, max(0.0, (now - datetime.fromisoformat(seen.created_at)).total_seconds()))
-            for index, seen in self._batch.submission.observations().items()
+            for index, seen in self._batch.submission.observations.items()
             if seen.phase is Phase.RUNNING and seen.created_at
         ]
         return sorted(ages, key=lambda pair: -pair[1])[:count]
@@ -652,7 +652,7 @@ class BatchHandle(Generic[T, X]):
     def _is_refused(self, index: int) -> bool:
         """Return whether the input could not be submitted, so that there is no job."""
         submission = self._batch.submission
-        if submission.refusal(index) is not None:
+        if index in submission.refusals:
             return True
         item = submission.item(index)
         outcome = item.outcome if item is not None else None
@@ -764,7 +764,7 @@ class BatchHandle(Generic[T, X]):
             return 0
         batch.coordinator.window.lift()
         pump = batch.coordinator.pump
-        is_cut_off = pump is not None and not (pump.known_length or pump.finished)
+        is_cut_off = not (pump.known_length or pump.finished)
         await batch.seal()
         if is_cut_off and batch.stored:
             logging.warning(

@@ -145,7 +145,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Return when the last known attempt began, or when the job was submitted; internal."""
         if (ref := self._ref) is not None:
             if (
-                observation := ref.submission.observation(ref.index)
+                observation := ref.submission.observations.get(ref.index)
             ) is not None and observation.created_at:
                 return observation.created_at
             item = ref.submission.item(ref.index)
@@ -225,7 +225,7 @@ class JobHandle(JobRecord, Generic[T]):
         if not item.state.final:
             with suppress(BackendError):  # if this fails, explain from what is known
                 item = await ref.reconcile(explained=True)
-        observation = ref.submission.observation(ref.index)
+        observation = ref.submission.observations.get(ref.index)
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
                 return "cancelled"
@@ -502,7 +502,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def _wait_closed(self, ref: JobRef, timeout: float | None) -> wire.Item:
         """Wait until the job has ended; raise the error if it was never submitted."""
-        if (refusal := ref.submission.refusal(ref.index)) is not None:
+        if (refusal := ref.submission.refusals.get(ref.index)) is not None:
             raise refusal
         item = ref.submission.item(ref.index)
         if item is None or ref.submission.error(ref.index) is not None:
@@ -541,7 +541,7 @@ class JobHandle(JobRecord, Generic[T]):
             except Exception:
                 logging.exception("on_status_change of %s raised", self.job_id)
 
-        if ref.submission.item(ref.index) is not None or ref.submission.observation(ref.index):
+        if ref.submission.item(ref.index) is not None or ref.submission.observations.get(ref.index):
             notify(ref.index, None)
         return ref.submission.listen(notify)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kinetic._runner.protocol import wire
-from kinetic.aio._engine.ending import Ask, Close, Facts, GiveUp, Step, decide
+from kinetic.aio._engine.ending import Ask, Close, GiveUp, Step, decide
 from kinetic.aio._engine.submission import Evidence
 from kinetic.aio.ports import Observation, Phase
 
@@ -30,13 +30,11 @@ def step(
 ) -> Step | None:
     """Decide about attempt 1, which has ended, of an item whose current attempt is *attempt*."""
     return decide(
-        Facts(
-            item=wire.Item(state, attempt),
-            attempt=wire.Attempt(executor),
-            name=NAME,
-            evidence=Evidence(0, 1, observation, **evidence),
-            closes=closes,
-        )
+        wire.Item(state, attempt),
+        wire.Attempt(executor),
+        NAME,
+        Evidence(0, 1, observation, **evidence),
+        closes=closes,
     )
 
 

@@ -128,7 +128,7 @@ class Batch:
 
         If another process submits the batch, all items count as submitted; refused items never do.
         """
-        if self.submission.refusal(index) is not None:
+        if index in self.submission.refusals:
             return False
         if self.coordinator is None:
             return True
@@ -193,13 +193,13 @@ class Batch:
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return index and status of each submitted or refused item, read from the store now."""
-        refused = self.submission.refusals
-        submitted = [
-            index for index in range(self.known) if index in refused or self.submitted(index)
-        ]
         await self.look()
-        submitted = submitted if self.coordinator is not None else [*range(self.known)]
-        return [(index, self.submission.status(index)) for index in submitted]
+        refused = self.submission.refusals
+        return [
+            (index, self.submission.status(index))
+            for index in range(self.known)
+            if index in refused or self.submitted(index)
+        ]
 
     async def input_of(self, index: int) -> Any:
         """Return the input of an item: the user's own object, or one rebuilt from the store.
@@ -209,11 +209,14 @@ class Batch:
             SubmissionError: The input could not be pickled.
             Exception: Unpickling the input failed with this, as it does for any input with `Data`.
         """
-        pump = self.coordinator.pump if self.coordinator is not None else None
-        if pump is not None and (own_input := pump.input_of(index)) is not None:
+        if (own_input := self.own_input_of(index)) is not None:
             return own_input[0]
         await self.refresh()
         return await self.inputs.value(index)
+
+    def own_input_of(self, index: int) -> tuple[Any] | None:
+        """Return the user's own object in a tuple, or None if this process doesn't have it."""
+        return self.coordinator.pump.input_of(index) if self.coordinator is not None else None
 
     # --- waiting ---
 
@@ -240,11 +243,16 @@ class Batch:
         self,
         lease: _lease.HeldLease,
         uploaded: prepare.UploadedCall,
-        source: Source | None,
+        source: Source,
         settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
+        *,
+        ends_inputs: bool = True,
     ) -> None:
-        """Start a coordinator for the batch; *events* tell it the state that was recovered."""
+        """Start a coordinator for the batch; *events* tell it the state that was recovered.
+
+        *ends_inputs* says that the batch's inputs end with those of *source*.
+        """
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
         self._own_environment = uploaded.environment
@@ -256,10 +264,15 @@ class Batch:
             inputs=self.inputs,
             lease=lease,
         )
-        length = source.length if source is not None else self.manifest["total"]
-        budget = self._budget_s(settings)
-        coordinator = BatchCoordinator(context, settings, source, length, self.wake, budget)
-        self.coordinator = coordinator
+        self.coordinator = coordinator = BatchCoordinator(
+            context,
+            settings,
+            source,
+            source.length or self.manifest["total"],
+            self.wake,
+            budget=self._budget_s(settings),
+            ends_inputs=ends_inputs,
+        )
         coordinator.post(scheduler.SecondsSpent(submission.meter.seconds))
         for event in events:
             coordinator.post(event)
@@ -404,11 +417,7 @@ class Batch:
         return environment
 
     def _capture_again(self) -> dict[str, str]:
-        """Return the jobs' environment, with the captured variables as this process has them.
-
-        Raises:
-            ConfigurationError: This process lacks one of the variables.
-        """
+        """Return the jobs' environment, with the captured variables as this process has them."""
         names: list[str] = self.manifest["placed"]["captured"]
         if missing := [name for name in names if name not in os.environ]:
             raise ConfigurationError(
@@ -460,12 +469,12 @@ class Batch:
                 "more: it was collected by its age; submit what is left in a new batch"
             )
         settings = map_settings_of(self.manifest)
-        source: Source | None = Source(() if inputs is None else inputs, settings.input_mode)
-        if inputs is None and not (seal and total is None):
-            source = None
+        source = Source(() if inputs is None else inputs, settings.input_mode)
+        ends_inputs = inputs is not None or (seal and total is None)
+        if not ends_inputs:
             end = total if total is not None else stored
             events.append(scheduler.InputsEnded(end, sealed=total is not None))
-        self.coordinate(lease, uploaded, source, settings, events)
+        self.coordinate(lease, uploaded, source, settings, events, ends_inputs=ends_inputs)
 
     @property
     def _is_open(self) -> bool:
@@ -482,9 +491,6 @@ class Batch:
         """Retry the items of *indices* (None: all) that failed or were cancelled; return how many.
 
         Any process may call this.
-
-        Raises:
-            NotFound: The batch has no such item, or was cleaned up.
         """
         if not await self.exists():
             raise self.submission.identity.gone_error
@@ -493,10 +499,9 @@ class Batch:
         if unknown := [index for index in wanted if not 0 <= index < self.known]:
             raise NotFound(f"batch {self.group_id} has no item {unknown[0]}; it has {self.known}")
         count = await self._request_retry(wanted)
-        if (coordinator := self.coordinator) is not None and self.submits:
-            await coordinator.until_caught_up()
-            if await coordinator.is_replaced():
-                await coordinator.over.wait()
+        coordinator = self.coordinator if self.submits else None
+        if coordinator is not None and (coordinator.closing or await coordinator.is_replaced()):
+            await coordinator.over.wait()
         # This includes items reopened by a process that died before it started them.
         reopened = self.submission.requests.reopened
         is_open = any(not self.submission.is_final(index) for index in reopened)
@@ -589,11 +594,7 @@ class Batch:
     # --- ending ---
 
     async def cancel(self) -> None:
-        """Stop the batch and wait until all its items have ended.
-
-        Raises:
-            BackendError: The stop can't be stored, or an outcome can't be read.
-        """
+        """Stop the batch and wait until all its items have ended."""
         coordinator = self.coordinator
         if coordinator is not None and self.submits and not coordinator.complete:
             await coordinator.stop("cancel", keep_running=False)

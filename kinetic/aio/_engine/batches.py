@@ -44,9 +44,6 @@ async def start(
 ) -> Batch:
     """Pack the call once, write the manifest, take the lease, and start to submit the batch.
 
-    Raises:
-        ConfigurationError: *inputs* is empty, or an input of a list doesn't fit the function.
-
     Cancelled: what was made of the batch is removed; shared content stays in the store.
     """
     source = Source(inputs, settings.input_mode)
@@ -105,11 +102,7 @@ def known_batch(session: Session, group_id: str) -> Batch | None:
 
 
 async def remove(session: Session, submission_id: str) -> None:
-    """Remove the jobs and objects of a job or batch, and stop following it.
-
-    Raises:
-        BackendError: The jobs don't end within 180 s, or a service doesn't answer.
-    """
+    """Remove the jobs and objects of a job or batch, and stop following it."""
     if (known := known_batch(session, submission_id)) is not None:
         await known.remove(jobs=True, objects=True)
         return

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from absl import logging
@@ -22,7 +21,6 @@ from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
 from kinetic.aio._process_identity import ProcessIdentity
-from kinetic.aio.ports import Observation
 from kinetic.errors import Conflict, KineticError, SubmitterLost
 
 RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
@@ -47,7 +45,11 @@ async def start_job(
         async with new_submission(session, uploaded, identity) as submission:
             submission.submitter_relaunches = session.platform.relaunches
             await store_manifest(session, identity, manifest_of(record, identity, uploaded))
-            arguments = await _store_arguments(session, identity, packed)
+            content = packed.pickled_arguments
+            assert content is not None
+            name = wire.input_key(identity.scope, 0)
+            await session.platform.store.create(name, content.content)
+            arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
             await builder.launch(0, 1, arguments)
             submission.relaunches_here = submission.submitter_relaunches
@@ -55,30 +57,10 @@ async def start_job(
         session.limit.release()
         raise
     if submission.relaunches_here or session.limit.is_bounded:
-        until_end: Coroutine[Any, Any, Any] = (
-            _until_ended(session, submission, builder, arguments)
-            if submission.relaunches_here
-            else session.until_final(submission, 0)
+        session.spawn(
+            _until_ended(session, submission, builder, arguments), name=f"end of {identity.id}"
         )
-        end_task = session.spawn(until_end, name=f"end of {identity.id}")
-        end_task.add_done_callback(functools.partial(_on_job_end, session))
     return record, JobRef(session=session, submission=submission, index=0)
-
-
-async def _store_arguments(
-    session: Session, identity: Identity, packed: prepare.PackedCall
-) -> wire.Input:
-    content = packed.pickled_arguments
-    assert content is not None
-    name = wire.input_key(identity.scope, 0)
-    await session.platform.store.create(name, content.content)
-    return wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
-
-
-def _on_job_end(session: Session, end_task: asyncio.Task[Any]) -> None:
-    if not end_task.cancelled():
-        end_task.exception()  # mark the error as read: `result()` raises it
-    session.limit.release()
 
 
 async def _until_ended(
@@ -87,26 +69,31 @@ async def _until_ended(
     builder: job_spec.JobSpecBuilder,
     arguments: wire.Input,
 ) -> None:
-    """Wait until a single job has ended; launch each attempt that the platform doesn't launch.
+    """Wait until a single job has ended, and then count it as ended in the client's limit.
 
-    If this process ends or is too slow, another process that waits for the job ends it by a stop
-    request (see `ending`).
+    If the submitter relaunches the job, launch each attempt after the first. If this process ends
+    or is too slow, another process that waits for the job ends it by a stop request (see `ending`).
     """
     changed = asyncio.Event()
     stop_listening = submission.listen(lambda index, item: changed.set())
     try:
         with session.awaiting(submission):
-            while submission.abandoned is None:
+            while not (submission.is_final(0) or submission.abandoned or submission.final_error(0)):
                 changed.clear()
                 item = submission.item(0)
-                if item is not None and item.state.final:
-                    return
-                is_due = item is not None and item.attempt > max(1, submission.last_relaunched)
-                if item is not None and is_due and item.state is wire.ItemState.OPEN:
+                if (
+                    submission.relaunches_here
+                    and item is not None
+                    and item.state is wire.ItemState.OPEN
+                    and item.attempt > max(1, submission.last_relaunched)
+                ):
                     await _launch_again(session, submission, builder, arguments, item.attempt)
                 await changed.wait()
+    except KineticError as exc:
+        submission.set_error(0, exc)  # so that `result()` raises it
     finally:
         stop_listening()
+        session.limit.release()
 
 
 async def _launch_again(
@@ -116,11 +103,7 @@ async def _launch_again(
     arguments: wire.Input,
     number: int,
 ) -> None:
-    """Launch attempt *number* to replace the previous one, or end the job as that one ended.
-
-    Raises:
-        KineticError: The job can be neither launched nor ended.
-    """
+    """Launch attempt *number* to replace the previous one, or end the job as that one ended."""
     cluster, identity = session.platform.cluster, submission.identity
     name, previous = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
 
@@ -129,23 +112,20 @@ async def _launch_again(
         await builder.launch(0, number, arguments)
         submission.last_relaunched = number
 
-    async def host_end() -> Observation | None:
-        return await ending.host_end(submission, 0, number - 1)
-
     async def is_wanted() -> bool:
         item = await submission.look(0)
         if item.attempt < number or item.stopped:
             return False
         return await session.platform.store.look(identity.manifest_name) is not None
 
-    async def give_up(why: str) -> None:
-        await ending.give_up(submission, 0, f"not launched again: {why}")
-        await submission.look(0)
-
     why = ""
     try:
         # The first host's outcome says that it was asked to stop; the platform may know why.
-        observation = await retry(host_end, RELAUNCH_POLICY, Outage(f"asking how {previous} ended"))
+        observation = await retry(
+            lambda: ending.host_end(submission, 0, number - 1),
+            RELAUNCH_POLICY,
+            Outage(f"asking how {previous} ended"),
+        )
         if (
             observation is not None
             and observation.reason is not None
@@ -163,11 +143,10 @@ async def _launch_again(
     # No attempt is wanted any more, or the platform refused it: remove what a launch left.
     await release(cluster.delete(names=[name]), operation=f"removing {name}")
     if why:
-        try:
-            await retry_forever(lambda: give_up(why), f"ending {identity.id}")
-        except KineticError as exc:
-            submission.set_error(0, exc)
-            raise
+        await retry_forever(
+            lambda: ending.give_up(submission, 0, f"not launched again: {why}"),
+            f"ending {identity.id}",
+        )
 
 
 @contextlib.asynccontextmanager
@@ -196,11 +175,7 @@ async def new_submission(
 
 
 async def store_manifest(session: Session, identity: Identity, fields: Mapping[str, Any]) -> None:
-    """Sign the description of a new submission and create it.
-
-    Raises:
-        Conflict: A submission with this ID exists.
-    """
+    """Sign the description of a new submission and create it."""
     store, name = session.platform.store, identity.manifest_name
     body = json.dumps(fields, sort_keys=True).encode()
     if not await store.create(name, signing.signed_json(identity.key, identity.scope, name, body)):

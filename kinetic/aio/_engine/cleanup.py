@@ -33,9 +33,6 @@ async def delete_all(submission: Submission, last_round: int) -> None:
 
     This selects jobs by their round, not only by their batch. So a delete request that reaches the
     platform late doesn't delete the jobs of items that were retried since.
-
-    Raises:
-        BackendError: The platform does not answer.
     """
     batch = submission.identity.id
     for number in range(last_round + 1):  # each retry_failed() begins a round
@@ -43,11 +40,7 @@ async def delete_all(submission: Submission, last_round: int) -> None:
 
 
 async def delete_leftovers(submission: Submission) -> None:
-    """Delete the jobs of stopped items that a dead process has left.
-
-    Raises:
-        BackendError: The platform does not answer.
-    """
+    """Delete the jobs of stopped items that a dead process has left."""
     requests = submission.requests
     if not requests.all_stopped:
         return

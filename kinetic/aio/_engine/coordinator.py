@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
 from absl import logging
@@ -25,7 +25,6 @@ from kinetic.aio._engine.cleanup import delete_all, delete_unwanted, withdraw_id
 from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump
 from kinetic.aio._engine.input_source import Source
-from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import LAUNCHES_AT_ONCE, BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.recovery import count_of
@@ -62,17 +61,6 @@ async def renew_shared(
     return sorted(missing)
 
 
-def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
-    """Yield the `Data` in the stored inputs, as far as this process has it in memory."""
-    for index in range(inputs.count):
-        try:
-            stored_input = inputs.cached_input(index)
-        except KineticError:
-            continue  # the input could not be pickled
-        if stored_input is not None:
-            yield from stored_input[1]
-
-
 LEAVING_S = 10.0
 """How long to try to release a lease, in seconds; after that it expires by itself."""
 
@@ -85,18 +73,21 @@ class BatchCoordinator:
 
     ``over`` is set when the coordinator has ended. ``error`` is then the error that ended it early,
     or None. ``request_error`` says why a request to stop or retry could not be stored or carried
-    out; callers that wait for the request get this error. *budget* limits the sum of the seconds
-    of all attempts.
+    out; callers that wait for the request get this error. ``closing`` says that it carries out no
+    further request. *budget* limits the sum of the seconds of all attempts. *ends_inputs* says that
+    the batch's inputs end with those of *source*.
     """
 
     def __init__(
         self,
         context: BatchContext,
         settings: MapSettings,
-        source: Source | None,
+        source: Source,
         length: int | None,
         on_change: Callable[[], None],
-        budget: float = math.inf,
+        *,
+        budget: float,
+        ends_inputs: bool,
     ) -> None:
         self.state = scheduler.State(settings, budget=budget)
         self.window = Backpressure(
@@ -113,18 +104,20 @@ class BatchCoordinator:
         self._submission = context.submission
         self._events: deque[scheduler.Event] = deque()
         self._awake = asyncio.Event()
-        self._decided = asyncio.Event()
         self._leaving = False
-        self._closing = False
+        self.closing = False
         self._applying: set[asyncio.Task[None]] = set()
         self._absent: set[tuple[int, int]] = set()
         self.launcher = Launcher(context, self.state, self.post, on_change)
-        self.pump: InputPump | None = None
-        if source is not None:
-            self.pump = InputPump(
-                context, source, self.window, self.state, self.post, self.launcher.report_refusal
-            )
-        self._pump_done = asyncio.Event()
+        self.pump = InputPump(
+            context,
+            source,
+            self.window,
+            self.state,
+            self.post,
+            self.launcher.report_refusal,
+            ends_inputs=ends_inputs,
+        )
         self._stop_listening = self._submission.listen(self._on_item)
         self._submission.requests.listeners.append(self._on_request)
 
@@ -136,9 +129,8 @@ class BatchCoordinator:
     @property
     def all_requested(self) -> bool:
         """Whether this process has requested every item's job, and no attempt waits to start."""
-        state = self.state
-        waiting = state.unstarted or state.due or self.launcher.pending or self._events
-        return state.total is not None and not waiting
+        waiting = self.state.waits_for_slot or self.launcher.pending or self._events
+        return self.state.total is not None and not waiting
 
     @property
     def waiting(self) -> list[int]:
@@ -158,7 +150,7 @@ class BatchCoordinator:
                 self._events.append(scheduler.SecondsSpent(self._submission.meter.seconds))
             self._events.append(scheduler.ItemRead(index, item))
             self._awake.set()
-        elif (observation := self._submission.observation(index)) is not None:
+        elif (observation := self._submission.observations.get(index)) is not None:
             number = int(observation.labels.get(LABEL_ATTEMPT, 0))
             if self.state.busy.get(index) != number:  # another process launched the attempt late
                 self.post(scheduler.AttemptFound(index, number))
@@ -203,13 +195,14 @@ class BatchCoordinator:
         try:
             with self._session.awaiting(self._submission):
                 async with asyncio.TaskGroup() as group:
-                    helper_tasks = [
-                        group.create_task(self.launcher.run_worker()) for _ in range(workers)
+                    helpers = [
+                        *(self.launcher.run_worker() for _ in range(workers)),
+                        self.lease.keep(),
+                        self._read_requests(),
+                        self.pump.run(),
+                        self._renew_shared_daily(),
                     ]
-                    helper_tasks.append(group.create_task(self.lease.keep()))
-                    helper_tasks.append(group.create_task(self._read_requests()))
-                    helper_tasks.append(group.create_task(self._run_pump()))
-                    helper_tasks.append(group.create_task(self._renew_shared_daily()))
+                    helper_tasks = [group.create_task(helper) for helper in helpers]
                     await self._until_complete()
                     for task in helper_tasks:
                         task.cancel()
@@ -238,7 +231,7 @@ class BatchCoordinator:
             while self._events:
                 self._decide_next()
             if requests.removing or (len(requests.entries) == known_requests and self._is_idle):
-                self._closing = True
+                self.closing = True
                 break
             logging.info("batch %s goes on: there is a request", self._submission.identity.id)
             await retry_forever(self.lease.retake, "taking the lease again")
@@ -296,9 +289,8 @@ class BatchCoordinator:
                 if not self.complete and not self._leaving:
                     self._abandon_waiting()
             finally:  # after any failure, no waiter may hang on this coordinator
-                self._pump_done.set()
+                self.pump.over.set()
                 self.over.set()
-                self._decided.set()
                 self.on_change()
 
     def _abandon_waiting(self) -> None:
@@ -317,29 +309,8 @@ class BatchCoordinator:
             logging.warning("%s; %d of its items wait to be started", lost, len(waiting))
         self._submission.abandon(lost, waiting)
 
-    async def until_caught_up(self) -> None:
-        """Wait until all requests that were read are carried out, or this coordinator is over."""
-        while not self.over.is_set():
-            if self._closing:
-                await self.over.wait()
-            elif self._applying:
-                await asyncio.wait(self._applying)
-            elif self._events:
-                self._decided.clear()
-                await self._decided.wait()
-            else:
-                return
-
-    @property
-    def _is_lazy(self) -> bool:
-        return self.pump is not None and not self.pump.known_length
-
     async def is_replaced(self) -> bool:
-        """Return whether another process has the lease; renew the lease now to find out.
-
-        Raises:
-            BackendError: The store does not answer.
-        """
+        """Return whether another process has the lease; renew the lease now to find out."""
         with contextlib.suppress(SubmitterLost):
             await self.lease.renew()
         return self.lease.lost is not None
@@ -349,12 +320,13 @@ class BatchCoordinator:
 
         *seal* also records in the store that an iterator's inputs have ended.
         """
-        if self.pump is None or self.pump.finished:
+        if self.pump.finished:
             return
-        if self._is_lazy:
+        is_lazy = not self.pump.known_length
+        if is_lazy:
             self.pump.close()
-        await self._pump_done.wait()
-        if self._is_lazy and seal and self.lease.lost is None:
+        await self.pump.over.wait()
+        if is_lazy and seal and self.lease.lost is None:
             await self.pump.end()
 
     async def leave(self) -> None:
@@ -378,8 +350,7 @@ class BatchCoordinator:
             if self._events:
                 self._awake.set()
                 await asyncio.sleep(0)
-            if self.pump is not None:
-                self.pump.wake()
+            self.pump.wake()
             self.on_change()
         if self.request_error is not None and not self._leaving:
             raise self.request_error
@@ -388,7 +359,6 @@ class BatchCoordinator:
         events = [self._events.popleft() for _ in range(min(EVENTS_PER_TURN, len(self._events)))]
         for action in scheduler.decide(self.state, *events):
             self._carry_out(action)
-        self._decided.set()
 
     @property
     def _is_idle(self) -> bool:
@@ -424,11 +394,7 @@ class BatchCoordinator:
     # --- requests ---
 
     async def stop(self, cause: str, *, keep_running: bool) -> None:
-        """Store a request to stop the whole batch; `_on_request` then carries it out.
-
-        Raises:
-            BackendError: The request cannot be stored: nothing was stopped.
-        """
+        """Store a request to stop the whole batch; `_on_request` then carries it out."""
         request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
         await retry_forever(lambda: self._submission.requests.append(request), "asking for the end")
 
@@ -443,15 +409,10 @@ class BatchCoordinator:
         """Carry out a stop of the batch: end its inputs and, unless *keep_running*, its jobs."""
         if not keep_running:
             await self._delete_jobs(round_number)
-        if self.pump is not None:
-            self.pump.close()
-            await self._pump_done.wait()
-            if self.state.total is None and self.lease.lost is None:
-                await self.pump.end()
-        elif self.state.total is None:
-            self.post(
-                scheduler.InputsEnded(self.inputs.count, sealed=self.inputs.total is not None)
-            )
+        self.pump.close()
+        await self.pump.over.wait()
+        if self.pump.ends_inputs and self.state.total is None and self.lease.lost is None:
+            await self.pump.end()
         submission = self._submission
         unfinished = [
             index for index in range(count_of(self.inputs)) if not self.state.is_final(index)
@@ -521,7 +482,8 @@ class BatchCoordinator:
         while True:
             await asyncio.sleep(_shared_objects.DAY_S)
             try:
-                missing = await renew_shared(store, self._context.uploaded, _data_of(self.inputs))
+                data = self.inputs.known_data()
+                missing = await renew_shared(store, self._context.uploaded, data)
             except BackendError as exc:
                 logging.warning(
                     "%s: shared content wasn't renewed (%s); will retry tomorrow", batch, exc
@@ -542,10 +504,3 @@ class BatchCoordinator:
                 await self._submission.requests.look()
             except BackendError as exc:
                 logging.warning("%s: %s", self._submission.identity.id, exc)
-
-    async def _run_pump(self) -> None:
-        try:
-            if self.pump is not None:
-                await self.pump.run()
-        finally:
-            self._pump_done.set()

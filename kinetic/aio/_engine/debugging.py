@@ -56,11 +56,7 @@ class DebuggerAddress:
 
 
 def require_person() -> None:
-    """Refuse to wait for a debugger without a terminal.
-
-    Raises:
-        ConfigurationError: There is no terminal, and KINETIC_NO_TTY_DEBUG isn't 1.
-    """
+    """Refuse to wait for a debugger without a terminal."""
     has_terminal = sys.stdin is not None and sys.stdin.isatty()
     if not has_terminal and os.environ.get("KINETIC_NO_TTY_DEBUG") != "1":
         raise errors.ConfigurationError(
@@ -70,11 +66,7 @@ def require_person() -> None:
 
 
 def require_port(port: int) -> None:
-    """Check that *port* of this machine is free; 0 stands for any free port.
-
-    Raises:
-        ConfigurationError: The port is in use, or *port* is no port's number.
-    """
+    """Check that *port* of this machine is free; 0 stands for any free port."""
     if type(port) is not int or not 0 <= port < 65536:
         raise errors.ConfigurationError(f"local_port must be a port's number, not {port!r}")
     with socket.socket() as probe:
@@ -86,11 +78,7 @@ def require_port(port: int) -> None:
 
 
 def require_worker(worker: int, accelerator: str, job_id: str) -> None:
-    """Check that the job has the host *worker*, before waiting for its debugger.
-
-    Raises:
-        ConfigurationError: The job has no host *worker*.
-    """
+    """Check that the job has the host *worker*, before waiting for its debugger."""
     hosts = accelerators.parse(accelerator).hosts
     if type(worker) is not int or not 0 <= worker < hosts:
         available = f"workers 0 to {hosts - 1}" if hosts > 1 else "no worker but 0"
@@ -108,9 +96,6 @@ async def until_ready(
 
     If the job has ended, raise the error that *job_error* makes. *timeout* is in seconds; if it's
     None, wait as long as the job waits for a debugger.
-
-    Raises:
-        ResultTimeout: The debugger doesn't listen after *timeout* seconds; the job goes on.
     """
     seconds = configuration.debug_wait_s() if timeout is None else timeout
     clock = asyncio.get_running_loop().time

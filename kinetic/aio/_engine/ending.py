@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -71,52 +71,33 @@ class GiveUp:
 Step = Close | Ask | GiveUp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The facts from the store and the platform about an item.
+def decide(
+    item: wire.Item, attempt: wire.Attempt, name: str, evidence: Evidence, *, closes: bool
+) -> Step | None:
+    """Return the next step towards the end of an item, or None to wait for more evidence.
 
-    ``attempt`` is the item's open attempt, and ``name`` the attempt's name on the platform.
-    ``closes`` says that this process may close the attempt.
+    *attempt* is the item's open attempt, and *name* the attempt's name on the platform. *closes*
+    says that this process may close the attempt.
     """
-
-    item: wire.Item
-    attempt: wire.Attempt
-    name: str
-    evidence: Evidence
-    closes: bool
-
-
-def decide(facts: Facts) -> Step | None:
-    """Return the next step towards the end of an item, or None to wait for more evidence."""
-    item, evidence = facts.item, facts.evidence
     if item.state.final:
         return None
-    if item.attempt == evidence.number or (evidence.final and facts.attempt.executor is not None):
-        return _step_from_evidence(facts)
-    return GiveUp(evidence.final) if evidence.final else None
-
-
-def _step_from_evidence(facts: Facts) -> Step | None:
-    """Return `Close` if the evidence proves the open attempt's end, or `Ask` if it may be old."""
-    evidence, observation, executor = (
-        facts.evidence,
-        facts.evidence.observation,
-        facts.attempt.executor,
-    )
-    if not (facts.closes or facts.item.state is wire.ItemState.CANCELLING):
+    observation, executor = evidence.observation, attempt.executor
+    if item.attempt != evidence.number and not (evidence.final and executor is not None):
+        return GiveUp(evidence.final) if evidence.final else None
+    if not (closes or item.state is wire.ItemState.CANCELLING):
         return None
     if evidence.refusal is not None:
         return Close(_refusal_death(evidence.refusal)) if executor in (None, wire.VOID) else None
     if evidence.final:  # all processes of the item have ended, whichever *observation* names
         observation = replace(observation, executor="") if observation is not None else None
-    elif observation is not None and observation.name != facts.name:
+    elif observation is not None and observation.name != name:
         return None  # the end of another attempt proves nothing about this one
     elif executor not in (None, wire.VOID, evidence.claimant) and not (
         observation and observation.executor
     ):
         # An answer that names no process may be about an earlier job of the same name.
         return Ask()
-    death = proven_death(facts.attempt, observation)
+    death = proven_death(attempt, observation)
     return Close(death) if death is not None else None
 
 
@@ -158,20 +139,18 @@ async def close_refused(submission: Submission, index: int, number: int, error: 
 
     Return False if a process has begun the attempt all the same. The stored outcome has the error,
     for every process that reads the item later.
-
-    Raises:
-        BackendError: The store doesn't answer.
     """
     item = await _take_steps(submission, Evidence(index, number, None, refusal=error))
-    if item.state is wire.ItemState.FAILED and submission.refusal(index) is error:
+    if item.state is wire.ItemState.FAILED and submission.refusals.get(index) is error:
         submission.fail_refused(index, error)
     return submission.attempt(index, number).executor in (None, wire.VOID)
 
 
-async def give_up(submission: Submission, index: int, why: str) -> None:
+async def give_up(submission: Submission, index: int, why: str) -> wire.Item:
     """End a single job as its last attempt ended; *why* says why no further attempt can start."""
     request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
     await submission.requests.append(request)
+    return await submission.look(index)
 
 
 async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
@@ -184,34 +163,24 @@ async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
         evidence = replace(evidence, final=observation.message or "its job has ended")
     item = await _read_item(submission, evidence)
     previous: tuple[wire.Item, Step] | None = None
-    while (step := decide(_gather_facts(submission, item, evidence))) is not None:
-        if (item, step) == previous:
-            break  # no effect: another process acts, or the next read decides
+    while True:
+        attempt = submission.attempt(index, item.attempt)
+        name = submission.identity.attempt_name(index, item.attempt)
+        step = decide(item, attempt, name, evidence, closes=submission.closes)
+        if step is None or (item, step) == previous:
+            return item  # if a step has no effect, another process acts, or the next read decides
         previous = item, step
         match step:
             case Close(death):
                 if not await _close(submission, evidence, item.attempt, death):
-                    break
+                    return item
+                item = await submission.look(index)
             case Ask():
                 if (new_evidence := await _ask_again(submission, evidence)) is None:
-                    break
+                    return item
                 evidence = new_evidence
-                continue
             case GiveUp(why):
-                await give_up(submission, index, f"not replaced: {why}")
-        item = await submission.look(index)
-    return item
-
-
-def _gather_facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts:
-    index = evidence.index
-    return Facts(
-        item=item,
-        attempt=submission.attempt(index, item.attempt),
-        name=submission.identity.attempt_name(index, item.attempt),
-        evidence=evidence,
-        closes=submission.closes,
-    )
+                item = await give_up(submission, index, f"not replaced: {why}")
 
 
 async def _read_item(submission: Submission, evidence: Evidence) -> wire.Item:
@@ -236,7 +205,7 @@ async def _read_item(submission: Submission, evidence: Evidence) -> wire.Item:
 async def _ask_again(submission: Submission, evidence: Evidence) -> Evidence | None:
     """Ask the platform again after reading the claim; return None if the attempt hasn't ended."""
     index, number = evidence.index, evidence.number
-    previous = submission.observation(index)
+    previous = submission.observations.get(index)
     observation = (await find(submission, [(index, number)])).get((index, number))
     if not submission.is_over(index, number, observation, previous):
         return None
@@ -266,7 +235,8 @@ async def _close(
         claimant = wire.VOID
     outcome = await _store_outcome(submission, index, number, claimant, death)
     if evidence.refusal is not None and outcome.kind is wire.Kind.ERROR:
-        submission.note_refusal(index, evidence.refusal)  # before others learn that the item failed
+        # The error says more than the outcome; keep it before others learn that the item failed.
+        submission.refusals[index] = evidence.refusal
     return True
 
 
@@ -391,11 +361,7 @@ def _is_lasting(error: Exception) -> bool:
 
 
 async def reread(submission: Submission) -> None:
-    """Read all open items again, from the store and from the platform.
-
-    Raises:
-        KineticError: The items can't be read.
-    """
+    """Read all open items again, from the store and from the platform."""
     if submission.batch_reader is not None:
         await submission.batch_reader()
     elif not submission.is_final(0):
@@ -406,9 +372,6 @@ async def reconcile(submission: Submission, index: int, *, explained: bool = Fal
     """Read an item; if it's open, ask the platform whether its attempt has ended, and close it.
 
     *explained* also asks why the item waits.
-
-    Raises:
-        KineticError: The store or the platform doesn't answer.
     """
     item = await submission.look(index)
     submission.clear_error(index)
@@ -419,13 +382,25 @@ async def reconcile(submission: Submission, index: int, *, explained: bool = Fal
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class Question:
     """The state of an open attempt when the platform was asked about it."""
 
     index: int
     number: int
     claimant: str | None
     previous: Observation | None
+
+
+def questions(submission: Submission, indices: Iterable[int]) -> list[Question]:
+    """Return what is known of the open items before the platform is asked about them."""
+    found: list[Question] = []
+    for index in indices:
+        item = submission.item(index)
+        if item is not None and not (item.state.final or submission.is_damaged(index)):
+            claimant = submission.attempt(index, item.attempt).executor
+            previous = submission.observations.get(index)
+            found.append(Question(index, item.attempt, claimant, previous))
+    return found
 
 
 async def ask(
@@ -436,27 +411,21 @@ async def ask(
     The caller must have just looked at the items. Return the observation of each item whose attempt
     waits or runs.
     """
-    questions: list[_Question] = []
-    for index in indices:
-        item = submission.item(index)
-        if item is not None and not (item.state.final or submission.is_damaged(index)):
-            claimant = submission.attempt(index, item.attempt).executor
-            previous = submission.observation(index)
-            questions.append(_Question(index, item.attempt, claimant, previous))
+    asked = questions(submission, indices)
     last_relaunched = submission.last_relaunched
     names = [
         (question.index, number)
-        for question in questions
+        for question in asked
         for number in submission.identity.attempts_to_ask(question.number)
     ]
     found = await find(submission, names, explained=explained)
     # An attempt that the platform lacks may have stored its outcome since the caller looked.
     if absent := [
-        question.index for question in questions if (question.index, question.number) not in found
+        question.index for question in asked if (question.index, question.number) not in found
     ]:
         await submission.look_at_each(absent)
     ended: list[Evidence] = []
-    for question in questions:
+    for question in asked:
         if submission.is_open(question.index, question.number):
             evidence = _find_evidence(submission, question, found, last_relaunched)
             if evidence is not None:
@@ -464,8 +433,8 @@ async def ask(
     await for_each(lambda evidence: settle(submission, evidence), ended, limit=SETTLING_AT_ONCE)
     ended_items = {evidence.index for evidence in ended if evidence.observation is not None}
     alive: dict[int, Observation] = {}
-    for question in questions:
-        latest = submission.observation(question.index)
+    for question in asked:
+        latest = submission.observations.get(question.index)
         # A watch may have reported an observation since the question.
         is_fresh = (question.index, question.number) in found or latest is not question.previous
         is_open = submission.is_open(question.index, question.number)
@@ -478,7 +447,7 @@ async def ask(
 
 def _find_evidence(
     submission: Submission,
-    question: _Question,
+    question: Question,
     found: Mapping[tuple[int, int], Observation],
     last_relaunched: int,
 ) -> Evidence | None:
@@ -510,7 +479,7 @@ def _find_evidence(
 
 def _evidence_of_absence(
     submission: Submission,
-    question: _Question,
+    question: Question,
     found: Mapping[tuple[int, int], Observation],
     last_relaunched: int,
 ) -> Evidence | None:

@@ -19,11 +19,7 @@ _ITEM = re.compile(r"(grp-.+)-([0-9]+)", re.ASCII)
 
 
 def item_of(job_id: str) -> tuple[str, int] | None:
-    """Return the batch and the index of an item; None for a single job.
-
-    Raises:
-        ConfigurationError: *job_id* is the ID of a batch.
-    """
+    """Return the batch and the index of an item; None for a single job."""
     submission, index = _parse(job_id)
     if index is not None:
         return submission, index
@@ -36,11 +32,7 @@ def item_of(job_id: str) -> tuple[str, int] | None:
 
 
 def refuse_job(group_id: str) -> None:
-    """Check that *group_id* is the ID of a batch.
-
-    Raises:
-        ConfigurationError: It's no batch ID. If it's a job's, the message says which call takes it.
-    """
+    """Check that *group_id* is the ID of a batch."""
     submission, index = _parse(group_id)
     if index is not None:
         raise ConfigurationError(
@@ -55,11 +47,7 @@ def refuse_job(group_id: str) -> None:
 
 
 def refuse_item(submission_id: str) -> None:
-    """Check that *submission_id* is the ID of a batch or of a single job.
-
-    Raises:
-        ConfigurationError: It's the ID of one job of a batch, or no ID.
-    """
+    """Check that *submission_id* is the ID of a batch or of a single job."""
     batch, index = _parse(submission_id)
     if index is not None:
         raise ConfigurationError(
@@ -150,11 +138,6 @@ class Identity:
         return time.time() - self.created > YOUNG_S
 
     @property
-    def group_id(self) -> str | None:
-        """The ID if the submission is a batch, otherwise None."""
-        return None
-
-    @property
     def gone_error(self) -> NotFound:
         """The error of every call for a submission that was cleaned up."""
         return NotFound(
@@ -188,10 +171,6 @@ class BatchIdentity(Identity):
 
     __slots__ = ()
     leased: ClassVar[bool] = True
-
-    @property
-    def group_id(self) -> str | None:
-        return self.id
 
     @property
     def gone_error(self) -> NotFound:

@@ -88,6 +88,8 @@ class InputPump:
         state: scheduler.State,
         post: Callable[[scheduler.Event], None],
         report_refusal: Callable[[int, Exception], Awaitable[None]],
+        *,
+        ends_inputs: bool,
     ) -> None:
         identity = context.submission.identity
         self._store = context.session.platform.store
@@ -102,13 +104,16 @@ class InputPump:
         self._batch = identity.id
         self._scope = identity.scope
         self._key = identity.key
-        self._pulled = self._inputs.count
         self._first_index = self._inputs.count
         self._room = asyncio.Event()
-        self._take_task: asyncio.Task[list[Any]] | None = None
         self._recent: OrderedDict[int, Any] = OrderedDict()
+        self.ends_inputs = ends_inputs
+        """Whether the batch's inputs end with those of the source."""
         self.closing = False
         self.finished = False
+        """Whether the end of the inputs is recorded, or is being recorded."""
+        self.over = asyncio.Event()
+        """Set when `run` has ended."""
 
     @property
     def known_length(self) -> bool:
@@ -121,12 +126,10 @@ class InputPump:
 
     def close(self) -> None:
         """Pull no more inputs from an iterator, but store those pulled; a list is stored whole."""
-        if self._source.known_inputs is not None:
-            return
-        self.closing = True
-        self._room.set()
-        if self._take_task is not None:
-            self._take_task.cancel()
+        if self._source.known_inputs is None:
+            self.closing = True
+            self._room.set()
+            self._source.stop()
 
     def input_of(self, index: int) -> tuple[Any] | None:
         """Return the user's input in a tuple, or None if this process doesn't have it any more."""
@@ -144,21 +147,20 @@ class InputPump:
             Exception: The user's iterator raised this error.
         """
         try:
-            await (self._pull_all() if self.known_length else self._pull_as_needed())
+            await self._pull()
             drained = await self._source.drain(0.0 if self._state.stopping else DRAIN_S)
-            self._pulled += len(drained)
-            await self._store_inputs(drained, ready=True)
-            if not self.closing:
+            await self._store_inputs(drained)
+            if self.known_length and (count := self._inputs.count - self._first_index):
+                self._post(scheduler.Stored(self._first_index, count))
+            if self.ends_inputs and not self.closing:
                 await self.end()
         finally:
-            await self._close_source()
-
-    async def _close_source(self) -> None:
-        """Close the user's iterator; an error in its clean-up is logged."""
-        try:
-            await self._source.aclose()
-        except Exception as exc:
-            logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
+            try:
+                await self._source.aclose()
+            except Exception as exc:
+                logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
+            finally:
+                self.over.set()
 
     async def end(self) -> None:
         """Record in the store that there are no more inputs.
@@ -184,73 +186,39 @@ class InputPump:
                 self._inputs.slots += 1
         self._post(scheduler.InputsEnded(self._inputs.total))
 
-    async def _pull_all(self) -> None:
-        """Pull and store all inputs before the first job."""
-        first = self._inputs.count
-        while not self._is_over():
-            values = await self._take(AT_ONCE)
-            await self._store_inputs(values, ready=False)
-            if not values:
-                break
-        if count := self._inputs.count - first:
-            self._post(scheduler.Stored(first, count))
-
-    async def _pull_as_needed(self) -> None:
-        """Pull and store inputs whenever `_wait_for_room` allows more; their jobs start at once."""
+    async def _pull(self) -> None:
+        """Pull and store inputs, whenever `_wait_for_room` allows more."""
         size = FIRST_CHUNK
         while wanted := await self._wait_for_room(size):
-            values = await self._take(wanted)
-            await self._store_inputs(values, ready=True)
+            try:
+                values = await self._source.take(wanted)
+            except Exception as exc:
+                exc.add_note(
+                    f"The iterator of the inputs of {self._batch} raised this. Running jobs go on, "
+                    f"and kinetic submits nothing more. {self._inputs.count} inputs are stored. "
+                    "resume(seal=True) runs the stored inputs only; resume(inputs=...) adds those "
+                    "that you give"
+                )
+                raise
             if not values:
                 break
+            await self._store_inputs(values)
             size = min(2 * size, CHUNK_ITEMS)
 
     def _is_over(self) -> bool:
         """Return whether to pull no more, after `close` or a stop; a list is always pulled."""
         return self._source.known_inputs is None and (self.closing or self._state.stopping)
 
-    async def _take(self, wanted: int) -> list[Any]:
-        """Return up to *wanted* inputs, or none at the end.
-
-        If `close` ends the wait, return the inputs that the iterator has produced by then.
-        """
-        taking = self._source.take(wanted, self._has_idle_slots)
-        self._take_task = asyncio.ensure_future(taking)
-        try:
-            values = await asyncio.shield(self._take_task)
-        except asyncio.CancelledError:
-            if not (self.closing and self._take_task.cancelled()):
-                self._take_task.cancel()
-                raise
-            values = self._source.stop()
-        except Exception as exc:
-            exc.add_note(self._failure_note())
-            raise
-        finally:
-            self._take_task = None
-        self._pulled += len(values)
-        return values
-
-    def _failure_note(self) -> str:
-        """Return a note for an exception of the user's iterator: what happens to the batch."""
-        return (
-            f"The iterator of the inputs of {self._batch} raised this. Running jobs go on, and "
-            f"kinetic submits nothing more. {self._inputs.count} inputs are stored. "
-            "resume(seal=True) runs the stored inputs only; resume(inputs=...) adds those that you "
-            "give"
-        )
-
-    def _has_idle_slots(self) -> bool:
-        return self._state.free > 0 and not self._state.waiting
-
     async def _wait_for_room(self, size: int) -> int:
         """Wait until inputs may be pulled; return how many, or 0 if `_is_over`."""
         while not self._is_over():
-            room = self._pull_limit() - self._pulled
+            if self.known_length:
+                return AT_ONCE
+            room = self._pull_limit() - self._inputs.count
             minimum = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
             if room >= minimum:
                 return minimum
-            if room >= 1 and self._has_idle_slots():
+            if room >= 1 and self._state.free > 0 and not self._state.waits_for_slot:
                 return int(room)
             self._room.clear()
             await self._room.wait()
@@ -268,15 +236,18 @@ class InputPump:
         finished = self._state.ended if delivered is None else delivered
         return (slots or 0) + self._window.limit + finished
 
-    async def _store_inputs(self, values: list[Any], *, ready: bool) -> None:
-        """Store *values* in as many slots as needed; *ready* lets their items start at once."""
+    async def _store_inputs(self, values: list[Any]) -> None:
+        """Store *values* in as many slots as needed."""
         while values:
             for chunk in await encode(self._uploaded, values, self._source.mode):
-                await self._store_chunk(chunk, values, ready=ready)
+                await self._store_chunk(chunk, values)
                 values = values[len(chunk.parts) :]
 
-    async def _store_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
-        """Store *chunk*, the pickled form of the first ``len(chunk.parts)`` of *values*."""
+    async def _store_chunk(self, chunk: Chunk, values: list[Any]) -> None:
+        """Store *chunk*, the pickled form of the first ``len(chunk.parts)`` of *values*.
+
+        Its items start at once, unless all inputs are stored first.
+        """
         try:
             first, failed = await self._claim_slot(chunk, values)
         except SubmitterLost as exc:
@@ -288,7 +259,8 @@ class InputPump:
         for position, error in failed.items():
             self._post(scheduler.ItemsKnown(self._inputs.count))
             await self._report_refusal(first + position, error)
-        self._post(scheduler.Stored(first, count) if ready else scheduler.ItemsKnown(first + count))
+        known = scheduler.ItemsKnown(first + count)
+        self._post(known if self.known_length else scheduler.Stored(first, count))
 
     def _remember(self, first: int, values: Sequence[Any]) -> None:
         """Keep the newest inputs for `input_of`; with a window, all undelivered inputs."""
@@ -346,7 +318,6 @@ class InputPump:
         count = self._inputs.count - before
         logging.warning("%s: %d inputs of an earlier submitter came late", self._batch, count)
         if count:
-            self._pulled += count
             self._post(scheduler.Stored(before, count))
 
 

@@ -6,15 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import anyio.to_thread
@@ -22,8 +14,8 @@ import anyio.to_thread
 from kinetic._tracebacks import of_the_caller
 from kinetic.errors import ConfigurationError
 
-FLUSH_S, HURRY_S = 0.05, 0.005
-"""How long `Source.take` waits for more inputs, in seconds: usually, and if `hurry` is true."""
+FLUSH_S = 0.01
+"""How long `Source.take` waits for more inputs once it has one, in seconds."""
 
 CLOSE_S = 5.0
 """How long to wait for the end of a cancelled step of an async generator, in seconds."""
@@ -38,9 +30,6 @@ class Source:
 
     ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and
     ``known_inputs`` all inputs if they exist already.
-
-    Raises:
-        ConfigurationError: *inputs* cannot be iterated over.
     """
 
     def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any], mode: str) -> None:
@@ -66,33 +55,28 @@ class Source:
                 kind = type(inputs).__name__
                 raise ConfigurationError(f"inputs must be an iterable, not {kind}") from None
 
-    async def take(self, wanted: int, hurry: Callable[[], bool] = lambda: False) -> list[Any]:
-        """Return between 1 and *wanted* inputs, or none when there are no more.
+    async def take(self, wanted: int) -> list[Any]:
+        """Return between 1 and *wanted* inputs; none if there are no more, or after `stop`.
 
-        Once one input is there, wait up to 50 ms for more, or up to 5 ms if ``hurry()`` is true.
-
-        Cancelled: inputs already pulled from the iterator stay in this object; `stop` returns them.
+        Cancelled: inputs already pulled from the iterator stay in this object; `drain` returns
+        them.
         """
         if self.known_inputs is not None and self._sync_iterator is not None:
             return [*itertools.islice(self._sync_iterator, wanted)]
         clock = asyncio.get_running_loop().time
-        deadline: float | None = None
-        while len(self._ready) < wanted and not self._is_over:
-            if self._pull_task is None or self._pull_task.done():
-                self._pull_task = asyncio.ensure_future(self._pull(wanted - len(self._ready)))
-                self._pull_task.add_done_callback(lambda _: self._arrived.set())
-            self._arrived.clear()
-            limit = None
-            if self._ready:
-                deadline = clock() + FLUSH_S if deadline is None else deadline
-                limit = max(0.0, deadline - clock())
-                limit = min(limit, HURRY_S) if hurry() else limit
-            try:
-                await asyncio.wait_for(self._arrived.wait(), limit)
-            except TimeoutError:
-                break
-        if not self._ready and self._pull_task is not None and self._pull_task.done():
-            if self._pull_task.cancelled() and not self._stopped:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as timeout:
+                while len(self._ready) < wanted and not self._is_over:
+                    if self._pull_task is None or self._pull_task.done():
+                        pulling = self._pull(wanted - len(self._ready))
+                        self._pull_task = asyncio.ensure_future(pulling)
+                        self._pull_task.add_done_callback(lambda _: self._arrived.set())
+                    self._arrived.clear()
+                    if self._ready and timeout.when() is None:
+                        timeout.reschedule(clock() + FLUSH_S)
+                    await self._arrived.wait()
+        if not (self._ready or self._stopped) and self._pull_task is not None:
+            if self._pull_task.cancelled():
                 raise RuntimeError("the iterator of the inputs was cancelled")
             self._pull_task.result()  # raise the iterator's error, after the inputs before it
         return self._take_ready(wanted)
@@ -108,17 +92,20 @@ class Source:
     def _take_ready(self, wanted: int) -> list[Any]:
         return [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
 
-    def stop(self) -> list[Any]:
-        """Pull nothing more, and return the pulled inputs that `take` has not returned."""
+    def stop(self) -> None:
+        """Pull nothing more, and end a `take` that waits."""
         self._stopped = True
-        return self._take_ready(len(self._ready))
+        self._arrived.set()
 
     async def drain(self, patience: float) -> list[Any]:
-        """Do as `stop`, but wait up to *patience* seconds for the input that a thread produces."""
-        self._stopped = True
+        """Stop, and return the inputs that were pulled but not taken.
+
+        Wait up to *patience* seconds for the input that a thread is producing.
+        """
+        self.stop()
         if self._sync_iterator is not None and self._pull_task is not None:
             await asyncio.wait({self._pull_task}, timeout=patience)
-        return self.stop()
+        return self._take_ready(len(self._ready))
 
     async def aclose(self) -> None:
         """Stop pulling; an async generator runs its ``finally``.

@@ -9,19 +9,20 @@ import hashlib
 import json
 import keyword
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
 from kinetic._packing import payload
 from kinetic._packing.payload import Binding, pickle_plain_call
-from kinetic._runner.protocol import frames, notes, pickles, wire
+from kinetic._runner.protocol import frames, notes, wire
 from kinetic._tasks import for_each
 from kinetic.aio._engine.prepare import UploadedCall
-from kinetic.aio._engine.results import INLINE_BYTES, STACK_GLOBAL
-from kinetic.aio._engine.scratch import Scratch
+from kinetic.aio._engine.results import unpickled
+from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError, KineticError, NotFound, SubmissionError, WireError
@@ -76,7 +77,6 @@ class InputIndex:
         self._scope = scope
         self._key = key
         self._chunks: list[_StoredChunk] = []
-        self._firsts: list[int] = []
         self._bodies: dict[int, frames.Frames] = {}
 
     @property
@@ -105,11 +105,7 @@ class InputIndex:
                 self.total, self.sealed = slot.total, True
                 self.slots += 1
             else:
-                self._add(
-                    _StoredChunk(
-                        self.slots, info.name, slot.first, slot.count, slot.footer, slot.size
-                    )
-                )
+                self._add(self._chunk_in(slot))
 
     def add(
         self,
@@ -119,10 +115,13 @@ class InputIndex:
         failed: Mapping[int, Exception],
     ) -> None:
         """Add a slot just written; the keys of *data* and *failed* are positions in the chunk."""
-        name = wire.input_key(self._scope, self.slots)
-        stored = _StoredChunk(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
+        stored = self._chunk_in(slot)
         _add_footer(stored, map(len, chunk.parts), chunk.digests, data, failed)
         self._add(stored)
+
+    def _chunk_in(self, slot: wire.Slot) -> _StoredChunk:
+        name = wire.input_key(self._scope, self.slots)
+        return _StoredChunk(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
 
     def _add(self, stored: _StoredChunk) -> None:
         if stored.first != self.count:
@@ -131,7 +130,6 @@ class InputIndex:
                 "submit it again"
             )
         self._chunks.append(stored)
-        self._firsts.append(stored.first)
         self.slots += 1
 
     async def input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]]:
@@ -143,28 +141,19 @@ class InputIndex:
             WireError: The input isn't what its submitter signed.
         """
         stored = self._chunk_of(index)
-        if stored.offsets is None:
-            await self._read_footer(stored)
-        cached = self.cached_input(index)
-        assert cached is not None
-        return cached
-
-    def cached_input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]] | None:
-        """Return the same as `input` if it needs no request, otherwise None.
-
-        Raises:
-            SubmissionError: As `input`.
-            NotFound: As `input`.
-        """
-        stored = self._chunk_of(index)
-        ends, position = stored.offsets, index - stored.first
-        if ends is None:
-            return None
-        if stored.failed and (failed := stored.failed.get(position)) is not None:
+        ends = stored.offsets or await self._read_footer(stored)
+        position = index - stored.first
+        if (failed := stored.failed.get(position)) is not None:
             raise failed
         digest = stored.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES].hex()
         start = ends[position - 1] if position else 0
         return wire.Input(stored.name, start, ends[position], digest), stored.data.get(position, ())
+
+    def known_data(self) -> Iterator[wire.DataRef]:
+        """Yield the `Data` in the inputs, as far as this process has read their chunks."""
+        for stored in self._chunks:
+            for refs in stored.data.values():
+                yield from refs
 
     async def value(self, index: int) -> Any:
         """Return an input as the function gets it: unpickled.
@@ -177,19 +166,12 @@ class InputIndex:
         """
         arguments, _ = await self.input(index)
         stored = self._chunk_of(index)
-        position, digest = index - stored.first, bytes.fromhex(arguments.digest)
+        position = index - stored.first
         body = await self._body(stored)
         part = body.frames[position]
-        if len(part) > INLINE_BYTES:
-            matches = await anyio.to_thread.run_sync(_has_digest, part, digest)
-        else:
-            matches = _has_digest(part, digest)
-        if not matches:
+        if not await anyio.to_thread.run_sync(_has_digest, part, arguments.digest):
             raise self._forged_error(f"input {index} in {stored.name}")
-        if len(part) <= INLINE_BYTES and STACK_GLOBAL not in bytes(part):
-            args, kwargs = pickles.load(part)  # names no class, so it imports nothing
-        else:
-            args, kwargs = await anyio.to_thread.run_sync(pickles.load, part)
+        args, kwargs = await unpickled(part)
         match body.fields["how"][position]:
             case "s":
                 return args[0]
@@ -230,23 +212,20 @@ class InputIndex:
         try:
             if (length := frames.footer_length(content.body)) > len(content.body):
                 content = await self._store.get(stored.name, start=stored.size - length)
-            footer = frames.footer_of(content.body)
-            if not _has_digest(footer, bytes.fromhex(stored.footer)):
-                raise self._forged_error(stored.name)
-            fields: dict[str, Any] = json.loads(footer)
+            fields: dict[str, Any] = json.loads(_verified_footer(stored, content.body))
         except ValueError as exc:
             raise self._forged_error(stored.name) from exc
         return fields
 
     def _chunk_of(self, index: int) -> _StoredChunk:
-        chunk_number = bisect.bisect_right(self._firsts, index) - 1
+        chunk_number = bisect.bisect_right(self._chunks, index, key=lambda chunk: chunk.first) - 1
         if chunk_number >= 0:
             stored = self._chunks[chunk_number]
             if index < stored.first + stored.count:
                 return stored
         raise NotFound(f"no input {index} is stored under {self._scope}")
 
-    async def _read_footer(self, stored: _StoredChunk) -> None:
+    async def _read_footer(self, stored: _StoredChunk) -> array[int]:
         """Read the chunk, and keep its inputs' offsets, digests, `Data`, and errors in *stored*."""
         body = await self._body(stored)
         fields = body.fields
@@ -258,7 +237,7 @@ class InputIndex:
             int(position): SubmissionError(message)
             for position, message in fields.get("failed", {}).items()
         }
-        _add_footer(stored, map(len, body.frames), fields["digests"], refs, failed)
+        return _add_footer(stored, map(len, body.frames), fields["digests"], refs, failed)
 
     async def _body(self, stored: _StoredChunk) -> frames.Frames:
         """Return the verified content of a chunk; the last `CACHED` chunks stay in memory."""
@@ -266,9 +245,7 @@ class InputIndex:
         if unpacked is None:
             content = await self._store.get(stored.name, limit=stored.size)
             try:
-                footer = frames.footer_of(content.body)
-                if not _has_digest(footer, bytes.fromhex(stored.footer)):
-                    raise self._forged_error(stored.name)
+                _verified_footer(stored, content.body)
                 unpacked = frames.unpack(content.body)
             except ValueError as exc:
                 raise self._forged_error(stored.name) from exc
@@ -295,8 +272,16 @@ def _named_note(name: str, parameters: Sequence[str]) -> str:
     return name
 
 
-def _has_digest(part: bytes | memoryview, digest: bytes) -> bool:
-    return hashlib.sha256(part).digest() == digest
+def _has_digest(part: bytes | memoryview, digest: str) -> bool:
+    return hashlib.sha256(part).hexdigest() == digest
+
+
+def _verified_footer(stored: _StoredChunk, content: bytes) -> bytes:
+    """Return the footer at the end of *content*; raise `ValueError` if it isn't the signed one."""
+    footer = frames.footer_of(content)
+    if not _has_digest(footer, stored.footer):
+        raise ValueError(f"the footer of {stored.name} has another digest")
+    return footer
 
 
 def _add_footer(
@@ -305,8 +290,11 @@ def _add_footer(
     digests: Iterable[str],
     data: Mapping[int, tuple[wire.DataRef, ...]],
     failed: Mapping[int, Exception],
-) -> None:
-    """Keep in *stored* what its footer says; *sizes* are those of the inputs' pickles."""
+) -> array[int]:
+    """Keep in *stored* what its footer says, and return the offsets.
+
+    *sizes* are those of the inputs' pickles.
+    """
     ends, offset = array("Q"), 0
     for size in sizes:
         offset += size
@@ -314,6 +302,7 @@ def _add_footer(
     stored.offsets, stored.count = ends, len(ends)
     stored.digests = b"".join(bytes.fromhex(digest) for digest in digests)
     stored.data, stored.failed = data, failed
+    return ends
 
 
 CHUNK_ITEMS = 100
@@ -342,15 +331,12 @@ class Chunk:
         fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.modes}
         if refs:
             fields["data"] = {
-                str(position): [asdict(ref) for ref in data_refs]
-                for position, data_refs in refs.items()
+                position: [asdict(ref) for ref in data_refs] for position, data_refs in refs.items()
             }
         if self.failed:
-            fields["failed"] = {
-                str(position): str(error) for position, error in self.failed.items()
-            }
+            fields["failed"] = {position: str(error) for position, error in self.failed.items()}
         if self.notes:
-            fields["notes"] = {str(position): note for position, note in self.notes.items()}
+            fields["notes"] = self.notes
         return frames.pack(self.parts, fields)
 
 
@@ -365,11 +351,7 @@ def call_mode_of(value: Any, mode: str) -> str:
 
 
 def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments for one input.
-
-    Raises:
-        ConfigurationError: *mode* requires an input of another type.
-    """
+    """Return positional and keyword arguments for one input."""
     kind: Any = value.__class__
     type_name = kind.__name__
     mode = call_mode_of(value, mode)
@@ -410,9 +392,6 @@ def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str)
     """Refuse a list of inputs unless the function can be called with every one of them.
 
     An input that can't be turned into arguments is left to `encode`, which reports it.
-
-    Raises:
-        ConfigurationError: The function can't be called with an input; the message names it.
     """
     binding = Binding(function)
     for position, value in enumerate(values):
@@ -457,7 +436,7 @@ def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
     size = 0
     function = uploaded.call.function
     binding = None if function is None else Binding(function)
-    with Scratch() as scratch:
+    with scratch() as folder:
         for position, value in enumerate(values):
             new_data: tuple[Data, ...] = ()
             content, digest, call_mode = b"", _NO_DIGEST, call_mode_of(value, mode)
@@ -468,7 +447,7 @@ def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
                 if (plain := pickle_plain_call(args, kwargs)) is not None:
                     content, digest = plain, hashlib.sha256(plain).hexdigest()
                 else:
-                    content, digest, new_data = _pickle_input(uploaded, args, kwargs, scratch)
+                    content, digest, new_data = _pickle_input(uploaded, args, kwargs, folder)
                 if (note := notes.note_of_call(args, kwargs)) is not None:
                     input_notes[position] = note
             except (KineticError, ValueError, TypeError) as exc:
@@ -492,13 +471,13 @@ def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
 
 
 def _pickle_input(
-    uploaded: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
+    uploaded: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], folder: Path
 ) -> tuple[bytes, str, tuple[Data, ...]]:
     """Return one input as bytes with their digest, and the `Data` that only this input has."""
     table = payload.DataTable(uploaded.data_table)
     call = uploaded.call
     pickled = payload.dump_arguments(
-        args, kwargs, uploaded.project, table, scratch.folder, call.name, function=call.function
+        args, kwargs, uploaded.project, table, folder, call.name, function=call.function
     )
     content = pickled.content
     if not isinstance(content, bytes):

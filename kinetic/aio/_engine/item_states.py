@@ -80,7 +80,7 @@ MAX_CACHED, MAX_CACHED_BYTES = 10_000, 4096
 """How many outcomes are held in memory for later callers, and the maximum size of each in bytes."""
 
 SLICE = 100
-"""Maximum number of outcomes verified in one turn of the loop."""
+"""Maximum number of items whose outcomes are verified in one turn of the loop."""
 
 Listener = Callable[[int, "wire.Item | None"], None]
 
@@ -111,10 +111,6 @@ class ItemStates:
         """Return whether the item is final and wasn't reopened since."""
         known = self._items.get(index)
         return known is not None and known.state.final and not self._is_reopened(index, known)
-
-    def attempts(self, index: int) -> Mapping[int, wire.Attempt]:
-        """Return the attempts of an open item by number."""
-        return self._attempts.get(index, {})
 
     def attempt(self, index: int, number: int) -> wire.Attempt:
         """Return one attempt as last read."""
@@ -251,21 +247,17 @@ class ItemStates:
         while indices:
             known_requests = len(requests.entries)
             found: dict[int, dict[int, wire.Attempt]] = {}
-            budget, all_values = SLICE, True
-            for index, listed in (await self._list_block(prefix, indices)).items():
-                attempts = self._parse(listed).get(index, {}) if listed else {}
-                all_values = all_values and _has_value(attempts)
-                found[index] = attempts
-                budget -= 1 + len(listed)
-                if budget <= 0:
-                    budget = SLICE
+            for position, (index, listed) in enumerate(
+                (await self._list_block(prefix, indices)).items(), start=1
+            ):
+                found[index] = self._parse(listed).get(index, {})
+                if position % SLICE == 0:
                     await asyncio.sleep(0)
+            all_values = all(map(_has_value, found.values()))
             if not all_values and await self.read_collected():  # after the listing, as in `look`
                 return
-            for position, (index, attempts) in enumerate(found.items()):
+            for index, attempts in found.items():
                 self._update(index, attempts, known_requests)
-                if position % SLICE == SLICE - 1:
-                    await asyncio.sleep(0)
             if known_requests == len(requests.entries):
                 return
             # Another task has read new requests. An item that they stop may have been claimed after
@@ -301,11 +293,7 @@ class ItemStates:
         return self.collected is not None
 
     async def refuse_collected(self) -> None:
-        """Refuse to read items whose objects were removed.
-
-        Raises:
-            NotFound: The objects were removed.
-        """
+        """Refuse to read items whose objects were removed."""
         if await self.read_collected():
             raise NotFound(
                 f"the results of {self.identity.id} were collected, and the objects of its items "

@@ -216,11 +216,7 @@ class Consumer:
         return True
 
     def _search_left(self) -> float:
-        """Return how many seconds are left to wait for items that another process submits.
-
-        Raises:
-            ResultTimeout: No time is left.
-        """
+        """Return how many seconds are left to wait for items that another process submits."""
         batch = self._batch
         if self._search_until is None or batch.total is not None or batch.submits:
             return math.inf
@@ -253,7 +249,7 @@ class Consumer:
     def _is_over(self, index: int) -> bool:
         """Return whether an item without an outcome won't get one."""
         submission = self._batch.submission
-        if submission.refusal(index) is not None:
+        if index in submission.refusals:
             return True
         if submission.final_error(index) is None:
             return False
@@ -272,7 +268,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     submission = batch.submission
     if index in submission.values:
         return Succeeded(submission.values[index])
-    if (refused := submission.refusal(index)) is not None:
+    if (refused := submission.refusals.get(index)) is not None:
         return Failed(refused)
     item = submission.item(index)
     if item is None or not item.state.final:

@@ -7,7 +7,6 @@ is the object in the store that names the one process that submits the batch.
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,11 +34,8 @@ from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 LAUNCHES_AT_ONCE = 32
 """Maximum number of launch requests under way at once."""
 
-UNCLEAR_S, OUTAGE_S = 30.0, 540.0
-"""How long to retry a launch without a definite answer, in seconds.
-
-The first applies if other launches succeed during that time, the second if none does.
-"""
+UNCLEAR_S = 540.0
+"""How long to retry a launch without a definite answer, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +186,12 @@ class Launcher:
         While a quota is used up, retry until ``start_timeout``; if that isn't set, for ever.
         """
         clock = asyncio.get_running_loop().time
-        started_at, launched_before = clock(), self._launched
+        started_at = clock()
 
         def is_retryable(failure: Exception) -> bool:
+            limit = UNCLEAR_S
             if isinstance(failure, Throttled):
                 limit = self._context.uploaded.call.options.start_timeout or math.inf
-            else:
-                limit = OUTAGE_S if self._launched == launched_before else UNCLEAR_S
             unclear = isinstance(failure, BackendError) and not is_final(failure)
             return unclear and clock() - started_at < limit
 
@@ -207,20 +202,13 @@ class Launcher:
     async def _launch_if_wanted(self, start: scheduler.Start) -> None:
         """Launch the attempt, if it's still wanted."""
         context, index = self._context, start.index
-        stored_input = context.inputs.cached_input(index)
-        if stored_input is None:
-            read_input = functools.partial(context.inputs.input, index)
-            stored_input = await retry_forever(read_input, f"reading input {index}")
+        stored_input = await retry_forever(
+            lambda: context.inputs.input(index), f"reading input {index}"
+        )
         if not context.lease.may_start:
             await context.lease.until_may_start()
-        if self._is_unchanged(start) or await self._is_wanted(start):
+        if await self._is_wanted(start):
             await self._launch(start.index, start.attempt, *stored_input)
-
-    def _is_unchanged(self, start: scheduler.Start) -> bool:
-        """Return whether the attempt is certainly still wanted; otherwise `_is_wanted` decides."""
-        index, requests = start.index, self._context.submission.requests.entries
-        is_busy = self._state.busy.get(index) == start.attempt
-        return is_busy and not (requests or self.halted or self._state.stopping)
 
     async def _is_wanted(self, start: scheduler.Start) -> bool:
         """Return whether the attempt is still wanted; if its item was stopped, read the item."""

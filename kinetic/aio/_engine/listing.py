@@ -122,12 +122,7 @@ async def _read_records(
 
 
 async def full_id(session: Session, prefix: str) -> str:
-    """Return the only ID in the store that begins with *prefix*.
-
-    Raises:
-        ConfigurationError: Several IDs begin with it.
-        NotFound: No ID begins with it.
-    """
+    """Return the only ID in the store that begins with *prefix*."""
     store = session.platform.store
     folder = wire.group_key("") if prefix.startswith("grp-") else "jobs/"
     listed = await store.list(f"{folder}{prefix}")

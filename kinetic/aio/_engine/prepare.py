@@ -98,11 +98,7 @@ class UploadedCall:
 def single_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, owned: bool
 ) -> Call:
-    """Return the call of a single job.
-
-    Raises:
-        TypeError: The function doesn't take these arguments.
-    """
+    """Return the call of a single job."""
     plain, settings = settings_of(function)
     binding = payload.Binding(plain)
     if misfit := binding.find_mismatch(args, kwargs):

@@ -53,7 +53,7 @@ def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> Sta
 
 def state_at(submission: Submission, index: int) -> State:
     """Return the state of an item, as far as this process has seen."""
-    refused = submission.refusal(index) is not None
+    refused = index in submission.refusals
     return state_of(submission.item(index), submission.status(index), refused=refused)
 
 
@@ -125,7 +125,7 @@ class ItemCounter:
     def _note(self, index: int, item: wire.Item | None = None) -> None:
         submission = self._batch.submission
         item = submission.item(index)
-        if item is None and index >= self._batch.known and submission.refusal(index) is None:
+        if item is None and index >= self._batch.known and index not in submission.refusals:
             return  # no item has this index: `Submission.abandon` always reports index 0
         state = state_at(submission, index)
         retries, after = (item.attempt - 1, item.after) if item is not None else (0, "")
@@ -155,15 +155,14 @@ class ItemCounter:
 
 def _input_text(batch: Batch, index: int) -> str:
     """Return the item's input, shortened, if this process still has it."""
-    pump = batch.coordinator.pump if batch.coordinator is not None else None
-    held = pump.input_of(index) if pump is not None else None
+    held = batch.own_input_of(index)
     return f" ({one_line(reprlib.repr(held[0]), 40)})" if held is not None else ""
 
 
 async def _failure_message(batch: Batch, index: int) -> str:
     """Return the message of the item's last attempt, without rebuilding its exception."""
     submission = batch.submission
-    if (refusal := submission.refusal(index)) is not None:
+    if (refusal := submission.refusals.get(index)) is not None:
         return f"{type(refusal).__name__}: {refusal}"
     item = submission.item(index)
     if item is None or item.outcome is None:

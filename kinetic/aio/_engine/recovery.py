@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from kinetic._runner.protocol import wire
-from kinetic.aio._engine import scheduler
+from kinetic.aio._engine import ending, scheduler
 from kinetic.aio._engine.cleanup import withdraw_idle
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.session import Session
@@ -86,7 +85,7 @@ async def _survey(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
     """Return the batch's state as events; an empty list if a request came during the read."""
-    batch = submission.identity.id
+    batch, requests = submission.identity.id, submission.requests
     reading = f"reading the inputs of {batch}"
     await retry_forever(lambda: read_inputs(submission, inputs), reading)
     count = count_of(inputs)
@@ -94,16 +93,24 @@ async def _survey(
     await retry_forever(
         lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
     )
-    claimants, observations = await _claimants(submission, unknown), submission.observations()
+    seen = [
+        index
+        for index in unknown
+        if index in submission.observations or submission.has_begun(index)
+    ]
+    questions = {
+        (question.index, question.number): question
+        for question in ending.questions(submission, seen)
+    }
     labels = {LABEL_SUBMISSION: batch}
     cluster = session.platform.cluster
-    known_requests = len(submission.requests.entries)
+    known_requests = len(requests.entries)
     jobs = await retry_forever(
         lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
     )
     # A retry request precedes its jobs. Until the request is read, these jobs look idle.
-    await retry_forever(submission.requests.read, f"reading the requests of {batch}")
-    if known_requests != len(submission.requests.entries):
+    await retry_forever(requests.read, f"reading the requests of {batch}")
+    if known_requests != len(requests.entries):
         return []  # the caller reads everything again
     found = {
         (int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])): observation
@@ -125,68 +132,32 @@ async def _survey(
         elif item is not None and item.state.final:
             events.append(scheduler.ItemRead(index, item))
         elif item is not None:
-            number = item.attempt
+            number, standing = item.attempt, requests.standing(index)
+            question = questions.get((index, number))
+            claimant = question.claimant if question is not None else None
+            previous = question.previous if question is not None else None
             observation = found.get((index, number))
-            if observation is not None or submission.attempt(index, number).executor is not None:
+            has_started = (
+                observation is not None or submission.attempt(index, number).executor is not None
+            )
+            if has_started:
                 events.append(scheduler.AttemptFound(index, number))
-                if submission.is_over(index, number, observation, observations.get(index)):
-                    claimant = claimants.get((index, number))
+                if submission.is_over(index, number, observation, previous):
                     session.settle_soon(submission, Evidence(index, number, observation, claimant))
-            elif number > 1:
+            if requests.all_stopped and not standing.stopped:
+                events.append(scheduler.Reopened(index, number, standing))
+            elif not has_started and number > 1:
                 events.append(scheduler.AttemptReady(index, number))
-            else:
+            elif not has_started:
                 first = unstarted.pop()[0] if unstarted and unstarted[-1][1] == index else index
                 unstarted.append((first, index + 1))
         if index % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-    if submission.requests.all_stopped:
-        revived = _reopened_events(submission, events, unstarted)
-        return [scheduler.ItemsKnown(count), scheduler.StopRequested(), *events, *revived]
+    stop_events = [scheduler.StopRequested()] if requests.all_stopped else []
     stored_events = (scheduler.Stored(first, stop - first) for first, stop in unstarted)
-    return [scheduler.ItemsKnown(count), *events, *stored_events]
+    return [scheduler.ItemsKnown(count), *stop_events, *events, *stored_events]
 
 
 def count_of(inputs: InputIndex) -> int:
     """Return how many items there are, as far as is known."""
     return max(inputs.count, inputs.total or 0)  # `total` may count unstored inputs
-
-
-async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
-    """Return (item, number) of each claimed open attempt → the process that claimed it."""
-    found: dict[tuple[int, int], str] = {}
-    for count, index in enumerate(indices, start=1):
-        item = submission.item(index)
-        if item is not None and not item.state.final:
-            executor = submission.attempt(index, item.attempt).executor
-            if executor is not None:
-                found[index, item.attempt] = executor
-        if count % SLICE == 0:
-            await asyncio.sleep(0)
-    return found
-
-
-def _reopened_events(
-    submission: Submission, events: list[scheduler.Event], unstarted: list[tuple[int, int]]
-) -> list[scheduler.Event]:
-    """Return `Reopened` events for the open items to which the stop of the batch doesn't apply.
-
-    The caller has checked that the whole batch was stopped, so a later retry has reopened these
-    items. *events* has the events of items that have started, or ended. *unstarted* has the ranges
-    (first, stop) of items that have not.
-    """
-    requests = submission.requests
-    attempts = {
-        event.index: event.attempt
-        for event in events
-        if isinstance(event, scheduler.AttemptReady | scheduler.AttemptFound)
-        and not requests.standing(event.index).stopped
-    }
-    for first, stop in unstarted:
-        for index in range(first, stop):
-            item = submission.item(index)
-            if item is not None and item.state is wire.ItemState.OPEN:
-                attempts[index] = item.attempt
-    return [
-        scheduler.Reopened(index, number, requests.standing(index))
-        for index, number in attempts.items()
-    ]

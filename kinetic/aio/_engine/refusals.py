@@ -41,9 +41,6 @@ async def retry_while_refused(
     """Await ``call()``; retry while the platform refuses it temporarily and ``may_wait()`` is true.
 
     The time limit starts again whenever ``progress()`` has grown.
-
-    Raises:
-        KineticError: The last refusal before the time limit, or a failure that isn't retried.
     """
     policy = RetryPolicy(
         first_pause_s=0.5, longest_pause_s=10.0, total_s=pause.patience_s, warn_after_s=0.0

@@ -45,9 +45,6 @@ async def remove(
     says that all processes of the submission have ended. *fresh* says that this process has just
     made the submission, and that no other process submits it.
 
-    Raises:
-        BackendError: The jobs don't end in *timeout* seconds, or a service doesn't answer.
-
     Cancelled: call `remove` again; it continues where it was.
     """
     store = session.platform.store
@@ -97,11 +94,7 @@ async def until_gone(
     *,
     labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Wait until the platform has forgotten jobs that were deleted.
-
-    Raises:
-        BackendError: Some jobs are still there after *timeout* seconds.
-    """
+    """Wait until the platform has forgotten jobs that were deleted."""
     deadline, pauses = time.monotonic() + timeout, growing_pauses(*CONFIRM_S, 1.5)
     while found := await session.platform.cluster.find(names=names, labels=labels):
         if time.monotonic() > deadline:
@@ -157,11 +150,7 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
 
 
 async def _until_released(session: Session, identity: Identity) -> None:
-    """Wait until no process submits the batch; then take the lease if it still has a holder.
-
-    Raises:
-        Unavailable: A process holds the lease for longer than 180 s.
-    """
+    """Wait until no process submits the batch; then take the lease if it still has a holder."""
     from kinetic.aio import _lease  # a single job has no lease
 
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope

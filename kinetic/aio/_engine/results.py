@@ -16,7 +16,7 @@ import anyio.to_thread
 from kinetic._replacing import replacing
 from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
-from kinetic.aio._engine.scratch import Scratch
+from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
 
@@ -27,11 +27,7 @@ INLINE_BYTES = 64 * 1024
 def verified_outcome(
     content: Object, key: bytes, scope: str, index: int, attempt: int
 ) -> wire.Outcome:
-    """Return the signed header of an attempt's outcome, after checking that the body matches.
-
-    Raises:
-        WireError: The job's own runner didn't write the outcome, or it is damaged.
-    """
+    """Return the signed header of an attempt's outcome, after checking that the body matches."""
     try:
         outcome = wire.Outcome.verified(content.metadata, key, scope, index, attempt)
     except ValueError as exc:
@@ -40,6 +36,13 @@ def verified_outcome(
         name = content.name
         raise WireError(f"the content of {name} is not what its job signed; nothing was used")
     return outcome
+
+
+async def unpickled(content: bytes | memoryview) -> Any:
+    """Return the object that was pickled; a large one, or one that names a class, in a thread."""
+    if len(content) <= INLINE_BYTES and STACK_GLOBAL not in bytes(content):
+        return pickles.load(content)  # imports nothing, because the pickle names no class
+    return await anyio.to_thread.run_sync(pickles.load, content)
 
 
 async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str) -> Any:
@@ -52,13 +55,11 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
     """
     try:
         if outcome.value is not None:
-            with Scratch() as scratch:
-                path = scratch.folder / "value"
+            with scratch() as folder:
+                path = folder / "value"
                 await store.fetch(outcome.value[0], path)
                 return await anyio.to_thread.run_sync(_load_verified, path, *outcome.value)
-        if len(body) <= INLINE_BYTES and STACK_GLOBAL not in body:
-            return pickles.load(body)  # imports nothing, because the pickle names no class
-        return await anyio.to_thread.run_sync(pickles.load, body)
+        return await unpickled(body)
     except (BackendError, WireError):  # the value exists, and the caller may ask for it again
         raise
     except pickles.OtherPythonError as exc:

@@ -215,7 +215,6 @@ class State:
     reopened: dict[int, wire.Standing] = field(default_factory=dict[int, wire.Standing])
     revived: set[int] = field(default_factory=set[int])
     early_reopened: dict[int, Reopened] = field(default_factory=dict[int, Reopened])
-    unstarted: int = 0
     started: int = 0
     ended: int = 0
     total: int | None = None
@@ -225,29 +224,21 @@ class State:
     complete: bool = False
 
     @property
-    def known(self) -> int:
-        """The number of items so far."""
-        return len(self.marks)
-
-    @property
     def free(self) -> float:
         """How many more attempts may be started now."""
         limit = self.settings.max_concurrent
         return float("inf") if limit is None else limit - len(self.busy)
 
     @property
-    def waiting(self) -> int:
-        """Upper bound of the number of items that could start but must wait for the limit.
-
-        Some of the counted items may already run, or have ended.
-        """
-        return self.unstarted + len(self.due)
+    def waits_for_slot(self) -> bool:
+        """Whether an attempt could start but must wait for the limit."""
+        return bool(self.fresh_ranges or self.due)
 
     @property
     def would_start(self) -> bool:
         """Whether an attempt waits to start, or more inputs may come."""
         more = not self.stopping and self.total is None
-        return more or bool(self.unstarted or self.due or self.delayed or self.early_reopened)
+        return more or self.waits_for_slot or bool(self.delayed or self.early_reopened)
 
     def is_final(self, index: int) -> bool:
         """Return whether the events so far say that the item has ended."""
@@ -299,7 +290,6 @@ def _apply(state: State, event: Event) -> Sequence[Action]:
             _add_items(state, first + count)
             if count > 0 and not state.stopping:
                 state.fresh_ranges.append((first, first + count))
-                state.unstarted += count
             return _reopen_early(state)
         case InputsEnded(total, sealed):
             _note_total(state, total, sealed)
@@ -418,7 +408,6 @@ def _drop_waiting(state: State) -> None:
     state.stopping = True
     state.revived.clear()
     state.fresh_ranges.clear()
-    state.unstarted = 0
     state.due.clear()
     state.delayed.clear()
     state.early_reopened.clear()
@@ -426,13 +415,11 @@ def _drop_waiting(state: State) -> None:
 
 def _start(state: State, actions: list[Action]) -> None:
     """Append a `Start` for each attempt that the limits allow: those in ``due``, then new items."""
-    limit = state.settings.max_concurrent
-    while limit is None or len(state.busy) < limit:
+    while state.free > 0:
         if state.due:
             index, attempt = state.due.popitem(last=False)
         elif state.fresh_ranges and (state.bound is None or state.started < state.bound):
             index, stop = state.fresh_ranges.popleft()
-            state.unstarted -= 1
             attempt = 1
             if index + 1 < stop:
                 state.fresh_ranges.appendleft((index + 1, stop))

@@ -7,8 +7,8 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import Self
 
 from kinetic import configuration
 from kinetic._runner.protocol.private import make_folder
@@ -27,6 +27,16 @@ def scratch_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="kinetic-scratch-"))
 
 
+@contextlib.contextmanager
+def scratch() -> Generator[Path]:
+    """Make a folder for the ``with`` block, and remove it at the end."""
+    folder = scratch_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def sweep_scratch() -> None:
     """Remove the folders that killed processes left. It blocks, and may take long."""
     with contextlib.suppress(OSError), os.scandir(_parent()) as entries:
@@ -38,24 +48,3 @@ def sweep_scratch() -> None:
 
 def _parent() -> Path:
     return configuration.home(os.environ) / "cache" / "scratch"
-
-
-class Scratch:
-    """A folder that is made when it is first needed, and removed at the end of ``with``."""
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def folder(self) -> Path:
-        """The path of the folder, which the first use makes."""
-        if self._folder is None:
-            self._folder = scratch_folder()
-        return self._folder

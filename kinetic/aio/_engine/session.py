@@ -105,11 +105,7 @@ class Session:
         return signing.submission_key(await await_shared(key_task, "the client"), scope)
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task that is cancelled when the session closes.
-
-        Raises:
-            ConfigurationError: The session is closed.
-        """
+        """Start a task that is cancelled when the session closes."""
         if self._closed:
             work.close()
             raise ConfigurationError("this client is closed; open another one")
@@ -350,11 +346,7 @@ class JobRef:
         return self.submission.identity.output_dir(self.index)
 
     async def reconcile(self, *, explained: bool = False) -> wire.Item:
-        """Read the item, and if it is open, what the platform says; *explained* asks why it waits.
-
-        Raises:
-            KineticError: The item can't be read.
-        """
+        """Read the item, and if it's open, ask the platform; *explained* asks why it waits."""
         item = await ending.reconcile(self.submission, self.index, explained=explained)
         if (error := self.submission.final_error(self.index)) is not None:
             raise error

@@ -58,17 +58,6 @@ class Evidence:
         return observation.executor == executor
 
 
-@dataclass(slots=True)
-class _Abandonment:
-    """Why *items* will never end; None stands for all items."""
-
-    error: KineticError
-    items: set[int] | None
-
-    def concerns(self, index: int) -> bool:
-        return self.items is None or index in self.items
-
-
 class Submission(ItemStates):
     """The items of one submission, as far as this process has seen them."""
 
@@ -107,12 +96,16 @@ class Submission(ItemStates):
         """By item, an attempt whose end can't be read or written yet, or that may never start."""
         self._doubted = asyncio.Event()
         self._cleaned_round: int | None = None
-        self._observations: dict[int, Observation] = {}
-        self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
-        self._abandonment: _Abandonment | None = None
-        self._errors: dict[int, Exception] = {}
-        self._refused: dict[int, Exception] = {}
+        self.observations: dict[int, Observation] = {}
+        """By open item, the platform's last observation of its job."""
+        self.refusals: dict[int, Exception] = {}
         """By item, why it can't be submitted; kept even after the item has its FAILED outcome."""
+        self.abandoned: KineticError | None = None
+        """The error for waiters of items that no process submits any more; None if none is set."""
+        self._stuck: set[int] | None = None
+        """The items that ``abandoned`` concerns; None stands for all items."""
+        self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
+        self._errors: dict[int, Exception] = {}
 
     # --- what is known ---
 
@@ -122,19 +115,13 @@ class Submission(ItemStates):
         return self.ended + sum(not is_temporary(error) for error in self._errors.values())
 
     @property
-    def abandoned(self) -> KineticError | None:
-        """The error for waiters of items that no process submits any more; None if none is set."""
-        return self._abandonment.error if self._abandonment is not None else None
-
-    @property
     def removed(self) -> bool:
         """Whether the submission was cleaned up."""
         return isinstance(self.abandoned, NotFound)
 
     def items_with_state(self, known: int) -> list[int]:
         """Return the items below *known* that have a state or an error, in order."""
-        stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
-        found = {*self._items, *self._refused, *self._errors, *stuck}
+        found = {*self._items, *self.refusals, *self._errors, *(self._stuck or ())}
         return sorted(index for index in found if index < known)
 
     @property
@@ -147,18 +134,10 @@ class Submission(ItemStates):
         )
         outcomes = (item.outcome for item in self._items.values())
         return bool(
-            self._observations
+            self.observations
             or any(executor not in (None, wire.VOID) for executor in claims)
             or any(outcome is not None and outcome.reason != SUBMISSION for outcome in outcomes)
         )
-
-    def observation(self, index: int) -> Observation | None:
-        """Return the platform's last observation of an open item; None if there is none."""
-        return self._observations.get(index)
-
-    def observations(self) -> dict[int, Observation]:
-        """Return the platform's last observation of each open item."""
-        return {**self._observations}
 
     def is_open(self, index: int, number: int) -> bool:
         """Return whether the item is open at attempt *number*, as far as this process knows."""
@@ -167,9 +146,9 @@ class Submission(ItemStates):
 
     def error(self, index: int) -> Exception | None:
         """Return why an open item will not end, or why its end can't be read; None if neither."""
-        if self._abandonment is not None and self._abandonment.concerns(index):
-            return self._abandonment.error
-        return self._refused.get(index) or self._errors.get(index)
+        if self.abandoned is not None and (self._stuck is None or index in self._stuck):
+            return self.abandoned
+        return self.refusals.get(index) or self._errors.get(index)
 
     def final_error(self, index: int) -> Exception | None:
         """Return why the item's objects can't be read, if reading them again won't help."""
@@ -190,15 +169,6 @@ class Submission(ItemStates):
         """Return whether the item's objects are forged or damaged, which doesn't change."""
         return isinstance(self.final_error(index), WireError)
 
-    def refusal(self, index: int) -> Exception | None:
-        """Return why the item could not be submitted; None if no submission failed."""
-        return self._refused.get(index)
-
-    @property
-    def refusals(self) -> dict[int, Exception]:
-        """The items that this process could not submit, with the reason."""
-        return self._refused
-
     def status(self, index: int) -> JobStatus:
         """Return the status that a user sees, from what is known now."""
         match item.state if (item := self._items.get(index)) else wire.ItemState.OPEN:
@@ -209,7 +179,7 @@ class Submission(ItemStates):
             case wire.ItemState.CANCELLED | wire.ItemState.CANCELLING:
                 return JobStatus.NOT_FOUND
             case wire.ItemState.OPEN:
-                observation = self._observations.get(index)
+                observation = self.observations.get(index)
                 running = observation is not None and observation.phase is Phase.RUNNING
                 return JobStatus.RUNNING if running else JobStatus.PENDING
 
@@ -234,7 +204,7 @@ class Submission(ItemStates):
     def waiting_message(self) -> str:
         """Return the platform's message about a waiting item; empty if any item runs."""
         message = ""
-        for observation in self._observations.values():
+        for observation in self.observations.values():
             if observation.phase is Phase.RUNNING:
                 return ""
             if observation.phase is Phase.PENDING:
@@ -263,18 +233,17 @@ class Submission(ItemStates):
 
     def _set(self, index: int, item: wire.Item) -> None:
         """Keep the item's new state; drop errors, doubts, and observations that are now old."""
-        abandoned = self._abandonment
-        if abandoned is not None and abandoned.items and item != self.item(index):
-            abandoned.items.discard(index)  # another process runs the item again
+        if self._stuck and item != self.item(index):
+            self._stuck.discard(index)  # another process runs the item again
         super()._set(index, item)
         doubt = self.doubtful.get(index)
         if doubt is not None and (item.state.final or item.attempt > doubt.number):
             del self.doubtful[index]
         if item.state.final:
             self.clear_error(index)
-            self._observations.pop(index, None)
+            self.observations.pop(index, None)
         else:
-            self._refused.pop(index, None)
+            self.refusals.pop(index, None)
 
     def _notify(self, index: int, item: wire.Item | None) -> None:
         """Call the listeners, and wake the item's waiters if it is final or has an error."""
@@ -307,31 +276,26 @@ class Submission(ItemStates):
         for index in [*self._waiters]:
             self.set_error(index, error)
 
-    def note_refusal(self, index: int, error: Exception) -> None:
-        """Keep why the item could not be submitted: *error* says more than its outcome does."""
-        self._refused[index] = error
-
     def fail_refused(self, index: int, error: Exception) -> None:
         """Raise *error* for the waiters of an item that could not be submitted."""
-        self.note_refusal(index, error)
+        self.refusals[index] = error
         self._notify(index, None)
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
         """Raise *error* for waiters of *items* (None: all), which no process submits any more."""
-        affected = None if items is None else {*items}
-        self._abandonment = _Abandonment(error, affected)
-        for index in [*self._waiters, 0] if affected is None else [*affected]:
+        self.abandoned, self._stuck = error, None if items is None else {*items}
+        for index in [*self._waiters, 0] if self._stuck is None else [*self._stuck]:
             self._notify(index, None)
 
     def reclaim(self) -> None:
         """Forget which items no process submitted: a process submits the batch again."""
-        if self._abandonment is not None and self._abandonment.items is not None:
-            self._abandonment = None
+        if self._stuck is not None:
+            self.abandoned = self._stuck = None
 
     def note(self, index: int, number: int, observation: Observation) -> None:
         """Note the platform's observation that an attempt waits or runs."""
-        if self.concerns(index, number) and self._observations.get(index) != observation:
-            self._observations[index] = observation
+        if self.concerns(index, number) and self.observations.get(index) != observation:
+            self.observations[index] = observation
             self._notify(index, None)
 
     def is_over(
@@ -347,7 +311,7 @@ class Submission(ItemStates):
             return self.attempt(index, number).executor is not None
         if observation.phase in (Phase.ENDED, Phase.GONE):
             return True
-        latest = self._observations.get(index)
+        latest = self.observations.get(index)
         same_process = latest is not None and (
             (latest.name, latest.phase, latest.executor)
             == (observation.name, observation.phase, observation.executor)
@@ -366,7 +330,7 @@ class Submission(ItemStates):
 
     def doubt_unseen(self, index: int) -> None:
         """Note that a single job's open attempt may never start, until the platform shows it."""
-        item, observation = self._items[index], self._observations.get(index)
+        item, observation = self._items[index], self.observations.get(index)
         name = self.identity.attempt_name(index, item.attempt)
         if not item.state.final and (observation is None or observation.name != name):
             self.doubt(Evidence(index, item.attempt, None))
