@@ -48,51 +48,67 @@ class PodAttempt(Attempt):
         """
         outcome, body = self._invoke(self._opening.arguments)
         if outcome.kind is wire.Kind.VALUE:
-            store_log(self._order, self._key, self.host, self.output(), self._objects)
+            self._store_log()
             self._objects.create(done_name, b"")
             return wire.EXIT_VALUE
         return self._commit(self._outcome_under_stop(outcome), body)
 
+    def close_dead(self, death: Death) -> int:
+        """Commit the failure *death* as this attempt's outcome; return the pod's exit code."""
+        order = self._order
+        try:
+            if not self._opening.claim():
+                return wire.EXIT_RETRY  # another pod claimed the attempt and may still run it
+            if not self._opening.inputs_exist():
+                self._opening.withdraw()  # a cleanup has removed the inputs
+                return wire.EXIT_FINAL
+            self._store_log()
+            log = last_lines(self.output())
+            outcome, metadata, content = close_attempt(
+                order, self._key, order.attempt, self._executor, death, self._objects, log
+            )
+        except OSError as exc:
+            print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
+            return wire.EXIT_UNCOMMITTED
+        return self._exit_code(outcome, metadata, content)
+
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
-        store_log(self._order, self._key, self.host, self.output(), self._objects)
+        self._store_log()
         return super()._commit(outcome, body)
+
+    def _store_log(self) -> None:
+        """Store the job's output on this host, if there is any, so that it outlives the pod."""
+        output, order = self.output(), self._order
+        if not output:
+            return
+        name = wire.log_key(order.scope, order.index, order.attempt, self.host)
+        mac = signing.sign(self._key, order.scope, name, output)
+        try:
+            self._objects.create(name, output, {"mac": mac})
+        except OSError as exc:
+            print(f"kinetic: cannot store the end of this log: {exc}", file=sys.stderr)
 
     def _exit_code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
-        return _conclude(self._opening, self._order, outcome, metadata, content, self.receipt)
+        """Write the receipt of an outcome that this process committed; return the exit code."""
+        if metadata is not None:
+            self._write_receipt(metadata, content)
+            if outcome.kind is wire.Kind.VALUE:
+                return wire.EXIT_VALUE
+            if outcome.kind is wire.Kind.CANCELLED:
+                return wire.EXIT_FINAL
+        return exit_code_for(self._opening)
 
-
-def store_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: Objects) -> None:
-    """Store the job's output on *host*, if there is any, so that the log outlives the pod."""
-    if not output:
-        return
-    name = wire.log_key(order.scope, order.index, order.attempt, host)
-    try:
-        objects.create(name, output, {"mac": signing.sign(key, order.scope, name, output)})
-    except OSError as exc:
-        print(f"kinetic: cannot store the end of this log: {exc}", file=sys.stderr)
-
-
-def _conclude(
-    opening: Opening,
-    order: wire.Order,
-    outcome: wire.Outcome,
-    metadata: Mapping[str, str] | None,
-    content: bytes,
-    receipt: str,
-) -> int:
-    """Write the receipt of an outcome, and return the exit code.
-
-    *metadata* is None if another process committed the outcome; then there is no receipt.
-    """
-    if metadata is not None:
-        _write_receipt(order, metadata, content, receipt)
-        if outcome.kind is wire.Kind.VALUE:
-            return wire.EXIT_VALUE
-        if outcome.kind is wire.Kind.CANCELLED:
-            return wire.EXIT_FINAL
-    return exit_code_for(opening)
+    def _write_receipt(self, metadata: Mapping[str, str], content: bytes) -> None:
+        if not self.receipt:
+            return
+        index, attempt = self._order.index, self._order.attempt
+        receipt = wire.Receipt(index=index, attempt=attempt, metadata=metadata, body=content)
+        with contextlib.suppress(OSError):  # the receipt only saves a request
+            fd = os.open(self.receipt, os.O_WRONLY | os.O_TRUNC)
+            with open(fd, "wb") as file:
+                file.write(receipt.to_text().encode())
 
 
 def exit_code_for(opening: Opening) -> int:
@@ -105,20 +121,6 @@ def exit_code_for(opening: Opening) -> int:
     if item.state is wire.ItemState.SUCCEEDED:
         return wire.EXIT_VALUE
     return wire.EXIT_RETRY if item.state is wire.ItemState.OPEN else wire.EXIT_FINAL
-
-
-def _write_receipt(
-    order: wire.Order, metadata: Mapping[str, str], content: bytes, path: str
-) -> None:
-    if not path:
-        return
-    receipt = wire.Receipt(
-        index=order.index, attempt=order.attempt, metadata=metadata, body=content
-    )
-    with contextlib.suppress(OSError):  # the receipt only saves a request
-        fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
-        with open(fd, "wb") as file:
-            file.write(receipt.to_text().encode())
 
 
 # --- earlier pods -------------------------------------------------------------------------
@@ -154,10 +156,10 @@ def close_earlier(
         cause = "its pod was evicted or its node removed" if preempted else "its pod ended"
         message = f"the job ended without an outcome: {cause}; Kubernetes restarted it"
         death = Death(message=message, reason="preempted" if preempted else "lost")
-        _close(order, key, number, attempt.executor, death, objects)
+        close_attempt(order, key, number, attempt.executor, death, objects)
 
 
-def _close(
+def close_attempt(
     order: wire.Order,
     key: bytes,
     number: int,
@@ -185,16 +187,6 @@ def _close(
     metadata = outcome.signed(key, *attempt_id)
     created = objects.create(wire.attempt_key(*attempt_id, "outcome"), content, metadata)
     return outcome, metadata if created else None, content
-
-
-def close_restarted(
-    order: wire.Order, key: bytes, executor: str, host: str, objects: Objects
-) -> int:
-    """Close this attempt, which *executor* began before *host* restarted; return the exit code."""
-    message = f"{host} ended without an outcome and restarted; kinetic does not run it twice"
-    death = Death(message=message, reason="lost")
-    _close(order, key, order.attempt, executor, death, objects)
-    return exit_code_for(Opening(order, key, executor, objects))
 
 
 # --- a job that died without an outcome -----------------------------------------------------
@@ -232,32 +224,3 @@ def oom_kills(paths: Sequence[str] = OOM_EVENTS) -> int:
                 if name == "oom_kill":
                     return int(count)
     return 0
-
-
-def close_dead(
-    order: wire.Order,
-    key: bytes,
-    executor: str,
-    death: Death,
-    guard: Guard,
-    host: int,
-    receipt: str,
-    objects: Objects,
-) -> int:
-    """Commit the failure *death* as this attempt's outcome; return the pod's exit code."""
-    opening = Opening(order, key, executor, objects)
-    try:
-        if not opening.claim():
-            return wire.EXIT_RETRY  # another pod claimed the attempt and may still run it
-        if not opening.inputs_exist():
-            opening.withdraw()  # a cleanup has removed the inputs
-            return wire.EXIT_FINAL
-        store_log(order, key, host, guard.output(), objects)
-        log = last_lines(guard.output())
-        outcome, metadata, content = _close(
-            order, key, order.attempt, executor, death, objects, log
-        )
-    except OSError as exc:
-        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
-        return wire.EXIT_UNCOMMITTED
-    return _conclude(opening, order, outcome, metadata, content, receipt)

@@ -26,9 +26,10 @@ from ..job.processes import Stopped
 from ..job.workspace import Site
 from ..pauses import pauses
 from ..protocol import outcomes, wire
+from ..protocol.outcomes import Death
 from ..protocol.spool import Stored
 from ..stores.objects import Objects, open_store
-from .attempt import PodAttempt, close_earlier, close_restarted, exit_code_for
+from .attempt import PodAttempt, close_attempt, close_earlier, exit_code_for
 from .guard import Channel, last_lines
 
 PORT = 8476
@@ -359,8 +360,11 @@ class _Job:
     def _close_restarted(self, hosts: Hosts, executor: str) -> int:
         """Close the attempt: this host restarted, and the function must not run twice."""
         os.mkdir(self._restarted_mark)
-        key = self._pod.key
-        return close_restarted(self._order, key, executor, hosts.name, self._objects)
+        problem = f"{hosts.name} ended without an outcome and restarted"
+        death = Death(message=f"{problem}; kinetic does not run it twice", reason="lost")
+        order = self._order
+        close_attempt(order, self._pod.key, order.attempt, executor, death, self._objects)
+        return self._exit_code(executor)
 
     def _make_attempt(self, kind: type[Invocation], executor: str) -> PodAttempt:
         """Return the attempt, whose call is of the class *kind*."""

@@ -19,13 +19,14 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from ..job import processes
 from ..pauses import pauses
 from ..protocol import wire
 from ..stores.objects import open_store
 from . import job
-from .attempt import close_dead, death_of, oom_kills
+from .attempt import PodAttempt, death_of, oom_kills
 from .guard import Channel, Guard
 from .job import RUNNER_VARIABLES, Pod, read_pod
 
@@ -149,7 +150,14 @@ def _close_dead_job(pod: Pod, guard: Guard, *, out_of_memory: bool) -> int:
     except (OSError, ValueError) as exc:
         print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         return wire.EXIT_RETRY
-    return close_dead(order, pod.key, executor, death, guard, pod.host, pod.receipt, objects)
+    stopping = processes.Stopping()
+    attempt = PodAttempt(order, pod.key, executor, objects, stopping, _refuse_call)
+    attempt.receipt, attempt.host, attempt.output = pod.receipt, pod.host, guard.output
+    return attempt.close_dead(death)
+
+
+def _refuse_call(arguments: bytes) -> NoReturn:
+    raise AssertionError("the job's process has ended, so nothing calls its function")
 
 
 def _run_in_child(pod: Pod, folder: str) -> Guard:
