@@ -94,11 +94,7 @@ async def watch_jobs(
     rhythm: Rhythm,
     make_table: Callable[[], Table] = Table,
 ) -> AsyncGenerator[Observation]:
-    """Yield each job's state, then its changes, forever; a slow reader misses some changes.
-
-    Raises:
-        BackendError: The server refuses the read for good.
-    """
+    """Yield each job's state, then its changes, forever; a slow reader misses some changes."""
     table, changed = make_table(), asyncio.Event()
     monitor = PendingMonitor(table, inquiry, changed.set)
 
