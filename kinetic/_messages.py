@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,13 +27,20 @@ def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 
     return [by_lower_case[name] for name in matches]
 
 
-def suggest(word: str, known: Iterable[str], *, otherwise: str) -> str:
-    """Return ``did you mean …?``, or *otherwise* if no *known* name resembles *word*."""
-    names = [repr(name) for name in nearest(word, known)]
-    if not names:
-        return otherwise
+def suggest(word: str, known: Collection[str], *, otherwise: str = "") -> str:
+    """Return ``did you mean …?``, or *otherwise* if no *known* name resembles *word*.
+
+    By default, list the known names then.
+    """
+    if names := nearest(word, known):
+        return f"did you mean {join_with_or(repr(name) for name in names)}?"
+    return otherwise or (f"there are {', '.join(known)}" if known else "there is none yet")
+
+
+def join_with_or(names: Iterable[str]) -> str:
+    """Format at least one name, as in ``a, b or c``."""
     *first, last = names
-    return f"did you mean {', '.join(first)} or {last}?" if first else f"did you mean {last}?"
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 _STYLE = re.compile(r"\x1b\[[0-9;:]*m")

@@ -45,7 +45,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, TypeAlias
 
-from kinetic._messages import suggest
+from kinetic._messages import join_with_or, suggest
 from kinetic.errors import ConfigurationError
 
 __all__ = ["Accelerator", "Kind", "catalogue", "markdown", "parse"]
@@ -452,7 +452,7 @@ def _parse_gpu(kind: str, rest: str) -> Accelerator | None:
     if counted is None or (gpu := GPU_NAMES.get(counted[1])) is None:
         return None
     if (count := int(counted[2])) not in gpu.sizes:
-        choices = _join_with_or(f"gpu-{gpu.name}x{number}" for number in sorted(gpu.sizes))
+        choices = join_with_or(f"gpu-{gpu.name}x{number}" for number in sorted(gpu.sizes))
         raise ConfigurationError(
             f"no machine has {count} GPUs of the model {gpu.name}; there are {choices}"
         )
@@ -481,8 +481,8 @@ def _of_size(tpu: Tpu, size: str) -> Accelerator:
     else:
         found = tpu.sized(tpu.cores.get(int(size), int(size)))
     if found is None:
-        chips = _join_with_or(dict.fromkeys(str(listed.count) for listed in tpu.by_size))
-        shapes = _join_with_or(dict.fromkeys(listed.topology for listed in tpu.by_size))
+        chips = join_with_or(dict.fromkeys(str(listed.count) for listed in tpu.by_size))
+        shapes = join_with_or(dict.fromkeys(listed.topology for listed in tpu.by_size))
         raise ConfigurationError(
             f"TPU {tpu.name} has no slice {size}; sizes: {chips} chips; shapes: {shapes}"
         )
@@ -496,15 +496,10 @@ def _on_hosts(accelerator: Accelerator, hosts: int) -> Accelerator:
     for layout in accelerator.layouts:
         if layout.hosts == hosts:
             return layout
-    possible = _join_with_or(str(layout.hosts) for layout in accelerator.layouts)
+    possible = join_with_or(str(layout.hosts) for layout in accelerator.layouts)
     raise ConfigurationError(
         f"{accelerator} can't have {hosts} hosts; its number of hosts is {possible}"
     )
-
-
-def _join_with_or(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _raise_unknown(text: str, body: str, options: str) -> NoReturn:

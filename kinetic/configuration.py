@@ -361,7 +361,7 @@ def checked_backend(name: str, origin: str) -> str:
     """
     known = name.strip().lower()
     if known not in BACKENDS:
-        hint = suggest(known, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")
+        hint = suggest(known, BACKENDS)
         raise ConfigurationError(f"there is no backend {name!r} (from {origin}); {hint}")
     return known
 
@@ -431,6 +431,6 @@ def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
         return None
     level = LOG_LEVELS.get(name.strip().upper())
     if level is None:
-        hint = suggest(name, LOG_LEVELS, otherwise=f"there are {', '.join(LOG_LEVELS)}")
+        hint = suggest(name, LOG_LEVELS)
         raise ConfigurationError(f"KINETIC_LOG_LEVEL has no level {name!r}; {hint}")
     return level

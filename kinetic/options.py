@@ -529,9 +529,7 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], prefix: str) -> No
     known = [*inspect.signature(settings).parameters]
     for name in given:
         if name not in known:
-            hint = usage_hint(name) or suggest(
-                name, known, otherwise=f"there are {', '.join(known)}"
-            )
+            hint = usage_hint(name) or suggest(name, known)
             raise of_the_caller(TypeError(f"{prefix} {name!r}: {hint}"))
 
 

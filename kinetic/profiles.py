@@ -73,7 +73,7 @@ class Profile:
             )
         for setting in settings:
             if setting not in SETTINGS:
-                hint = suggest(setting, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
+                hint = suggest(setting, SETTINGS)
                 raise ProfileError(f"a profile has no setting {setting!r}; {hint}")
         return Profile(name=name, settings={key: value for key, value in settings.items() if value})
 
@@ -93,11 +93,7 @@ class Profiles:
             ProfileError: There is no such profile; the message has the nearest names.
         """
         if name not in self.profiles:
-            names = ", ".join(self.profiles)
-            otherwise = f"there are {names}" if names else "there is none yet"
-            raise ProfileError(
-                f"there is no profile {name!r}; {suggest(name, self.profiles, otherwise=otherwise)}"
-            )
+            raise ProfileError(f"there is no profile {name!r}; {suggest(name, self.profiles)}")
         return self.profiles[name]
 
     def active(self, environ: Mapping[str, str]) -> Profile | None:
@@ -180,10 +176,7 @@ def _parse_profiles(content: object, path: Path) -> Profiles:
     if current is not None and not isinstance(current, str):
         raise _malformed_error(path, '"current" must be the name of a profile, or null')
     if current and current not in profiles:
-        names = ", ".join(profiles)
-        hint = suggest(
-            current, profiles, otherwise=f"there are {names}" if names else "it has none"
-        )
+        hint = suggest(current, profiles)
         _warn_once(
             f'{path}: "current" is {current!r}, which isn\'t a profile, so none is in use; {hint}'
         )
@@ -208,7 +201,7 @@ def _parse_profile(name: str, entry: object, path: Path) -> Profile:
             raise _malformed_error(path, f'"{setting}" of the profile {name!r} must be text')
     extra = {key: value for key, value in entries.items() if key not in SETTINGS}
     for key in extra:
-        hint = suggest(key, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
+        hint = suggest(key, SETTINGS)
         _warn_once(f"{path}: the profile {name!r} has {key!r}, which isn't a setting; {hint}")
     return Profile(name=name, settings=settings, extra=extra)
 
