@@ -78,7 +78,7 @@ def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | 
     sink = _OneFrame()
     try:
         _PlainPickler(sink, protocol=5).dump((args, kwargs))
-    except (_NotPlainError, RecursionError):
+    except (_NotPlainError, RuntimeError):  # too deep, or another thread changes a container
         return None
     return frames.pack([sink.content])
 

@@ -45,15 +45,6 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True)
-class Retries:
-    """``attempts`` retries of ``items`` items followed attempts that ended for ``reason``."""
-
-    reason: str
-    attempts: int
-    items: int
-
-
-@dataclass(frozen=True, slots=True)
 class FailureGroup:
     """Items whose messages differ in numbers only; ``example`` is one of the items."""
 
@@ -68,7 +59,8 @@ class Statistics:
     """Statistics of all items. Seconds count from ``begun``, the start of the batch.
 
     ``states`` has moments, and how many items were in each `State` then. ``concurrency`` is how
-    many attempts ran at a time, ``peak`` its maximum, ``mean`` its average.
+    many attempts ran at a time, ``peak`` its maximum, ``mean`` its average. ``retries`` has the
+    reason why attempts ended, how many retries followed, and of how many items.
     """
 
     begun: float
@@ -79,7 +71,7 @@ class Statistics:
     peak: int
     mean: float
     durations: Durations | None
-    retries: tuple[Retries, ...]
+    retries: tuple[tuple[str, int, int], ...]
     failures: tuple[FailureGroup, ...]
     slowest: tuple[int, ...]
 
@@ -249,7 +241,7 @@ def _bins(ordered: Sequence[float]) -> tuple[tuple[float, float, int], ...]:
 # --- what went wrong -----------------------------------------------------------------------
 
 
-def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
+def _retries(items: Iterable[Item]) -> tuple[tuple[str, int, int], ...]:
     """Count retries by the reason why the previous attempt ended."""
     retries_by_reason: Counter[str] = Counter()
     items_by_reason: Counter[str] = Counter()
@@ -258,7 +250,7 @@ def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
         retries_by_reason.update(reasons)
         items_by_reason.update({*reasons})
     return tuple(
-        Retries(reason, count, items_by_reason[reason])
+        (reason, count, items_by_reason[reason])
         for reason, count in retries_by_reason.most_common()
     )
 

@@ -113,10 +113,9 @@ class _ByteBudget:
         self.remaining -= size
         return True
 
-    def reserve(self, value: Any) -> Any:
-        """Reserve the bytes of *value* even if they don't fit; return *value*."""
+    def reserve(self, value: Any) -> None:
+        """Reserve the bytes of *value* even if they don't fit."""
         self.remaining -= len(_json(value)) + 20
-        return value
 
     @contextlib.contextmanager
     def limited_to(self, fraction: float) -> Generator[None]:
@@ -157,8 +156,8 @@ def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> 
         "mean": _round(statistics.mean),
         "durations": _durations(statistics.durations),
         "retries": [
-            [one_line(retry.reason), retry.attempts, retry.items]
-            for retry in statistics.retries[:30]
+            [one_line(reason), attempts, items]
+            for reason, attempts, items in statistics.retries[:30]
         ],
         "slowest": list(statistics.slowest),
     }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._progress.tally import State
-from kinetic._report.digest import POINTS, FailureGroup, Retries, compute_statistics, pattern
+from kinetic._report.digest import POINTS, FailureGroup, compute_statistics, pattern
 from kinetic._report.facts import Attempt, BatchReport, Item
 from tests.report.batches import STARTED, sweep
 
@@ -143,8 +143,8 @@ def test_retries_are_counted_by_the_reason_of_the_attempt_before() -> None:
         ),
     )
     assert compute_statistics(batch).retries == (
-        Retries("preempted", 2, 1),
-        Retries("user error", 1, 1),
+        ("preempted", 2, 1),
+        ("user error", 1, 1),
     )
 
 
@@ -169,7 +169,7 @@ def test_an_item_that_waits_for_a_retry_has_no_current_attempt() -> None:
         None,
     )
     found = compute_statistics(report(item, read_at=50.0))
-    assert found.retries == (Retries("user error", 1, 1),)
+    assert found.retries == (("user error", 1, 1),)
     assert found.states[-1][1] == (1, 0, 0, 0, 0, 0)
     assert found.slowest == ()
 
