@@ -190,11 +190,8 @@ def _dockerfile(
 
 def runner_files() -> dict[str, bytes]:
     """Return the source files of the installed runner: relative path → content. Reads the disk."""
-    folder = Path(os.path.realpath(PACKAGE / "_runner"))
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*.py"))
-    }
+    files = package_files(PACKAGE / "_runner")
+    return {name.partition("/")[2]: body for name, body in files.items()}
 
 
 def package_files(package: Path) -> dict[str, bytes]:
