@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from absl import logging
@@ -119,7 +119,6 @@ class TokenCache(Generic[T]):
         self._clock = clock
         self._current: FreshCredentials[T] | None = None
         self._has_renewed = False
-        self._pause_until = -math.inf
         self._renewing: asyncio.Task[T] | None = None
         self._closed = False
 
@@ -137,7 +136,7 @@ class TokenCache(Generic[T]):
             raise ClientClosed(f"the client of {self._name} is closed; open another")
         now, cached = self._clock(), self._current
         if cached is not None and now < cached.renew_by:
-            if now >= max(cached.renew_from, self._pause_until):
+            if now >= cached.renew_from:
                 self._start_renewal()
             return cached.value
         return await await_shared(self._start_renewal(), f"the client of {self._name}")
@@ -178,7 +177,7 @@ class TokenCache(Generic[T]):
     def _handle_renewal_end(self, task: asyncio.Task[T]) -> None:
         """If a renewal failed while credentials are cached, pause the early renewals."""
         if not task.cancelled() and (failure := task.exception()) is not None and self._current:
-            self._pause_until = self._clock() + RENEWAL_PAUSE_S
+            self._current = replace(self._current, renew_from=self._clock() + RENEWAL_PAUSE_S)
             logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)
 
 
