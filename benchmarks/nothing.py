@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,10 @@ class RecordingStore(MemoryStore):
         name: str,
         body: bytes | Path,
         metadata: Mapping[str, str] | None = None,
-        *,
-        shared: bool = False,
+        **options: Any,
     ) -> bool:
         """Implement `Store.create`, and record the inputs."""
-        created = await super().create(name, body, metadata, shared=shared)
+        created = await super().create(name, body, metadata, **options)
         if "/inputs/" in name:
             self.input_bytes += len(body) if isinstance(body, bytes) else 0
             if "total" in (metadata or {}):
@@ -114,13 +113,7 @@ class InstantCluster(MemoryCluster):
             while self._observations:
                 yield self._observations.popleft()
 
-    async def find(
-        self,
-        *,
-        names: Collection[str] = (),
-        labels: Mapping[str, str] | None = None,
-        explained: bool = False,
-    ) -> list[Observation]:
+    async def find(self, **filters: Any) -> list[Observation]:
         """Implement `Cluster.find`: return nothing, because the cluster keeps no ended job."""
         self.requests["find"] += 1
         return []
