@@ -122,7 +122,6 @@ async def _join(
     target: Target, controllers: tuple[Controller, ...], *, yes: bool, as_json: bool
 ) -> Joining:
     """Show the plan, ask, and carry it out; return what was done and what the user may not do."""
-    from kinetic._tasks import in_thread
     from kinetic.aio.infra import Join
 
     async with Join(target, tell=output.note, controllers=controllers) as join:
@@ -134,7 +133,7 @@ async def _join(
         lines = [*change_lines((*planned.changes, *planned.controllers)), summary]
         output.lines(lines, err=True)  # standard output has the YAML, or the JSON
         if count:
-            await in_thread(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
+            await output.in_thread(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
         applied = await join.apply(planned)
         if as_json:
             output.json_line("init", applied.to_dict(), indent=2)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 import click
 
 from kinetic._messages import format_duration, one_line, remove_control_sequences, unstyled
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _BIDI_CONTROLS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Characters that reverse the text after them on a terminal."""
@@ -170,6 +174,13 @@ def confirm(question: str, *, yes: bool) -> None:
     if will_ask(yes=yes) and not click.confirm(question):
         note("nothing was done")
         raise click.exceptions.Exit(1)
+
+
+async def in_thread(ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call *ask*, which prompts the user, in a thread; the second Ctrl-C ends the prompt."""
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(functools.partial(ask, *args, **kwargs))
 
 
 def _sanitize(text: str) -> str:
