@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import anyio.to_thread
+import anyio
+from anyio.to_thread import run_sync
 
 from kinetic import configuration
 from kinetic._devices import cpus_here, gpus_here, memory_here
@@ -52,16 +53,13 @@ class Machine:
         )
         memory = "end other programs, or run fewer jobs at once: KINETIC_LOCAL_SLOTS"
         return [
-            check(name="home", probe=self._folders, advice=writable),
+            check(name="home", probe=partial(run_sync, self._try_folders), advice=writable),
             check(name="disk", probe=self._disk, needs=("home",), advice=space),
             check(name="memory", probe=self._memory, advice=memory),
             check(name="processors", probe=self._processors),
             check(name="kernel", probe=self._kernel),
             check(name="supervisor", probe=self._supervisor, needs=("home",)),
         ]
-
-    async def _folders(self) -> Finding:
-        return await anyio.to_thread.run_sync(self._try_folders)
 
     def _try_folders(self) -> Finding:
         """Check who may write to kinetic's folders, then write to them."""

@@ -48,7 +48,6 @@ def class_manifest(
     else:
         tpu = {"type": accelerator.label, "count": count, "topology": accelerator.topology}
         rule["tpu"] = tpu
-    base = reference(class_name(accelerator))
     spec = {
         "nodePoolAutoCreation": {"enabled": True},
         **({} if autopilot else {"nodePoolConfig": {"serviceAccount": site.account("nodes")}}),
@@ -58,6 +57,7 @@ def class_manifest(
         # By default, GKE makes machines without the accelerator if it has no capacity.
         "whenUnsatisfiable": "DoNotScaleUp",
     }
+    base = reference(class_name(accelerator))
     metadata = {**base.document["metadata"], "labels": site.labels}
     return replace(base, document={**base.document, "metadata": metadata, "spec": spec})
 

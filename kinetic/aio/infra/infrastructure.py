@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Self
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio.images.docker_hub import TOKEN, USERNAME
 from kinetic.aio.infra import classes as compute_classes
 from kinetic.aio.infra import lookup
 from kinetic.aio.infra import namespace as in_cluster
@@ -24,7 +26,16 @@ from kinetic.aio.infra.controllers import plan_install as plan_controller
 from kinetic.aio.infra.plan import Plan, additions, removals
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.preflight import Preflight, preflight
-from kinetic.aio.infra.resources import Action, Change, Observed, Policy, Resource, Tell, silent
+from kinetic.aio.infra.resources import (
+    Action,
+    Change,
+    Observed,
+    Policy,
+    Resource,
+    Tell,
+    call,
+    silent,
+)
 from kinetic.aio.infra.setup import Setup, Shape
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import Status, survey
@@ -432,11 +443,14 @@ class Infrastructure:
         await self._cloud.enable_apis(("secretmanager.googleapis.com",))
         changes = additions(self.site, wanted, await self._cloud.observe(wanted))
         await self.apply(Planned(plan=Plan(site=self.site, changes=changes), resources=wanted))
-        for request in setups.secret_versions(self.site, username, token):
-            try:
-                await self._google.call(request)
-            except HttpError as refusal:
-                raise refusal_error("add a version of a secret", refusal) from refusal
+        try:
+            for name, value in ((USERNAME, username), (TOKEN, token)):
+                payload = {"data": base64.b64encode(value.encode()).decode()}
+                path = f"projects/{self.site.project}/secrets/{name}:addVersion"
+                body = {"payload": payload}
+                await self._google.call(call(setups.SECRETS, "POST", path, body=body))
+        except HttpError as refusal:
+            raise refusal_error("add a version of a secret", refusal) from refusal
 
     async def has_project(self) -> bool:
         """Return whether the project exists, as far as you can see."""

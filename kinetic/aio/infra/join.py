@@ -187,11 +187,15 @@ class Join:
         account, account_notes = await self._account()
         objects = manifests(namespace, account, user if needed else "")
         changes: list[Change] = []
+        comparison: Change | None
         for manifest in objects:
             # The first object is the namespace. If an administrator has to create it, you can't
             # create other objects in it yet.
             namespace_is_missing = bool(changes) and changes[0].action is Action.ASK
-            comparison = await self._compare(manifest)
+            try:
+                comparison = await compare(self._api, manifest)
+            except Forbidden:  # you may not read the object
+                comparison = None
             permitted = not namespace_is_missing and await self._is_permitted(manifest, comparison)
             changes.append(decide(manifest, comparison, permitted=permitted, complete=not needed))
         return Joining(
@@ -294,28 +298,20 @@ class Join:
             )
         except ConfigurationError:  # `up` can't have made a cluster of such a name
             return "", []
-        google = GoogleClient(self._environ, NO_RETRIES, idle_s=20.0)
         email = site.account("workers")
-        try:
-            await google.call(setups.service_account(site, "workers").read)
-        except (HttpError, BackendError) as exc:
-            reason = exc.message if isinstance(exc, HttpError) else str(exc)
-            problem = (
-                f"pods get no Google service account, because {email} can't be read ({reason})"
-            )
-            return "", [f"{problem}; `kinetic up --namespace {site.namespace}` makes it"]
-        finally:
-            await google.aclose()
+        async with aclosing(GoogleClient(self._environ, NO_RETRIES, idle_s=20.0)) as google:
+            try:
+                await google.call(setups.service_account(site, "workers").read)
+            except (HttpError, BackendError) as exc:
+                reason = exc.message if isinstance(exc, HttpError) else str(exc)
+                note = (
+                    f"pods get no Google service account, because {email} can't be read "
+                    f"({reason}); `kinetic up --namespace {site.namespace}` makes it"
+                )
+                return "", [note]
         if store.startswith(f"gs://{site.bucket('jobs')}/"):
             return email, []
         return email, [f"give {email} the role {setups.OBJECTS_ROLE} on {store}"]
-
-    async def _compare(self, manifest: Manifest) -> Change | None:
-        """Return the change that *manifest* needs; None if you may not read the object."""
-        try:
-            return await compare(self._api, manifest)
-        except Forbidden:
-            return None
 
     async def _is_permitted(self, manifest: Manifest, comparison: Change | None) -> bool:
         """Return whether you may patch the object and, unless it surely exists, create it."""

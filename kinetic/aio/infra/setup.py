@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kinetic.accelerators import GPUS, TPUS
-from kinetic.aio._net.google import GoogleRequest
 from kinetic.aio.images.docker_hub import TOKEN, USERNAME
 from kinetic.aio.infra.resources import Binding, Policy, Resource, call, policy, query, resource
 from kinetic.aio.infra.site import KINETIC_LABEL, UNLABELED_KINDS, Site
@@ -475,20 +473,6 @@ def secret_resources(site: Site) -> tuple[Resource | Policy, ...]:
             policy(key, SECRETS, f"{parent}/{name}", reading, requires=(key,)),
         ]
     return tuple(resources)
-
-
-def secret_versions(site: Site, username: str, token: str) -> tuple[GoogleRequest, ...]:
-    """Return the requests that add a version to each secret of Docker Hub, the token's last."""
-    parent = f"projects/{site.project}/secrets"
-    return tuple(
-        call(
-            SECRETS,
-            "POST",
-            f"{parent}/{name}:addVersion",
-            body={"payload": {"data": base64.b64encode(value.encode()).decode()}},
-        )
-        for name, value in ((USERNAME, username), (TOKEN, token))
-    )
 
 
 def check_parent(parent: str, *, creates: bool) -> None:
