@@ -114,9 +114,7 @@ class TellsMeanwhile(Passing):
 
 
 @VIRTUAL
-async def test_resuming_ignores_answers_older_than_notifications(
-    world: Held,
-) -> None:
+async def test_resuming_ignores_answers_older_than_notifications(world: Held) -> None:
     group = await abandoned(world, 2)
     cluster: Any = TellsMeanwhile(world.cluster)
     async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:

@@ -445,9 +445,7 @@ async def test_a_resumed_batch_requests_the_same_machines(client: aio.Client) ->
     assert await batch.results() == [1]
 
 
-async def test_the_reason_of_a_failed_job_has_the_type_of_its_exception(
-    client: aio.Client,
-) -> None:
+async def test_the_reason_of_a_failed_job_has_the_type_of_its_exception(client: aio.Client) -> None:
     job = await client.submit(inverse, 0)
     with pytest.raises(ZeroDivisionError):
         await job.result()

@@ -102,21 +102,6 @@ async def test_a_spent_budget_starts_nothing_and_lets_running_attempts_finish(
     assert "stopped: budget=3.5" in last.line()
 
 
-async def test_a_spent_budget_ends_no_running_attempt(
-    client: aio.Client, world: World, priced: Path
-) -> None:
-    batch = await client.run_async_map(an_hour, range(20), max_concurrent=4, budget=1.0)
-    assert (await outcome_types(batch)).count("Succeeded") == world.started <= 4
-
-
-async def test_a_budget_that_is_enough_changes_nothing(
-    client: aio.Client, world: World, priced: Path
-) -> None:
-    batch = await client.run_async_map(an_hour, range(4), max_concurrent=2, budget=4.0)
-    assert await batch.results(cleanup=False) == [0, 1, 2, 3]
-    assert await batch.reason() == ""
-
-
 async def test_attempts_count_not_items(client: aio.Client, world: World, priced: Path) -> None:
     batch = await client.run_async_map(
         an_hour_of_failing, range(3), max_concurrent=1, retries=9, budget=2.5
@@ -154,17 +139,6 @@ async def test_a_resumed_batch_keeps_its_budget_and_the_original_price(
         assert (await outcome_types(batch)).count("Succeeded") == 3
         assert world.started == 3
         assert (await batch.estimate()).cost == pytest.approx(3.0, rel=0.01)
-
-
-async def test_a_retry_after_the_budget_was_spent_does_not_start(
-    client: aio.Client, world: World, priced: Path
-) -> None:
-    batch = await client.run_async_map(an_hour, range(3), max_concurrent=1, budget=1.0)
-    assert await outcome_types(batch) == ["Succeeded", "Cancelled", "Cancelled"]
-    await batch.retry_failed()
-    await batch.wait()
-    assert world.started == 1
-    assert await outcome_types(batch) == ["Succeeded", "Cancelled", "Cancelled"]
 
 
 async def test_a_batch_without_a_budget_is_estimated_as_well(

@@ -3,39 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from pathlib import Path
 
 import pytest
 
-from kinetic import aio
 from kinetic._tasks import await_shared, release
-from kinetic.aio.local.store import DirectoryStore
 from kinetic.errors import BackendError
-
-
-def nothing() -> None:
-    return None
-
-
-@pytest.mark.parametrize("seed", range(6))
-async def test_a_cancelled_submit_leaves_no_job(home: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    async with aio.Client(backend="local") as client:
-        await (await client.submit(nothing))  # warm up: the rest only submits
-        for _ in range(5):
-            task = asyncio.ensure_future(client.submit(nothing))
-            await asyncio.wait({task}, timeout=rng.random() * 0.03)
-            if task.done():
-                await (await task)
-                continue
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                await (await task)
-        assert await client.list_jobs() == []
-    store = DirectoryStore(home / "store")
-    assert [stored.name for stored in await store.list("jobs/")] == []
 
 
 async def test_each_waiter_of_a_shared_task_gets_its_own_outcome() -> None:

@@ -49,9 +49,7 @@ def first_fails(number: int) -> None:
 
 
 @VIRTUAL
-async def test_fail_fast_deletes_jobs_that_have_not_started(
-    world: World,
-) -> None:
+async def test_fail_fast_deletes_jobs_that_have_not_started(world: World) -> None:
     waiting = asyncio.Event()
 
     async def work(run: Any) -> int | None:
@@ -232,44 +230,6 @@ async def test_a_retry_survives_the_late_deletion_of_stopped_jobs(
         await cancelling
 
 
-@VIRTUAL
-async def test_results_delete_nothing_that_is_tried_again_while_they_do(world: World) -> None:
-    platform, cluster = platform_with(SlowToDelete, world._work)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(same, range(2), max_concurrent=2)
-        await until(lambda: world.started == 2)
-        cluster.gate.set()
-        await batch.cancel()
-        cluster.gate.clear()
-        earlier = cluster.asked
-        collecting = asyncio.create_task(batch.results(return_exceptions=True))
-        await until(lambda: cluster.asked > earlier)
-        assert await batch.retry_failed([1]) == 1
-        await until(lambda: world.started == 3)
-        cluster.gate.set()
-        assert {type(result) for result in await collecting} == {errors.JobCancelled}
-        assert await unended(platform, batch.group_id) == ["1-2"]
-        world.gate.set()
-        assert (await batch.results(return_exceptions=True))[1] == 1
-        assert await platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id}) == []
-
-
-@VIRTUAL
-async def test_nothing_is_deleted_together_with_what_is_tried_again(
-    world: World, client: aio.Client
-) -> None:
-    batch = await client.run_async_map(same, range(2), max_concurrent=2)
-    await until(lambda: world.started == 2)
-    await batch.cancel()
-    assert await batch.retry_failed([1]) == 1
-    await until(lambda: world.started == 3)
-    await batch._batch.delete_jobs()
-    assert await unended(world.platform, batch.group_id) == ["1-2"]
-    world.gate.set()
-    assert (await batch.results(return_exceptions=True))[1] == 1
-    assert await unended(world.platform, batch.group_id) == []
-
-
 class Mute(SlowToLaunch):
     """A cluster that launches late, loses the reply, and doesn't answer requests by name."""
 
@@ -308,9 +268,7 @@ class Refusing(MemoryCluster):
 
 
 @VIRTUAL
-async def test_giving_up_an_attempt_does_not_free_the_slot_of_the_next(
-    world: World,
-) -> None:
+async def test_giving_up_an_attempt_does_not_free_the_slot_of_the_next(world: World) -> None:
     async def work(run: Any) -> int | None:
         if run.spec.labels[LABEL_INDEX] == "1":
             return await carry_out(run)

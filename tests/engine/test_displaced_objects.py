@@ -59,19 +59,6 @@ async def test_resuming_reports_a_directory_in_place_of_the_lease(folder: Path) 
             await batch.resume(force=True)
 
 
-async def test_a_directory_in_place_of_an_outcome_costs_its_item(folder: Path) -> None:
-    platform = platform_in(folder)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(same, range(3))
-        await batch.results(cleanup=False)
-    replace_by_directory(folder, "00000001.0001.outcome")
-    async with aio.Client(platform=platform) as client:
-        batch = await client.attach_batch(batch.group_id)
-        first, second, third = await batch.results(cleanup=False, return_exceptions=True)
-    assert (first, third) == (0, 2)
-    assert isinstance(second, errors.WireError)
-
-
 @pytest.mark.parametrize("suffix", ["outcome", "claim"])
 async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(
     folder: Path, suffix: str

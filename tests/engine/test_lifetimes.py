@@ -101,9 +101,7 @@ async def test_a_batch_goes_on_when_its_handle_is_dropped(
     assert await (await other.attach_batch(group_id)).results(timeout=30) == [*range(6)]
 
 
-async def test_only_the_consumer_keeps_a_reference_to_a_completed_job(
-    client: aio.Client,
-) -> None:
+async def test_only_the_consumer_keeps_a_reference_to_a_completed_job(client: aio.Client) -> None:
     batch = await client.run_async_map(echo, iter(range(40)))
     held: list[weakref.ref[Any]] = []
     async for job in batch.as_completed():
@@ -239,9 +237,7 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
     assert (cluster.asked, await left_on(platform)) == (1, [])
 
 
-async def test_a_cancelled_aclose_closes_all_platforms(
-    platform: Platform,
-) -> None:
+async def test_a_cancelled_aclose_closes_all_platforms(platform: Platform) -> None:
     store = Held(platform.store, "aclose")
     client = aio.Client(backend="local", platform=replace(platform, store=store))
     for project in ("one", "two", "three"):  # the client opens a platform for each
@@ -284,24 +280,7 @@ class Slow(Passing):
         await self.port.launch(job)
 
 
-async def test_items_that_were_not_launched_are_reported_as_waiting(
-    platform: Platform, other: aio.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    cluster = Slow(platform.cluster)
-    async with aio.Client(platform=replace(platform, cluster=cluster)) as client:
-        batch = await client.run_async_map(for_ever, range(100), max_concurrent=80)
-        await until(lambda: cluster.asked == 32)
-        closing = asyncio.ensure_future(client.aclose())
-        await until(lambda: batch._batch.coordinator.launcher.halted)  # type: ignore[union-attr]
-        cluster.open.set()
-        await closing
-    assert f"{100 - 32} items wait" in caplog.text
-    await (await other.attach_batch(batch.group_id)).cancel()
-
-
-async def test_sealing_first_stores_the_inputs_that_were_pulled(
-    client: aio.Client,
-) -> None:
+async def test_sealing_first_stores_the_inputs_that_were_pulled(client: aio.Client) -> None:
     supplied: queue.SimpleQueue[int] = queue.SimpleQueue()
     pulled: list[int] = []
 

@@ -62,12 +62,6 @@ async def dies_before(run: Run) -> int | None:
     return 9
 
 
-async def dies_once(run: Run) -> int | None:
-    """Let first attempts end without an outcome, and later ones do their work."""
-    first = run.spec.order.attempt == 1
-    return await (dies(run) if first else works(run))
-
-
 async def preempted_once(run: Run) -> int | None:
     """Let the first attempt commit that it was preempted, and the next one do its work."""
     if run.spec.order.attempt > 1:
@@ -100,10 +94,6 @@ async def three(client: aio.Client) -> Any:
     return await client.run_async_map(same, range(3), max_concurrent=2, retries=1)
 
 
-async def three_failures(client: aio.Client) -> Any:
-    return await client.run_async_map(fails, range(3), max_concurrent=2, retries=1)
-
-
 @dataclass(frozen=True)
 class Course:
     """What is submitted, what its jobs do, and the outcome that every waiting client must see."""
@@ -122,8 +112,6 @@ COURSES = {
     "a process that stays": Course(one_value, commits_and_stays, "3"),
     "a preemption": Course(one_on_two_hosts, preempted_once, "3", {"relaunches": True}),
     "a batch": Course(three, works, "[0, 1, 2]"),
-    "a batch of failures": Course(three_failures, works, "['ValueError'] * 3"),
-    "a batch of deaths": Course(three, dies_once, "[0, 1, 2]"),
     "a batch of processes that stay": Course(three, commits_and_stays, "[0, 1, 2]"),
 }
 

@@ -8,7 +8,6 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from kinetic import aio, errors
 from kinetic.aio._engine.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
-from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
+from kinetic.outcome import Cancelled, Failed, Lost, Succeeded
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 
 
@@ -31,12 +30,6 @@ async def odd_fails(x: int) -> int:
     if x % 2:
         raise ValueError(f"{x} is odd")
     return x
-
-
-async def raise_or_return(x: int) -> Exception:
-    if x % 2:
-        raise KeyError(x)
-    return KeyError(x)
 
 
 class Gates:
@@ -181,21 +174,6 @@ async def test_outcomes_are_values_errors_losses_and_cancellations(gates: Gates)
         await lost
 
 
-async def test_an_exception_that_was_returned_is_no_failure(client: aio.Client) -> None:
-    batch = await client.run_async_map(raise_or_return, range(4))
-    results = await batch.results(return_exceptions=True)
-    assert [type(value) for value in results] == [KeyError] * 4
-    outcomes: dict[int, Outcome[Exception]] = {
-        item.index: item.outcome async for item in batch.outcomes()
-    }
-    assert [outcomes[index].ok for index in range(4)] == [True, False, True, False]
-    with pytest.raises(errors.BatchError) as caught:
-        await batch.results(ordered=False)
-    assert [type(result) for result in caught.value.partial_results] == [KeyError, type(None)] * 2
-    assert [job.group_index for job in caught.value.failures] == [1, 3]
-    assert await (await client.run_async_map(raise_or_return, [0, 2])).results() != []
-
-
 async def test_inputs_that_cannot_be_submitted_do_not_block_ordered_outcomes(
     client: aio.Client,
 ) -> None:
@@ -208,21 +186,6 @@ async def test_inputs_that_cannot_be_submitted_do_not_block_ordered_outcomes(
         taken = [await anext(stream) for _ in range(12)]
     assert [item.index for item in taken] == list(range(12))
     assert [item.index for item in taken if not item.outcome.ok] == [0, 3]
-
-
-async def test_a_completion_has_the_input_itself(client: aio.Client) -> None:
-    inputs = [{"x": 1}, {"x": 2}]
-    batch = await client.run_async_map(square, inputs)
-    async for index, input_, outcome in batch.outcomes():
-        assert input_ is inputs[index]
-        assert outcome == Succeeded(input_["x"] ** 2)
-
-    def lazily() -> Iterable[dict[str, int]]:
-        yield from inputs
-
-    batch = await client.run_async_map(square, lazily())
-    assert [item.input async for item in batch.outcomes(ordered=True)] == inputs
-    assert [item.input async for item in batch.outcomes(ordered=True)] == inputs, "from the store"
 
 
 async def test_another_process_sees_what_could_not_be_submitted() -> None:
@@ -404,35 +367,6 @@ async def _indices_within(batch: aio.BatchHandle[Any], timeout: float) -> list[A
 
 async def _outcomes_within(batch: aio.BatchHandle[Any], timeout: float) -> list[Any]:
     return [item async for item in batch.outcomes(ordered=True, timeout=timeout)]
-
-
-@pytest.mark.parametrize("settled", [True, False])
-async def test_waiting_after_a_retry_includes_the_retried_items(
-    client: aio.Client, tmp_path: Path, settled: bool
-) -> None:
-    """It doesn't matter whether this process still submits the batch."""
-
-    async def needs(path: str) -> str:
-        return Path(path).read_text()
-
-    names = [str(tmp_path / name) for name in "abc"]
-    (tmp_path / "a").write_text("a")
-    batch = await client.run_async_map(needs, names)
-    stream = batch.outcomes()
-    first = {item.index: item.outcome.ok async for item in stream}
-    assert first == {0: True, 1: False, 2: False}
-    if settled:
-        await until(lambda: not batch._batch.submits)
-    (tmp_path / "b").write_text("b")
-    assert await batch.retry_failed([1]) == 1
-    again = {item.index: item.outcome async for item in batch.outcomes()}
-    assert again[1] == Succeeded("b") and isinstance(again[2], Failed)
-    (tmp_path / "c").write_text("c")
-    assert await batch.retry_failed() == 1
-    assert await batch.results() == ["a", "b", "c"]
-    assert await batch.retry_failed() == 0
-    with pytest.raises(errors.NotFound):
-        await batch.retry_failed([3])
 
 
 async def long_text(x: int) -> str:

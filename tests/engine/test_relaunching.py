@@ -1,4 +1,4 @@
-"""The submitter of a single job replaces its disrupted attempts."""
+"""The submitter replaces disrupted attempts, and repeats launches that are refused for now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kinetic
-from kinetic import aio
+from kinetic import aio, errors
 from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
 from kinetic.errors import (
     AuthError,
@@ -24,7 +24,7 @@ from kinetic.errors import (
 )
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-from tests.engine.world import VIRTUAL, claim, preempted
+from tests.engine.world import VIRTUAL, claim, platform_with, preempted
 
 
 @kinetic.run(accelerator="cpu:hosts=4")
@@ -172,6 +172,7 @@ async def test_what_another_host_did_by_itself_is_not_repeated(
             with pytest.raises(JobFailed, match="asked to stop") as caught:
                 await job.result(timeout=60, cleanup=False)
             assert "host 2 of 4" in "".join(caught.value.__notes__)
+            assert (await job.reason()).endswith("host 2 of 4: something happened")
         assert len(cluster.launched) == launches
 
 
@@ -353,3 +354,45 @@ async def test_cleanup_ends_the_wait_for_a_job_that_was_never_reported() -> None
         await job.cleanup()
         await asyncio.wait({waiting}, timeout=10)
         assert waiting.done()
+
+
+class Full(MemoryCluster):
+    """A cluster whose quota has no room for item 1 before the time ``until``."""
+
+    until = 0.0
+    finds = 0
+
+    async def launch(self, job: JobSpec) -> None:
+        if job.name.endswith("-1-1") and asyncio.get_running_loop().time() < self.until:
+            raise errors.Throttled("quota 'few' is used up", retryable=True)
+        await super().launch(job)
+
+    async def find(self, **selection: Any) -> list[Observation]:
+        self.finds += 1
+        return await super().find(**selection)
+
+
+def same(x: int) -> int:
+    return x
+
+
+@VIRTUAL
+@pytest.mark.parametrize("start_timeout", [None, 300])
+async def test_a_used_up_quota_is_waited_for_until_the_start_timeout(
+    start_timeout: int | None,
+) -> None:
+    platform, cluster = platform_with(Full)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    cluster.until = began + 2000
+    async with aio.Client(platform=platform) as client:
+        function = same if start_timeout is None else kinetic.run(start_timeout=start_timeout)(same)
+        batch = await client.run_async_map(function, range(6), max_concurrent=2)
+        values = await batch.results(timeout=3000, cleanup=False, return_exceptions=True)
+        refused = values.pop(1)
+        assert values == [0, 2, 3, 4, 5]
+        if start_timeout is None:
+            assert refused == 1 and cluster.finds == 0, "a refused launch needs no find"
+        else:
+            assert "quota 'few' is used up" in str(refused)
+            assert start_timeout <= loop.time() - began < 2000

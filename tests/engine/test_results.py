@@ -45,20 +45,6 @@ async def test_concurrent_callers_of_result_all_get_the_value(
     assert await client.list_jobs() == []
 
 
-async def test_jobs_of_another_store_are_left_out_of_a_list_with_a_warning(
-    platform: Platform, client: aio.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    """This happens on one machine when programs use different stores."""
-    elsewhere = replace(platform, store=memory_platform().store)
-    async with aio.Client(platform=elsewhere) as other:
-        theirs = await other.submit(as_list, 1)
-        ours = await client.submit(as_list, 2)
-        assert await other.list_jobs() == [theirs]
-        assert await client.list_jobs() == [ours]
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert ours.job_id in warnings[0] and theirs.job_id in warnings[1] and len(warnings) == 2
-
-
 async def test_concurrent_callers_of_an_item_s_result_all_get_the_value(client: aio.Client) -> None:
     batch = await client.run_async_map(as_list, [1])
     job = await batch.job(0)

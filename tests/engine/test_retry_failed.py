@@ -70,9 +70,7 @@ async def test_only_what_failed_runs_again(client: aio.Client) -> None:
 
 
 @VIRTUAL
-async def test_a_retried_job_exists_until_it_is_cleaned_up(
-    client: aio.Client,
-) -> None:
+async def test_a_retried_job_exists_until_it_is_cleaned_up(client: aio.Client) -> None:
     batch = await failed(client)
     job = await batch.job(1)
     await batch.results(return_exceptions=True)

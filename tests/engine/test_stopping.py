@@ -188,22 +188,6 @@ async def test_unfinished_items_of_a_closed_client_wait_for_a_resume(
 
 
 @VIRTUAL
-async def test_a_stop_by_fail_fast_is_seen_by_all(world: World, client: aio.Client) -> None:
-    def fail(number: int) -> None:
-        raise ValueError(number)
-
-    world.gate.set()
-    batch = await client.run_async_map(fail, range(20), max_concurrent=2, fail_fast=True)
-    await batch.wait()
-    async with aio.Client(platform=world.platform) as other:
-        found = await other.attach_batch(batch.group_id)
-        counts = await found.status_counts()
-        assert counts == await batch.status_counts()
-        assert counts["NOT_FOUND"] >= 16
-    assert all(status is not JobStatus.PENDING for _, status in await batch.statuses())
-
-
-@VIRTUAL
 async def test_a_job_that_another_process_has_removed_is_not_closed_as_lost(
     world: World, client: aio.Client
 ) -> None:

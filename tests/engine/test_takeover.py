@@ -126,18 +126,6 @@ async def test_a_batch_without_a_lease_can_be_taken(world: World) -> None:
 
 
 @VIRTUAL
-async def test_waiting_for_a_dead_submitter_raises_an_error_that_names_resume(world: World) -> None:
-    vanished, group = await abandoned(world, range(9), max_concurrent=2)
-    async with aio.Client(platform=world.platform) as client:
-        batch = await client.attach_batch(group)
-        with pytest.raises(errors.SubmitterLost, match="resume"):
-            await batch.wait()
-        await batch.resume()
-        assert await batch.results() == [x * x for x in range(9)]
-    await vanished.aclose()
-
-
-@VIRTUAL
 async def test_two_that_resume_at_once_do_not_both_submit(world: World) -> None:
     vanished, group = await abandoned(world, range(9), max_concurrent=2)
     async with (
