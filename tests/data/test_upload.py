@@ -55,31 +55,6 @@ async def test_the_manifest_is_created_after_the_files(
     assert reported == sorted(reported)
 
 
-async def test_a_second_upload_sends_nothing(
-    watched: Watched, make_tree: MakeTree, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = make_tree("tree", {"a": b"1"})
-    with caplog.at_level(logging.INFO, logger="absl"):
-        first = await data_upload.upload(watched, Data(str(root)))
-        assert [record.getMessage() for record in caplog.records] == [
-            f"Uploading data: {root} (1 files, 1 bytes)"
-        ]
-        caplog.clear()
-        count = len(watched.created)
-        assert await data_upload.upload(watched, Data(str(root))) == first
-        assert len(watched.created) == count
-        assert caplog.records[0].getMessage().startswith(f"Data cache hit: {root}")
-
-
-async def test_changed_data_is_uploaded_again(watched: Watched, make_tree: MakeTree) -> None:
-    root = make_tree("tree", {"a": b"1", "b": b"2"})
-    first = await data_upload.upload(watched, Data(str(root)))
-    (root / "a").write_bytes(b"changed")
-    second = await data_upload.upload(watched, Data(str(root)))
-    assert first.digest != second.digest
-    assert (await watched.get(f"data/{second.digest}/files/a")).body == b"changed"
-
-
 async def test_trees_that_differ_only_in_modes_or_empty_directories_share_files(
     watched: Watched, make_tree: MakeTree
 ) -> None:
@@ -268,13 +243,6 @@ async def test_a_linked_directory_is_left_out_with_a_warning(
     content = manifest.Manifest.from_bytes((await watched.get(ref.uri)).body)
     assert [entry.path for entry in content.entries] == ["a", "d/b"]
     assert content.empty == ()
-
-
-async def test_an_empty_directory_has_only_a_manifest(
-    watched: Watched, make_tree: MakeTree
-) -> None:
-    ref = await data_upload.upload(watched, Data(str(make_tree("tree", {}))))
-    assert await names(watched) == [ref.uri]
 
 
 async def test_hashing_and_uploading_do_not_block_the_loop(

@@ -130,35 +130,6 @@ def test_a_damaged_manifest_is_a_value_error(body: bytes) -> None:
         manifest.Manifest.from_bytes(body)
 
 
-async def test_changes_of_a_job_are_private_to_it(machine: Machine, ship: Ship) -> None:
-    tree = {"a": b"1", "d/b": b"2", "empty/": None}
-    refs = [await ship(tree), await ship(tree, file="a")]
-    body = """
-    answer["seen"] = [Path(paths[0], "a").read_text(), Path(paths[1]).read_text()]
-    answer["names"] = sorted(os.listdir(paths[0])) + [os.path.basename(paths[1])]
-    for file in (Path(paths[0], "a"), Path(paths[1])):
-        file.write_text("changed")
-    shutil.rmtree(Path(paths[0], "d"))
-    Path(paths[0], "new").touch()
-    """
-    for _ in range(2):
-        answer = machine.run(body, *refs)
-        assert answer == {"seen": ["1", "1"], "names": ["a", "d", "empty", "a"]}
-
-
-async def test_each_reference_to_a_data_has_its_own_view(machine: Machine, ship: Ship) -> None:
-    ref = await ship({"a": b"1"})
-    answer = machine.run(
-        """
-        Path(paths[0], "a").write_text("changed")
-        answer["other"] = Path(paths[1], "a").read_text()
-        """,
-        ref,
-        ref,
-    )
-    assert answer == {"other": "1"}
-
-
 @pytest.mark.parametrize("mounts", [True, False])
 async def test_large_content_is_mounted_where_possible(
     machine: Machine, ship: Ship, mounts: bool

@@ -61,9 +61,7 @@ async def test_a_refused_login_is_an_error_with_the_fix(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "trouble", [faults.silence(), faults.status(503)], ids=["before the answer", "between tries"]
 )
-async def test_a_registry_request_fails_when_the_client_is_closed(
-    trouble: faults.Handler,
-) -> None:
+async def test_a_registry_request_fails_when_the_client_is_closed(trouble: faults.Handler) -> None:
     async with faults.FaultServer() as server, aclosing(Credentials()) as credentials:
         server.always = trouble
         host = server.url.partition("://")[2]

@@ -350,12 +350,6 @@ async def later(x): return x
     assert travel(files, call, setup)[0] == 2 * 5 + 1 + 10 + 3
 
 
-def test_a_method_keeps_its_object(travel: Travel) -> None:
-    files = {"m.py": "class M:\n    n = 1\n    def get(self, x): return self.n + x\n"}
-    setup = "import m; instance = m.M(); instance.n = 41"
-    assert travel(files, "instance.get, (1,)", setup)[0] == 42
-
-
 def test_decorated_functions_are_plain_functions_in_the_job(travel: Travel) -> None:
     files = {
         "steps.py": """

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Kind
 from tests.runner.calls import KEY
 
@@ -29,17 +25,6 @@ def test_a_value_is_committed(bench) -> None:
     assert outcome.started <= outcome.ended
 
 
-def test_a_coroutine_function_is_awaited(bench) -> None:
-    async def later() -> str:
-        import asyncio
-
-        await asyncio.sleep(0)
-        return "done"
-
-    bench.run(bench.order(later))
-    assert bench.value() == "done"
-
-
 def test_the_text_of_an_exception_is_kept_outside_the_pickle(bench) -> None:
     def fail() -> None:
         error = ValueError("no good")
@@ -53,46 +38,6 @@ def test_the_text_of_an_exception_is_kept_outside_the_pickle(bench) -> None:
     assert (fields["qualname"], fields["message"]) == ("ValueError", "no good")
     assert "in fail" in fields["traceback"] and "a note" in fields["traceback"]
     assert "kinetic_runner" not in fields["traceback"], "the runner's own frames are noise"
-
-
-def test_an_exception_that_cannot_be_pickled_is_kept_as_text_with_the_reason(bench) -> None:
-    def fail() -> None:
-        raise type("Picky", (Exception,), {"lock": threading.Lock()})("one two")
-
-    bench.run(bench.order(fail))
-    assert bench.error()["message"] == "one two"
-    assert bench.error()["qualname"].endswith("Picky")
-    assert "cannot pickle" in bench.error()["withheld"]
-
-
-@pytest.mark.parametrize("status", [None, 0])
-def test_sys_exit_with_success_is_success(bench, status) -> None:
-    code, _ = bench.run(bench.order(lambda: sys.exit(status)))
-    assert (code, bench.value()) == (0, None)
-
-
-@pytest.mark.parametrize("status", [3, "message"])
-def test_sys_exit_with_another_status_is_a_failure(bench, status) -> None:
-    code, _ = bench.run(bench.order(lambda: sys.exit(status)))
-    assert code == wire.EXIT_FINAL
-    assert bench.error()["qualname"] == "SystemExit"
-    assert str(status) in bench.error()["message"]
-
-
-def test_a_result_that_cannot_be_pickled_is_shown(bench) -> None:
-    def lock() -> Any:
-        return {"lock": threading.Lock()}
-
-    bench.run(bench.order(lock))
-    fields = bench.error()
-    assert bench.outcome().phase == "result serialization"
-    assert "cannot be pickled" in fields["message"]
-    assert "lock" in fields["result_repr"]
-
-
-def test_an_exception_that_is_returned_is_a_value(bench) -> None:
-    bench.run(bench.order(lambda: ValueError("returned")))
-    assert isinstance(bench.value(), ValueError)
 
 
 def test_damaged_content_is_refused(bench) -> None:
@@ -253,12 +198,6 @@ def test_a_forked_child_that_returns_from_the_function_commits_nothing(bench) ->
     assert bench.value() > 0
 
 
-def test_the_output_directory_exists(bench, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "0"
-    bench.run(bench.order(lambda: os.path.isdir(str(out)), output_dir=str(out)))
-    assert bench.value() is True
-
-
 def test_the_runner_hides_no_module_of_the_users(bench) -> None:
     def imported() -> list[str]:
         import importlib.util
@@ -269,10 +208,3 @@ def test_the_runner_hides_no_module_of_the_users(bench) -> None:
     bench.environment["PYTHONSAFEPATH"] = "1"
     bench.run(bench.order(imported))
     assert "wire" not in bench.value() and "attempt" not in bench.value()
-
-
-def test_pickles_of_values_are_writable_arrays() -> None:
-    numpy = pytest.importorskip("numpy")
-    array = pickles.load(pickles.dumps(numpy.zeros(100_000)))
-    array[0] = 1.0
-    assert array.flags.writeable

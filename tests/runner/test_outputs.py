@@ -215,9 +215,3 @@ def test_a_job_that_writes_no_files_costs_no_more_requests(pods: Pods, server: G
         assert pods.run(order).code == 0
         totals.append(server.requests.total())
     assert totals[0] == totals[1]
-
-
-def test_an_output_directory_that_is_a_path_is_used_directly(pods: Pods) -> None:
-    directory = pods.folder / "out"
-    assert pods.run(pods.order(write, "x", "y", output_dir=str(directory))).code == 0
-    assert (directory / "x").read_text() == "y"

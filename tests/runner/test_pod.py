@@ -65,22 +65,6 @@ def test_a_large_value_is_streamed_to_the_bucket(in_any_bucket: Pods) -> None:
     assert in_any_bucket.value() == b"x" * 10_000_000
 
 
-@pytest.mark.full
-def test_only_one_of_the_pods_of_an_attempt_runs_the_function(in_any_bucket: Pods) -> None:
-    def mark(folder: str) -> int:
-        import os
-
-        with open(f"{folder}/{os.getpid()}", "w"):
-            return os.getpid()
-
-    ran = in_any_bucket.folder / "ran"
-    ran.mkdir()
-    order = in_any_bucket.order(mark, str(ran))
-    racing = [in_any_bucket.start(order, f"uid-{number}") for number in range(3)]
-    assert [pod.wait() for pod in racing] == [0, 0, 0]
-    assert [int(name) for name in os.listdir(ran)] == [in_any_bucket.value()]
-
-
 def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:
     order = in_bucket.order(add, 1)
     server.requests.clear()
@@ -345,19 +329,6 @@ def test_sigterm_ends_an_installer(pods: Pods) -> None:
     assert not Path("/proc", installer).exists()
 
 
-class Slow:
-    """An argument that takes three seconds to unpickle."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return time.sleep, (3.0,)
-
-
-@pytest.mark.full
-def test_the_timeout_starts_with_the_function(pods: Pods) -> None:
-    pod = pods.run(pods.order(lambda value: value is None, Slow(), timeout=2.0))
-    assert (pod.code, pods.value()) == (0, True), pod.output
-
-
 LATE = """
 import os
 from kinetic._runner.pod import guard
@@ -449,10 +420,7 @@ def test_a_killed_job_is_lost_and_its_error_has_the_last_output(
     assert (outcome.kind, outcome.reason, outcome.exit_code) == (Kind.LOST, "lost", -number)
     assert name in error["message"] and "the last line" in error["message"]
     assert "the last line" in error["log"]
-    assert (kept_log(pods) or "").startswith(
-        "the last line\
-"
-    )
+    assert (kept_log(pods) or "").startswith("the last line")
     assert pod.receipt is not None
 
 
@@ -498,15 +466,6 @@ def test_a_process_that_outlives_the_function_does_not_delay_the_pod(pods: Pods)
     pod = pods.run(pods.order(leave_behind))
     assert (pod.code, pods.value()) == (0, "done")
     assert time.monotonic() - start < 60
-
-
-def test_an_unreachable_store_is_neither_success_nor_final(pods: Pods, tmp_path: Path) -> None:
-    order = pods.order(add, 1)
-    os.rename(tmp_path / "store", tmp_path / "away")
-    (tmp_path / "store").write_text("no directory")
-    pod = pods.run(order)
-    assert pod.code not in (wire.EXIT_VALUE, wire.EXIT_FINAL)
-    assert str(tmp_path / "store") in pod.output
 
 
 def test_a_job_whose_output_nobody_reads_times_out(pods: Pods) -> None:

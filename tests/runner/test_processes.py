@@ -1,14 +1,16 @@
-"""Test the list of a process's children, and the exit of the runner."""
+"""Test the children of a process: their list, SIGTERM, and the kernel's kills for memory."""
 
 from __future__ import annotations
 
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from kinetic._runner.job import processes
+from kinetic._runner.pod.attempt import oom_kills
 from tests import programs
 
 PARENT = """
@@ -75,3 +77,76 @@ def test_only_an_exit_with_callbacks_starts_a_thread_to_bound_it(
     before: str, bounded: bool
 ) -> None:
     assert ("start_new_thread" in programs.python("-c", EXIT.format(before))) is bounded
+
+
+JOB = """
+import os, signal, time
+from kinetic._runner.job.processes import Stopped, Stopping
+
+stopping = Stopping()
+stopping.install()
+try:
+    with stopping.interruptible():
+        ready, report = os.pipe()
+        worker = os.fork()
+        if not worker:
+            os.write(report, b"!")
+            while True:
+                time.sleep(0.05)
+        os.read(ready, 1)
+        os.kill(worker, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            time.sleep(0.05)
+except Stopped:
+    print("stopped")
+"""
+
+
+def test_sigterm_kills_a_forked_worker_without_a_message() -> None:
+    """`multiprocessing.Pool.terminate` ends its workers with SIGTERM."""
+    done = programs.run(sys.executable, "-c", JOB, timeout=60)
+    assert (done.stdout.split(), done.stderr) == (["-15", "stopped"], "")
+
+
+FORKS_AND_KILLS = """
+import os, signal, time
+from kinetic._runner.job.processes import Stopping
+
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # so the worker runs only after the signal
+Stopping().install()
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+for _ in range(20):
+    worker = os.fork()
+    if not worker:
+        time.sleep(5)
+        os._exit(0)
+    os.kill(worker, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pins its processes to one processor")
+def test_sigterm_kills_a_forked_worker_that_has_not_run_yet() -> None:
+    """`multiprocessing.Pool` would wait forever for a worker that doesn't."""
+    done = programs.run(sys.executable, "-c", FORKS_AND_KILLS)
+    assert ({*done.stdout.split()}, done.stderr) == ({"-15"}, "")
+
+
+VERSION_2 = "low 0\nhigh 0\nmax 31\noom 1\noom_kill 2\noom_group_kill 0\n"
+VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
+
+
+@pytest.mark.parametrize(
+    ("found", "count"), [([VERSION_2, ""], 2), ([VERSION_1], 3), ([""], 0), ([], 0)]
+)
+def test_the_first_file_that_has_a_count_is_used(
+    tmp_path: Path, found: list[str], count: int
+) -> None:
+    paths = [tmp_path / "absent"]
+    for number, text in enumerate(found):
+        paths.append(tmp_path / str(number))
+        paths[-1].write_text(text)
+    assert oom_kills([str(path) for path in paths]) == count
