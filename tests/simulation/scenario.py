@@ -506,33 +506,25 @@ class Scenario:
         self.world.create(party, wire.control_key(scope, slot), body, metadata)
 
     def _act(self, event: Event, process: Process) -> None:
-        kind = event.kind
+        kind, item = event.kind, int(event.amount)
+
+        async def cancel_item(handle: Any) -> None:
+            await (await handle.job(item)).cancel()
+
+        requests: dict[str, tuple[str, Callable[[Any], Awaitable[Any]]]] = {
+            "cancel": ("cancel", lambda handle: handle.cancel()),
+            "cancel item": (f"cancel item {item}", cancel_item),
+            "cleanup": ("clean up", lambda handle: handle.cleanup()),
+            "collect": ("collect", self._collect),
+            "retry": ("retry", lambda handle: handle.retry_failed()),
+        }
         if kind == "watch":
             process.receive()
-        elif kind == "cancel":
-            process.start(
-                lambda: self._ask(process, lambda handle: handle.cancel()), "asks to cancel"
-            )
-        elif kind == "cancel item":
-
-            async def cancel_item(handle: Any) -> None:
-                await (await handle.job(int(event.amount))).cancel()
-
-            process.start(
-                lambda: self._ask(process, cancel_item), f"asks to cancel item {event.amount:.0f}"
-            )
-        elif kind == "cleanup":
-            process.start(
-                lambda: self._ask(process, lambda handle: handle.cleanup()), "asks to clean up"
-            )
-        elif kind == "collect":
-            process.start(lambda: self._ask(process, self._collect), "asks to collect")
-        elif kind == "retry" and hasattr(aio.BatchHandle, "retry_failed"):
-            process.start(
-                lambda: self._ask(process, lambda handle: handle.retry_failed()), "asks to retry"
-            )
-        elif kind in ("resume", "force") and hasattr(aio.BatchHandle, "resume"):
+        elif kind in ("resume", "force"):
             process.start(lambda: self._resume(process, force=kind == "force"), "asks to resume")
+        else:
+            name, ask = requests[kind]
+            process.start(lambda: self._ask(process, ask), f"asks to {name}")
 
     async def _collect(self, handle: Any) -> None:
         """Collect all results, unless another party did."""
