@@ -112,9 +112,8 @@ def namespace(control_plane: ControlPlane, kubelet: Kubelet) -> Iterator[Namespa
         yield yours
 
 
-@contextmanager
-def fresh_namespace(control_plane: ControlPlane, kubelet: Kubelet) -> Iterator[Namespace]:
-    """A namespace and its service accounts; whatever runs in it is ended on leaving."""
+def new_namespace(control_plane: ControlPlane, kubelet: Kubelet) -> Namespace:
+    """A namespace and its service accounts."""
     name = f"kn-{uuid.uuid4().hex[:10]}"
     made: dict[str, Any] = {"apiVersion": "v1", "metadata": {"name": name}}
     control_plane.call("POST", "/api/v1/namespaces", made | {"kind": "Namespace"})
@@ -132,13 +131,20 @@ def fresh_namespace(control_plane: ControlPlane, kubelet: Kubelet) -> Iterator[N
         except Refused as refusal:
             if refusal.code != 409:
                 raise
+    return yours
+
+
+@contextmanager
+def fresh_namespace(control_plane: ControlPlane, kubelet: Kubelet) -> Iterator[Namespace]:
+    """See `new_namespace`; whatever runs in it is ended on leaving."""
+    yours = new_namespace(control_plane, kubelet)
     try:
         yield yours
     finally:
         control_plane.heal()
         with contextlib.suppress(Refused):
-            control_plane.call("DELETE", f"/api/v1/namespaces/{name}")  # from now on, no new pods
-        kubelet.purge(name)
+            control_plane.call("DELETE", f"/api/v1/namespaces/{yours.name}")  # no new pods
+        kubelet.purge(yours.name)
 
 
 @pytest.fixture

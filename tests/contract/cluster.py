@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,13 @@ from typing import Any
 import anyio
 import pytest
 
-from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
+from kinetic.aio.ports import Cluster, JobSpec, Observation, Phase
 from kinetic.errors import BackendError, LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing import Run
-from tests.orders import facts_of, order_of
-
-DEADLINE_S = 45.0
-"""How many seconds a step may take on a busy machine."""
+from tests import jobs
+from tests.jobs import DEADLINE_S, job_spec, watching
+from tests.orders import facts_of
 
 
 @dataclass
@@ -49,17 +46,8 @@ class Place:
         if gate and gate not in self.gates:
             self.gates[gate] = asyncio.Event()
             os.mkfifo(path)
-        spec = JobSpec(
-            name=name,
-            labels={"test": "yes", "name": name},
-            image=Image(uri="", command=(sys.executable,)),
-            order=order_of({"lines": lines or [], "gate": str(path) if gate else "", "code": code}),
-            environment={"PATH": os.environ["PATH"]},
-            key=b"k" * 32,
-            resources=Resources(),
-            grace=0.2,
-        )
-        return replace(spec, **more)
+        facts = {"lines": lines or [], "gate": str(path) if gate else "", "code": code}
+        return job_spec(name, facts, **more)
 
     async def work(self, run: Run) -> int:
         """Do in a coroutine what such a job does."""
@@ -79,18 +67,8 @@ class Place:
     async def until(
         self, name: str, *phases: Phase, after: Observation | None = None
     ) -> Observation:
-        """Return the first observation of the job in one of *phases*.
-
-        Skip the executor of *after*, an earlier job with this name that a watch may still report.
-        """
-        wanted = phases or (Phase.ENDED, Phase.GONE)
-        async with asyncio.timeout(DEADLINE_S), watching(self.cluster) as watch:
-            async for seen in watch:
-                if after is not None and seen.executor == after.executor:
-                    continue
-                if seen.name == name and seen.phase in wanted:
-                    return seen
-        raise AssertionError("a watch never ends")
+        """See `jobs.until`."""
+        return await jobs.until(self.cluster, name, *phases, after=after)
 
     async def running(self, count: int, among: set[str]) -> set[str]:
         """Return the names of the first *count* of these jobs that run."""
@@ -105,30 +83,15 @@ class Place:
 
     async def gone(self, *names: str) -> None:
         """Wait until these jobs no longer exist."""
-        async with asyncio.timeout(DEADLINE_S):
-            while await self.cluster.find(names=names):
-                await asyncio.sleep(0.01)
+        await jobs.gone(self.cluster, *names)
 
     async def names(self, **labels_or_names: Any) -> list[str]:
         """Return the sorted names of the jobs that match."""
-        return sorted(seen.name for seen in await self.cluster.find(**labels_or_names))
+        return await jobs.names(self.cluster, **labels_or_names)
 
     async def lines(self, name: str, **options: Any) -> list[str]:
         """Read the job's log."""
-        async with asyncio.timeout(DEADLINE_S):
-            return [line async for line in self.cluster.logs(name, **options)]
-
-
-@contextlib.asynccontextmanager
-async def watching(
-    cluster: Cluster, labels: dict[str, str] | None = None
-) -> AsyncIterator[AsyncIterator[Observation]]:
-    """Open a watch, and close it at the end of the block."""
-    watch = cluster.watch({"test": "yes"} if labels is None else labels)
-    try:
-        yield watch
-    finally:
-        await watch.aclose()  # type: ignore[attr-defined]
+        return await jobs.lines(self.cluster, name, **options)
 
 
 # --- launch ---

@@ -6,8 +6,6 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,11 @@ from kinetic.aio.kubernetes.pathways import PathwaysCluster
 from kinetic.aio.kubernetes.pending import Patience
 from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.kubernetes.request import Request
-from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
+from kinetic.aio.ports import Cluster, Image, JobSpec, Resources
 from tests.cluster.fixtures import Namespace
+from tests.jobs import DEADLINE_S, job_spec
 from tests.orders import order_of
 
-DEADLINE_S = 60.0
 IMAGE = "example.org/python:1"
 IMPATIENT = Patience(asked_s=0.5, slow_s=2.0, report_s=1.0, hopeless_s=1.0, least_s=0.5)
 LENIENT = replace(IMPATIENT, least_s=30.0)
@@ -121,17 +119,15 @@ class Place:
         if (group := more.pop("group", None)) is not None:
             fields["group_id"] = group
             labels["kinetic.dev/submission"] = group
-        spec = JobSpec(
-            name=name,
-            labels=labels,
-            image=Image(uri=IMAGE, command=(sys.executable, str(self._folder / "program.py"))),
-            order=order_of(facts, **fields),
-            environment={"PATH": os.environ["PATH"]},
-            key=b"k" * 32,
-            resources=Resources(cpu=0.1),
-            grace=2.0,
-        )
-        return replace(spec, **more)
+        image = Image(uri=IMAGE, command=(sys.executable, str(self._folder / "program.py")))
+        defaults: dict[str, Any] = {
+            "labels": labels,
+            "image": image,
+            "order": order_of(facts, **fields),
+            "resources": Resources(cpu=0.1),
+            "grace": 2.0,
+        }
+        return job_spec(name, facts, **defaults | more)
 
     def _gate(self, name: str) -> Path:
         path = self._folder / name
@@ -160,48 +156,8 @@ class Place:
             os.close(fd)
 
 
-@asynccontextmanager
-async def watching(
-    cluster: Cluster, labels: Mapping[str, str] | None = None
-) -> AsyncGenerator[AsyncIterator[Observation]]:
-    """Open a watch, and close it at the end of the block."""
-    watch = cluster.watch({"test": "yes"} if labels is None else labels)
-    try:
-        yield watch
-    finally:
-        await watch.aclose()  # type: ignore[attr-defined]
-
-
-async def until(cluster: Cluster, name: str, *phases: Phase) -> Observation:
-    """Return the first observation of the job in one of *phases*; by default, one of its end."""
-    wanted = phases or (Phase.ENDED, Phase.GONE)
-    async with asyncio.timeout(DEADLINE_S), watching(cluster) as watch:
-        async for seen in watch:
-            if seen.name == name and seen.phase in wanted:
-                return seen
-    raise AssertionError("a watch never ends")
-
-
-async def gone(cluster: Cluster, *names: str) -> None:
-    """Wait until these jobs no longer exist."""
-    async with asyncio.timeout(DEADLINE_S):
-        while await cluster.find(names=names):
-            await asyncio.sleep(0.05)
-
-
 async def explained(cluster: Cluster, name: str, text: str) -> None:
     """Wait until the message of a waiting job contains *text*. No watch runs that could end it."""
     async with asyncio.timeout(DEADLINE_S):
         while not any(text in seen.message for seen in await cluster.find(names=[name])):
             await asyncio.sleep(0.05)
-
-
-async def names(cluster: Cluster, **labels_or_names: Any) -> list[str]:
-    """Return the sorted names of the jobs that match."""
-    return sorted(seen.name for seen in await cluster.find(**labels_or_names))
-
-
-async def log_of(cluster: Cluster, name: str, **options: Any) -> list[str]:
-    """Read the job's log."""
-    async with asyncio.timeout(DEADLINE_S):
-        return [line async for line in cluster.logs(name, **options)]

@@ -12,7 +12,8 @@ from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError, Throttled
 from kinetic.job_status import Reason
 from tests.cluster.rest import Refused
-from tests.kubernetes.places import Place, explained, gone, log_of, names, until, watching
+from tests.jobs import gone, lines, names, until, watching
+from tests.kubernetes.places import Place, explained
 
 # --- launch ---
 
@@ -45,7 +46,7 @@ async def test_jobs_of_a_batch_share_a_secret_that_is_created_once(place: Place)
     assert place.requests == {"create jobs": 5, "create secrets": 1}
     for job in jobs:
         await until(cluster, job.name)
-    assert (await log_of(cluster, jobs[0].name))[1] == "geheim"
+    assert (await lines(cluster, jobs[0].name))[1] == "geheim"
     await cluster.drop_secret(["grp-a"])
     assert await place.items("secrets") == []
 
@@ -122,38 +123,12 @@ async def test_a_pod_that_replaces_a_disrupted_one_is_the_next_attempt(place: Pl
     place.open_gate("gate")
     seen = await until(cluster, "grp-a-7-2")
     assert seen.executor == running.executor != first.executor
-    assert await log_of(cluster, "grp-a-7-2") == ["", "attempt 2", seen.executor]
+    assert await lines(cluster, "grp-a-7-2") == ["", "attempt 2", seen.executor]
     await cluster.delete(names=["grp-a-7-2"])
     await gone(cluster, "grp-a-7-1", "grp-a-7-2")
 
 
-async def test_an_attempt_after_a_failure_is_a_new_job(place: Place) -> None:
-    cluster = await place.open()
-    await cluster.launch(place.job("grp-a-7-1", code=43, group="grp-a", attempt=1))
-    await until(cluster, "grp-a-7-1")
-    await cluster.launch(place.job("grp-a-7-2", group="grp-a", attempt=2))
-    assert (await until(cluster, "grp-a-7-2")).exit_code == 0
-    assert await names(cluster) == ["grp-a-7-1", "grp-a-7-2"]
-    await cluster.delete(names=["grp-a-7-2"])
-    await gone(cluster, "grp-a-7-2")
-    assert await names(cluster) == ["grp-a-7-1"]
-
-
 # --- jobs that don't start ---
-
-
-async def test_an_image_that_does_not_exist_ends_the_job(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    cluster, other = await place.open(), await place.open()
-    await asyncio.to_thread(place.namespace.kubelet.fail_pull, "nosuch")
-    job = replace(place.job("one"), image=Image(uri="example.org/nosuch:1", command=("python3",)))
-    await cluster.launch(job)
-    seen = await until(cluster, "one")
-    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.IMAGE_PULL, "")
-    assert "example.org/nosuch:1" in seen.message
-    assert [found.message for found in await other.find(names=["one"])] == [seen.message]
-    assert "one cannot start" in caplog.text
 
 
 async def test_many_jobs_that_wait_for_the_same_thing_share_requests_and_warnings(
@@ -179,5 +154,5 @@ async def test_many_jobs_that_wait_for_the_same_thing_share_requests_and_warning
                     pass
     assert place.requests["list events"] <= 9
     assert place.requests["list nodes"] == 1
-    lines = [line for line in caplog.messages if "1000 CPUs" in line]
-    assert 1 <= len(lines) <= 2, "one for the scheduler's message, one for the nodes' resources"
+    warnings = [line for line in caplog.messages if "1000 CPUs" in line]
+    assert 1 <= len(warnings) <= 2, "one for the scheduler's message, one for the nodes' resources"

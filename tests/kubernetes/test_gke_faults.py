@@ -8,7 +8,8 @@ import pytest
 
 from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.ports import Phase
-from tests.kubernetes.places import Place, watching
+from tests.jobs import watching
+from tests.kubernetes.places import Place
 
 
 @pytest.mark.timeout(180)

@@ -21,9 +21,9 @@ from kinetic.aio.kubernetes.sets import KINDS, LIFE
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
+from tests.jobs import watching
 from tests.kubernetes.faults import FaultServer, anonymous, answer, status, stream
 from tests.kubernetes.orders import order
-from tests.kubernetes.places import watching
 
 SPEC = order(resources=Resources(accelerator=parse("cpu:hosts=2")))
 AT = Placement(namespace="ns", secret="s", annotations={LIFE: "a"})

@@ -10,7 +10,8 @@ from kinetic.aio.kubernetes.pending import Patience
 from kinetic.aio.kubernetes.secrets import submission_secret
 from kinetic.aio.ports import JobSpec, Phase
 from kinetic.job_status import Reason
-from tests.kubernetes.places import Place, until
+from tests.jobs import until
+from tests.kubernetes.places import Place
 
 
 def item(place: Place, number: int, fence: int) -> JobSpec:
@@ -23,9 +24,7 @@ async def secrets(place: Place) -> list[str]:
     return [secret["metadata"]["name"] for secret in await place.items("secrets")]
 
 
-async def test_finishing_a_batch_removes_its_secret_and_launching_restores_it(
-    place: Place,
-) -> None:
+async def test_finishing_a_batch_removes_its_secret_and_launching_restores_it(place: Place) -> None:
     cluster = await place.open()
     await cluster.finish("grp-a", 1)  # no Secret exists yet
     await cluster.keep_secret("grp-a", b"environment")

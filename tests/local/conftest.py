@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,9 @@ import pytest
 
 from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic.aio.local.cluster import LocalCluster
-from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from tests.jobs import DEADLINE_S, job_spec, until
 from tests.orders import order_of, runner_with
-
-DEADLINE_S = 40.0
-"""How many seconds a step may take on a busy machine."""
 
 STAND_IN = """
 import json
@@ -63,33 +59,7 @@ async def cluster(home: Path, environ: dict[str, str], runner: Path) -> AsyncIte
 def spec(name: str, source: str = "", **changes: Any) -> JobSpec:
     """Make a job that executes *source*; its ``order`` has the extra *facts*."""
     facts = {"source": source, **changes.pop("facts", {})}
-    job = JobSpec(
-        name=name,
-        labels={"test": "yes", "name": name},
-        image=Image(uri="", command=(sys.executable,)),
-        order=order_of(facts, job_id=name),
-        environment={"PATH": os.environ["PATH"]},
-        key=b"k" * 32,
-        resources=Resources(),
-        grace=0.2,
-    )
-    return replace(job, **changes)
-
-
-async def until(
-    cluster: LocalCluster, name: str, *phases: Phase, labels: dict[str, str] | None = None
-) -> Observation:
-    """Return the first observation of the job in one of *phases*."""
-    wanted = phases or (Phase.ENDED, Phase.GONE)
-    async with asyncio.timeout(DEADLINE_S):
-        watch = cluster.watch(labels or {"test": "yes"})
-        try:
-            async for seen in watch:
-                if seen.name == name and seen.phase in wanted:
-                    return seen
-        finally:
-            await watch.aclose()  # type: ignore[attr-defined]
-    raise AssertionError("a watch ends only when it is closed")
+    return job_spec(name, facts, **{"order": order_of(facts, job_id=name), **changes})
 
 
 async def run_job(cluster: LocalCluster, job: JobSpec, *phases: Phase) -> Observation:
@@ -105,25 +75,12 @@ async def hear_job(cluster: LocalCluster, job: JobSpec) -> None:
         break
 
 
-async def gone(cluster: LocalCluster, *names: str) -> None:
-    """Wait until the jobs no longer exist."""
-    async with asyncio.timeout(DEADLINE_S):
-        while await cluster.find(names=names):
-            await asyncio.sleep(0.01)
-
-
 async def eventually(condition: Callable[[], Any]) -> Any:
     """Poll until *condition* is true, and return its value."""
     async with asyncio.timeout(DEADLINE_S):
         while not (result := condition()):
             await asyncio.sleep(0.01)
     return result
-
-
-async def lines(cluster: LocalCluster, name: str, **options: Any) -> list[str]:
-    """Read the job's log."""
-    async with asyncio.timeout(DEADLINE_S):
-        return [line async for line in cluster.logs(name, **options)]
 
 
 def supervisors(home: Path) -> list[int]:

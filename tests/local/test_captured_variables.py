@@ -81,25 +81,6 @@ async def test_no_file_has_a_captured_value_whoever_is_killed(
         assert files_with_the_secret(home) == [], "after the batch"
 
 
-async def test_a_failed_item_is_retried_by_another_process_that_has_the_variables(
-    submitter: Script, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = await submitter.line()
-    (tmp_path / "go").touch()
-    await submitter.expect("over")
-    assert files_with_the_secret(home) == []
-    await submitter.kill()
-    (tmp_path / "well").touch()
-    monkeypatch.delenv("MY_TOKEN")
-    async with aio.Client(backend="local") as client:
-        batch = await client.attach_batch(group)
-        with pytest.raises(errors.ConfigurationError, match="MY_TOKEN"):
-            await batch.retry_failed()
-        monkeypatch.setenv("MY_TOKEN", SECRET)
-        assert await batch.retry_failed() in (0, 1)
-        assert await batch.results() == DIGESTS
-
-
 async def test_a_process_that_submits_a_batch_captures_once(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,17 +17,9 @@ from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError
 from kinetic.job_status import Reason
+from tests.jobs import DEADLINE_S, gone, lines, until
 
-from .conftest import (
-    DEADLINE_S,
-    eventually,
-    gone,
-    lines,
-    marked,
-    run_job,
-    spec,
-    until,
-)
+from .conftest import eventually, marked, run_job, spec
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 

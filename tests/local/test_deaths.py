@@ -23,14 +23,12 @@ from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import ConfigurationError, LaunchError, Unavailable
 from kinetic.job_status import Reason
+from tests.jobs import DEADLINE_S, gone, lines, until
 
 from .conftest import (
-    DEADLINE_S,
     alive,
     eventually,
-    gone,
     hear_job,
-    lines,
     marked,
     parents,
     run_job,
@@ -38,7 +36,6 @@ from .conftest import (
     spec,
     supervisor_pid,
     supervisors,
-    until,
 )
 
 SLEEP = "import time; time.sleep(60)"

@@ -11,8 +11,9 @@ import pytest
 
 from kinetic import aio
 from kinetic.aio.local.supervisor import running
+from tests.jobs import DEADLINE_S
 
-from .conftest import DEADLINE_S, alive, eventually
+from .conftest import alive, eventually
 
 
 @pytest.fixture(autouse=True)

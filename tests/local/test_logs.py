@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 from kinetic.aio.local.cluster import TAIL_BYTES, LocalCluster, tail_offset
 from kinetic.aio.ports import LONGEST_LINE, LogPieces, Phase
 from kinetic.errors import BackendError, NotFound
+from tests.jobs import DEADLINE_S, lines
 
-from .conftest import (
-    DEADLINE_S,
-    eventually,
-    lines,
-    marked,
-    parents,
-    run_job,
-    signal_supervisor,
-    spec,
-)
+from .conftest import eventually, marked, parents, run_job, signal_supervisor, spec
 
 TEXT = st.text(st.sampled_from("aé\n€😀\r "), max_size=60)
 

@@ -19,9 +19,7 @@ from .conftest import spec
 EARLIER = (VERSION[0], VERSION[1] - 1)
 
 
-async def test_a_supervisor_of_another_version_is_refused_with_its_process_id(
-    home: Path,
-) -> None:
+async def test_a_supervisor_of_another_version_is_refused_with_its_process_id(home: Path) -> None:
     paths = SupervisorPaths(home)
     paths.state.mkdir(0o700, parents=True)
     hung_up = asyncio.Event()

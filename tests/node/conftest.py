@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.binaries import MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.fixtures import Namespace, absent, until
+from tests.cluster.fixtures import Namespace, absent, new_namespace, until
 from tests.cluster.kubelet import NODE, Kubelet
 from tests.cluster.rest import Refused
 from tests.gcs import processes
@@ -85,28 +85,20 @@ def gcs_server(node: Node) -> Iterator[str]:
 @contextlib.contextmanager
 def fresh_namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
     """Create a namespace; at the end of the block, delete it and wait for its pods to end."""
-    name = f"kn-{uuid.uuid4().hex[:10]}"
-    path = f"/api/v1/namespaces/{name}"
-    control_plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    namespace = Namespace(
-        name=name,
-        admin=control_plane.account(),
-        kubeconfig=control_plane.kubeconfig,
-        kubelet=None,  # type: ignore[arg-type] # tests can't control the real kubelet
-        control_plane=control_plane,
-    )
-    for account in ("kinetic", "default"):
-        with contextlib.suppress(Refused):  # the controllers may have created it
-            namespace.call("POST", "serviceaccounts", {"metadata": {"name": account}})
+    kubelet: Any = None  # tests can't control the real kubelet
+    namespace = new_namespace(control_plane, kubelet)
     yield namespace
     node.cordon(closed=False)
+    path = f"/api/v1/namespaces/{namespace.name}"
     control_plane.call("DELETE", path)  # from now on, no new pods
     deadline = time.monotonic() + GONE_S
     while pods := namespace.call("GET", "pods")["items"]:
         for pod in pods:
             with contextlib.suppress(Refused):
                 namespace.call("DELETE", f"pods/{pod['metadata']['name']}", gracePeriodSeconds="1")
-        assert time.monotonic() < deadline, f"pods of {name} do not end\n{node.log('kubelet')}"
+        assert time.monotonic() < deadline, (
+            f"pods of {namespace.name} do not end\n{node.log('kubelet')}"
+        )
         time.sleep(0.3)
 
 
