@@ -92,9 +92,7 @@ async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeC
     assert crowd.MANY <= crowd.most <= MAX_CONCURRENT_REQUESTS
 
 
-async def test_many_sets_are_deleted_with_a_limit_on_parallel_requests(
-    server: FaultServer,
-) -> None:
+async def test_many_sets_are_deleted_with_a_limit_on_parallel_requests(server: FaultServer) -> None:
     crowd = Crowd()
     server.always = crowd.handle
     access = anonymous(server)

@@ -336,14 +336,6 @@ def test_all_jobs_of_a_submission_share_one_secret() -> None:
     assert secret_manifest(first, "s", "ml") == secret_manifest(second, "s", "ml")
 
 
-def test_the_whole_environment_is_in_the_secret() -> None:
-    spec = order()
-    secret = secret_manifest(spec, "s", "ml")
-    assert len(secret["data"]) == len(spec.environment) + 1
-    env = variables(container_of())
-    assert all("secretKeyRef" in env[name] for name in spec.environment)
-
-
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_a_dollar_sign_in_a_value_does_not_reference_a_variable(value: str) -> None:

@@ -23,8 +23,8 @@ from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import AuthError, NotFound, Unavailable
 from kinetic.job_status import Reason
+from tests.jobs import watching
 from tests.kubernetes.faults import FaultServer, anonymous, cut, status
-from tests.kubernetes.places import watching
 from tests.kubernetes.world import AT, World
 
 RHYTHM = Rhythm(
