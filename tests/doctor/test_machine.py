@@ -34,9 +34,7 @@ async def test_a_healthy_machine_runs_a_job_and_says_how_long_its_steps_took() -
     assert again["supervisor"].evidence.endswith(", of this version, runs 0 jobs")
 
 
-async def test_a_home_that_others_may_write_to_fails_and_skips_dependent_checks(
-    home: Path,
-) -> None:
+async def test_a_home_that_others_may_write_to_fails_and_skips_dependent_checks(home: Path) -> None:
     home.chmod(0o777)
     report = await examine(run=True)
     assert report["home"].state is State.FAILED
@@ -98,9 +96,7 @@ async def test_a_supervisor_of_another_version_fails(home: Path) -> None:
     assert report["supervisor"].advice.startswith("`kill 4711`")
 
 
-async def test_a_wrong_setting_fails_before_any_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_wrong_setting_fails_before_any_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_BACKEND", "loca")
     report = await examine()
     assert report["configuration"].state is State.FAILED

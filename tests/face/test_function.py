@@ -305,33 +305,6 @@ def test_a_decorated_function_is_pickled_as_the_plain_function(
     assert call_without_kinetic(pickled, args, tmp_path) == f"{kind} {answer}"
 
 
-def test_a_recursive_global_function_is_pickled_as_the_plain_function(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, cloudpickle, kinetic\n"
-        "@kinetic.run\n"
-        "def fact(n):\n"
-        "    return 1 if n == 0 else n * fact(n - 1)\n"
-        "sys.stdout.buffer.write(cloudpickle.dumps(fact))\n"
-    )
-    root = Path(kinetic.__file__).parents[1]
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path[:0] = [{str(root)!r}]; {exec_command(script)}",
-        ],
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    assert call_without_kinetic(result.stdout, (5,), tmp_path) == "function 120"
-
-
-def exec_command(script: Path) -> str:
-    return f"exec(compile(open({str(script)!r}).read(), 'script', 'exec'))"
-
-
 def test_a_bound_method_is_pickled_with_its_object() -> None:
     method = pickle.loads(cloudpickle.dumps(Model(3).predict))
     assert method(4) == 12

@@ -65,9 +65,7 @@ def qualified_name(thing: Any) -> str:
 
 
 @pytest.mark.parametrize("thing", [*STARTS, *HANDLES], ids=qualified_name)
-def test_the_docstring_of_an_entry_point_has_its_parameters_and_an_example(
-    thing: Any,
-) -> None:
+def test_the_docstring_of_an_entry_point_has_its_parameters_and_an_example(thing: Any) -> None:
     text = source_docstring(thing)
     assert parameters(thing) - documented_parameters(text) == set()
     assert "Example::" in text

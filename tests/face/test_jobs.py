@@ -10,29 +10,6 @@ from pathlib import Path
 import pytest
 
 
-def test_inside_a_job_a_call_is_an_ordinary_call(script, tmp_path: Path) -> None:
-    """This holds for pickled functions and for functions of imported modules."""
-    (tmp_path / "stages.py").write_text(
-        "import os, kinetic\n"
-        "@kinetic.run(backend='local', accelerator='cpu')\n"
-        "def stage():\n"
-        "    return os.getpid(), os.environ['KINETIC_JOB_ID']\n"
-    )
-    code = """
-@remote
-def pickled():
-    return os.getpid(), os.environ["KINETIC_JOB_ID"]
-
-@remote
-def outer():
-    import stages
-    return {(os.getpid(), os.environ["KINETIC_JOB_ID"]), pickled(), stages.stage()}
-
-print(len(outer.options(capture_env_vars=["PYTHONPATH"])()))
-"""
-    script(code).prints("1")
-
-
 def test_the_methods_of_a_handle(script) -> None:
     code = """
 @remote
@@ -90,36 +67,6 @@ print(job.status())
         assert status == 0 and err.count("ValueError: a broken callback") == 1
 
 
-def test_cancelling_the_await_of_an_async_function_removes_its_job(script) -> None:
-    code = """
-@remote
-async def double(value):
-    await asyncio.sleep(0)
-    return 2 * value
-
-@remote
-async def sleeps():
-    pathlib.Path("started").touch()
-    await asyncio.sleep(1000)
-
-async def main():
-    print(await double(4), await asyncio.gather(double(1), double(2)))
-    task = asyncio.create_task(sleeps())
-    while not [job for job in await kinetic.aio.list_jobs() if job.func_name == "sleeps"]:
-        await asyncio.sleep(0.01)
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        left = [job for job in await kinetic.aio.list_jobs() if job.func_name == "sleeps"]
-        print([job for job in left if await job.status() is not JobStatus.NOT_FOUND])
-
-asyncio.run(main())
-print(double.run_async(5).result())
-"""
-    script(code).prints("8 [2, 4]", "[]", "10")
-
-
 def test_a_sync_handle_is_awaitable_in_any_loop(script) -> None:
     code = """
 import warnings
@@ -172,8 +119,8 @@ if __name__ == "__main__":
     )
 
 
-def test_slots_keyword_names_and_exit_callbacks_work_in_a_job(script) -> None:
-    """Values may have slots, keywords may have any name, and exit callbacks run."""
+def test_slots_and_keyword_names_work_in_a_job(script) -> None:
+    """Values may have slots, and keywords may have any name."""
     code = """
 import dataclasses
 
@@ -214,21 +161,11 @@ def names(**keywords):
 
 keywords = dict.fromkeys(["args", "begin", "function", "made", "options", "self"], 1)
 print(names(**keywords) == names.local(**keywords) == names.run_async(**keywords).result())
-
-@remote
-def registers():
-    import atexit, threading
-    atexit.register(print, "interpreter")
-    threading._register_atexit(print, "threads")
-
-registers()
 """
     with script(code) as process:
         process.expect(
             "True False True", "True False n", "True False True", "True True True", "True"
         )
-        process.expect("threads")  # callbacks of threads run first
-        process.expect("interpreter")
         assert process.end() == (0, "", "")
 
 

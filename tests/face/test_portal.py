@@ -134,9 +134,7 @@ def test_a_call_from_the_portals_own_loop_is_refused(portal: Portal) -> None:
         portal.call(nested)
 
 
-async def test_a_call_in_a_running_loop_works_and_warns_at_the_callers_line(
-    portal: Portal,
-) -> None:
+async def test_a_call_in_a_running_loop_works_and_warns_at_the_callers_line(portal: Portal) -> None:
     with pytest.warns(RuntimeWarning, match="blocks the event loop") as caught:
         assert portal.call(double, 2) == 4
     assert [warning.filename for warning in caught] == [__file__]

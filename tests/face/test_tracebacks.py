@@ -14,14 +14,6 @@ from tests.face.child import ROOT, until
 KINETIC_FRAME = f'File "{ROOT}/kinetic'
 
 
-def test_a_plain_call_shows_the_traceback_of_its_job_once(script) -> None:
-    with script("inverse(0)") as process:
-        status, out, err = process.end()
-    shown = out + err
-    assert status == 1 and shown.count("return 1 / value") == 1, shown
-    assert "in inverse" in err.partition("Remote traceback")[2]
-
-
 def test_an_argument_that_cannot_be_rebuilt_shows_no_frames_of_the_runner(script) -> None:
     code = """
 def rebuild():

@@ -232,9 +232,7 @@ async def test_two_jobs_writing_the_same_path_do_not_meet(harness: Harness) -> N
 
 
 @behaviour
-async def test_data_of_every_form_arrives(
-    harness: Harness,
-) -> None:
+async def test_data_of_every_form_arrives(harness: Harness) -> None:
     """The same content is uploaded once; what a job writes into its copy stays there."""
     folder, single = harness.folder / "folder", harness.folder / "one.txt"
     (folder / "deep").mkdir(parents=True)

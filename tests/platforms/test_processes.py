@@ -249,9 +249,7 @@ for number, kind in enumerate([Own, model.Coded]):
 
 
 @behaviour
-async def test_keras_uses_jax_where_installed_unless_the_caller_chooses(
-    harness: Harness,
-) -> None:
+async def test_keras_uses_jax_where_installed_unless_the_caller_chooses(harness: Harness) -> None:
     code = """
 @remote
 def backend():

@@ -199,9 +199,7 @@ def test_failures_are_grouped_by_their_messages_without_numbers() -> None:
 
 
 @pytest.mark.parametrize("items", [(), (Item(index=0),)])
-def test_a_batch_without_attempts_has_empty_statistics(
-    items: tuple[Item, ...],
-) -> None:
+def test_a_batch_without_attempts_has_empty_statistics(items: tuple[Item, ...]) -> None:
     found = compute_statistics(report(*items, read_at=0.0))
     assert (found.seconds, found.peak, found.mean) == (0.0, 0, 0.0)
     assert found.durations is None

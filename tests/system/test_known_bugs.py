@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -85,24 +84,6 @@ async def test_the_target_of_a_batch_is_that_of_its_jobs(client) -> None:
     assert [job.project for job in batch.jobs if job] == ["theirs"]
 
 
-async def test_looking_at_items_that_wait_starts_and_ends_nothing(client, tmp_path: Path) -> None:
-    def wait(number: int) -> int:
-        while not (tmp_path / "go").exists():
-            time.sleep(0.005)
-        return number
-
-    batch = await client.run_async_map(wait, range(4), max_concurrent=1)
-    for _ in range(2):
-        counts = await batch.status_counts()
-        assert sum(counts.values()) <= 1, "only submitted items are counted"
-        assert len([job for job in batch.jobs if job is not None]) <= 1
-    late = await client.attach(f"{batch.group_id}-3")
-    assert await late.status() is JobStatus.PENDING
-    assert await late.reason() == ""
-    (tmp_path / "go").touch()
-    assert await batch.results() == [0, 1, 2, 3]
-
-
 async def test_attaching_in_the_same_client_sees_a_lazy_batch_to_its_end(client) -> None:
     async def inputs():
         for number in range(-3, 0):
@@ -171,14 +152,3 @@ async def test_a_link_at_the_destination_of_a_download_is_not_followed(
         with pytest.raises(errors.BackendError):
             await store.fetch(name, link)
     assert victim.read_text() == "old"
-
-
-async def test_a_large_result_leaves_no_temporary_file(
-    client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    job = await client.submit(os.urandom, 1_000_000)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    assert len(await job) == 1_000_000
-    assert [*folder.iterdir()] == []

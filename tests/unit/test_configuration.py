@@ -138,9 +138,7 @@ def test_the_settings_select_the_backend_and_explain_it(
     assert re.search(why, target.why)
 
 
-def test_google_cloud_project_selects_gke_for_a_missing_accelerator(
-    machine: Machine,
-) -> None:
+def test_google_cloud_project_selects_gke_for_a_missing_accelerator(machine: Machine) -> None:
     machine.environ |= {"GOOGLE_CLOUD_PROJECT": "shared", "CUDA_VISIBLE_DEVICES": "0,1"}
 
     def chosen(name: str) -> str:
