@@ -11,12 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from absl import logging
 
-from kinetic._progress.entry import Entry, Mode, Surface, choose_mode, requested_mode
+from kinetic._progress.entry import Entry, Mode, choose_mode, requested_mode
 from kinetic._progress.steps import SHOW_FACTORY, Show, Step
 from kinetic.progress import Progress
+
+if TYPE_CHECKING:
+    from kinetic._progress.surfaces import Surface
 
 TICK_S = 0.1
 """Seconds between two drawings."""

@@ -1,11 +1,11 @@
-"""Entries of the display, the interface of surfaces that draw them, and the choice of a surface."""
+"""Entries of the display, and the choice of the surface that draws them."""
 
 from __future__ import annotations
 
 import contextvars
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 from kinetic._messages import one_line, suggest
 from kinetic._progress.steps import Step
@@ -96,19 +96,3 @@ class Entry:
         if isinstance(self.value, Progress):
             return f"{self.title}: {self.value.line()}"
         return self.value.line() if self.value is not None else self.title
-
-
-class Surface(Protocol):
-    """Where entries are drawn; only the drawing thread calls it."""
-
-    def draw(self, entries: list[Entry], now: float) -> None:
-        """Show *entries* as they are at *now*, a time of the monotonic clock."""
-        ...
-
-    def finish(self, entry: Entry, now: float) -> None:
-        """Draw the last state of *entry*."""
-        ...
-
-    def close(self, *, quietly: bool = False) -> None:
-        """Release the streams; with *quietly*, write nothing."""
-        ...

@@ -12,7 +12,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from absl import logging
 
@@ -330,3 +330,7 @@ def _ansi(console: Console, text: Text) -> str:
     with console.capture() as captured:
         console.print(text, end="", soft_wrap=True)
     return captured.get()
+
+
+Surface: TypeAlias = Live | Notebook | Plain
+"""Where entries are drawn; only the drawing thread calls it."""
