@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MINIMUM_PYTHON = (3, 11)
 EXIT_FINAL = 42
@@ -107,7 +107,7 @@ REPORT_EXIT_S = 0.1
 """If the exit takes longer (seconds), the job tells the supervisor that its function returned."""
 
 
-def exit_process(code: int) -> None:
+def exit_process(code: int) -> NoReturn:
     """Exit as an interpreter does, but don't wait for the user's threads.
 
     Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
@@ -132,8 +132,10 @@ def exit_process(code: int) -> None:
                 sys.excepthook(type(exc), exc, exc.__traceback__)
         _run_exitfuncs()
     finally:
-        flush()
-        os._exit(code)
+        try:
+            flush()
+        finally:
+            os._exit(code)
 
 
 def _threading_callbacks() -> list[Callable[[], object]]:

@@ -104,7 +104,7 @@ def run_job_and_exit(local: bytes, secrets: bytes, order: bytes, parent: int) ->
     finally:
         if _getpid() != job_pid:
             os._exit(code)  # this is a fork of the job, which must not run its exit callbacks
-        _exit_process(code)
+        remote_runner.exit_process(code)
 
 
 def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
@@ -183,11 +183,3 @@ def _print_error() -> None:
 
     with contextlib.suppress(OSError, ValueError):
         traceback.print_exc()
-
-
-def _exit_process(code: int) -> NoReturn:
-    """Run the libraries' exit callbacks, flush, and exit."""
-    try:
-        remote_runner.exit_process(code)
-    finally:
-        os._exit(code)

@@ -46,7 +46,7 @@ def serve(socket_fd: int) -> None:
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _ignore_signal)
+    signal.signal(signal.SIGCHLD, processes.ignore_signal)
     child.prepare((socket_fd, wake_read, wake_write))
     gc.collect()
     gc.disable()
@@ -174,7 +174,3 @@ def _kill_all(serials: dict[int, int]) -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _ignore_signal(signum: int, frame: object) -> None:
-    """Do nothing: the wake-up pipe reports the signal."""

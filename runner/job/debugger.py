@@ -7,6 +7,7 @@ attempt. If several hosts run one call, all of them wait until a debugger has at
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -86,27 +87,18 @@ class DebuggerWait:
         while (left := end - time.monotonic()) > 0:
             if self._finished.wait(min(left, 1.0)):
                 return
-            if self._hosts > 1 and self._exists(attached):
-                self._give_up_message = (
-                    "a debugger has attached to another host; the function starts"
-                )
-                break
+            with contextlib.suppress(OSError):  # the next check may succeed
+                if self._hosts > 1 and self._objects.exists(attached):
+                    message = "a debugger has attached to another host; the function starts"
+                    break
         else:
-            self._give_up_message = (
-                "no debugger has attached in time; the function starts without one"
-            )
+            message = "no debugger has attached in time; the function starts without one"
+        self._give_up_message = message
         while not self._finished.wait(0.05):
             try:
                 self._debugpy.wait_for_client.cancel()
             except RuntimeError:
                 continue  # `wait_for_client` has not started yet
-
-    def _exists(self, name: str) -> bool:
-        try:
-            return self._objects.exists(name)
-        except OSError as exc:
-            _log(str(exc))
-            return False
 
 
 def load(content: bytes, order: wire.Order, site: Site) -> Any:

@@ -135,12 +135,8 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def close_inherited() -> None:
-    """Close every descriptor of a fork except the standard three."""
-    for entry in os.listdir("/dev/fd"):
-        if int(entry) > 2:
-            with contextlib.suppress(OSError):  # the listing has closed its own descriptor
-                os.close(int(entry))
+def ignore_signal(number: int, frame: object) -> None:
+    """Do nothing: the caller reads the signal from its wake-up pipe."""
 
 
 def children(parent: int | None = None) -> list[int]:
@@ -280,7 +276,10 @@ def run_in_background(task: Callable[[], object]) -> int:
     if pid:
         return pid
     try:
-        close_inherited()  # keep no lock and no socket of the parent
+        for entry in os.listdir("/dev/fd"):  # keep no lock and no socket of the parent
+            if int(entry) > 2:
+                with contextlib.suppress(OSError):  # the listing has closed its own descriptor
+                    os.close(int(entry))
         os.nice(10)
         task()
     finally:

@@ -118,7 +118,7 @@ class Guard:
         self._channel.setblocking(False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (*processes.STOP_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, _ignore_signal)
+            signal.signal(number, processes.ignore_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
         self._wait()
         while (status := self._reap()) is None:
@@ -250,7 +250,3 @@ class Guard:
         """Write the rest of the output, unless a reader takes nothing for `EXIT_TIMEOUT_S`."""
         while self._unwritten and select.select([], [STANDARD_OUTPUT], [], EXIT_TIMEOUT_S)[1]:
             self._write()
-
-
-def _ignore_signal(number: int, frame: object) -> None:
-    """Do nothing: the guard reads the signal from the wake-up pipe."""

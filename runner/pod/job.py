@@ -278,7 +278,6 @@ def run_job_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) -> No
         if os.getpid() != job_pid:
             os._exit(code)  # this is a fork that the user's code made
         remote_runner.exit_process(code)
-        os._exit(code)
 
 
 class _Job:

@@ -55,6 +55,9 @@ PYTHON = "python"
 
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
+SMALL = 64 * 1024
+"""Read a pickle up to this size (bytes) at once; a `_Reader` would take ten times as long."""
+
 CHUNK = 4 * 1024 * 1024
 """The most bytes that one call writes or reads."""
 
@@ -211,27 +214,15 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
         raise FramesError("the container holds no pickle")
     if (version := content.fields.get(PYTHON, THIS_PYTHON)) != THIS_PYTHON:
         raise OtherPythonError(version)
-    return _unpickle(content.frames[0], content.frames[1:], unpickler)
-
-
-SMALL = 64 * 1024
-"""Read a pickle up to this size (bytes) at once; a `_Reader` would take ten times as long."""
-
-
-def _unpickle(
-    view: memoryview,
-    buffers: Iterable[memoryview] = (),
-    unpickler: type[Unpickler] = Unpickler,
-) -> Any:
+    view, buffers = content.frames[0], content.frames[1:]
     if view.nbytes > SMALL:
         reader: Any = io.BufferedReader(_Reader(view), buffer_size=256 * 1024)
         return unpickler(reader, buffers=buffers).load()
-    content = bytes(view)
-    if unpickler is Unpickler and b"kinetic" not in content:
-        return pickle.loads(
-            content, buffers=buffers
-        )  # this writes to fewer of the memory pages that a fork shares
-    return unpickler(io.BytesIO(content), buffers=buffers).load()
+    pickled = bytes(view)
+    if unpickler is Unpickler and b"kinetic" not in pickled:
+        # This writes to fewer of the memory pages that a fork shares.
+        return pickle.loads(pickled, buffers=buffers)
+    return unpickler(io.BytesIO(pickled), buffers=buffers).load()
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:

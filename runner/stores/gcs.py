@@ -36,7 +36,6 @@ OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"
 NONCE = "kinetic-nonce"
 CONTENT_TYPE = "application/octet-stream"
 FIELDS = "nextPageToken,items(name,size,generation,metadata,crc32c,contentEncoding)"
-PAGE_SIZE = 1000
 CONNECTIONS = 64
 
 PIECE_BYTES = 16 * 1024 * 1024
@@ -166,9 +165,7 @@ class Bucket:
         """Yield the objects whose names start with *prefix*."""
 
         def first_page(options: Mapping[str, Any]) -> Any:
-            return self._bucket.list_blobs(
-                prefix=prefix, fields=FIELDS, page_size=PAGE_SIZE, **options
-            )
+            return self._bucket.list_blobs(prefix=prefix, fields=FIELDS, **options)
 
         operation = f"list {self._url(prefix)}"
         with self._translate_errors(operation):
