@@ -257,15 +257,16 @@ async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
     """Open a new file at *path* that only this user may read; an exception removes it."""
     with _translate_disk_errors(path):
         opened = _create_private(path)
-        file = wrap(opened)
-        try:
-            yield file
+    file = wrap(opened)
+    try:
+        yield file
+        with _translate_disk_errors(path):
             await file.close()
-        except BaseException:
-            with contextlib.suppress(OSError):  # on a full disk, flushing the buffer fails again
-                opened.close()
-            os.unlink(path)
-            raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # on a full disk, flushing the buffer fails again
+            opened.close()
+        os.unlink(path)
+        raise
 
 
 def _create_private(path: Path) -> IO[bytes]:
@@ -277,8 +278,6 @@ def _translate_disk_errors(path: Path) -> Generator[None]:
     """Translate disk errors into `BackendError`; `perform` would take them for network failures."""
     try:
         yield
-    except BackendError:
-        raise
     except OSError as exc:
         raise BackendError(
             f"cannot write {path}: {exc.strerror or exc}; free some space, or choose another place"
