@@ -16,7 +16,7 @@ from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.manifests import Placement
-from kinetic.aio.kubernetes.pending import KUEUE_VERSIONS
+from kinetic.aio.kubernetes.pending import KUEUE
 from kinetic.aio.kubernetes.request import Forbidden
 from kinetic.aio.kubernetes.reviews import is_allowed, missing_rights, user_name
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights, role
@@ -292,11 +292,10 @@ class Cluster:
 
     async def _queue(self) -> Finding:
         namespace, queue = self._placement.namespace, self._placement.queue
-        for version in KUEUE_VERSIONS:
-            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{_quote(namespace)}/localqueues/"
-            with suppress(NotFound):
-                await self._api.call("GET", path + _quote(queue))
-                return ok(f"{queue!r} exists")
+        path = f"{KUEUE}/namespaces/{_quote(namespace)}/localqueues/{_quote(queue)}"
+        with suppress(NotFound):
+            await self._api.call("GET", path)
+            return ok(f"{queue!r} exists")
         return failed(
             f"there is no queue {queue!r} in {namespace!r}, or Kueue is not installed",
             "create a LocalQueue of this name, or unset KINETIC_QUEUE",

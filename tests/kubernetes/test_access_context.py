@@ -74,10 +74,9 @@ async def test_several_files_are_merged_and_the_first_that_has_a_name_wins(
     [
         ({}, None),
         ({"token": "t"}, "Bearer t"),
-        ({"username": "u", "password": "p:ü"}, "Basic dTpwOsO8"),
     ],
 )
-async def test_a_user_sends_its_token_or_password(
+async def test_a_user_sends_its_token(
     server: FaultServer, config: Config, user: dict[str, Any], header: str | None
 ) -> None:
     config.user = user

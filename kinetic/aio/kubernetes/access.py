@@ -231,16 +231,11 @@ def _read_credentials(context: Context, reply: Reply | None) -> ClusterCredentia
 
 
 def _authorization(user: Section, reply: Reply | None) -> str:
-    """Return the Authorization header; "" if the user has neither a token nor a name."""
+    """Return the Authorization header; "" if the user has no token."""
     token = reply.token if reply else user.text("token")
     if (token_file := user.text("tokenFile")) and reply is None:
         token = (user.folder / token_file).read_text().strip() or token
-    if token:
-        return f"Bearer {token}"
-    if name := user.text("username"):
-        basic = f"{name}:{user.text('password')}"
-        return f"Basic {base64.b64encode(basic.encode()).decode()}"
-    return ""
+    return f"Bearer {token}" if token else ""
 
 
 def _cluster_info(context: Context) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from kinetic.job_status import Reason
 POD_GROUP = "kueue.x-k8s.io/pod-group-name"
 """The label with the name of Kueue's Workload, on pods that Kueue holds individually."""
 
-KUEUE_VERSIONS = ("v1beta2", "v1beta1")
-"""Versions of Kueue's API, the newest first."""
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+"""The API of Kueue 0.18 and later."""
 
 NODES_REUSED_S = 60.0
 """Seconds for which a list of nodes is reused."""
@@ -155,9 +155,7 @@ class Diagnostics:
         A driver that only a new node lacks may still start on it.
         """
         messages = (str(event.get("message")) for event in events)
-        lacking = dict.fromkeys(
-            name for message in messages for name in LACKS_DRIVER.findall(message)
-        )
+        lacking = {name for message in messages for name in LACKS_DRIVER.findall(message)}
         return [name for name in lacking if await self._is_absent(name)]
 
     async def _is_absent(self, driver: str) -> bool:
@@ -194,12 +192,9 @@ class Diagnostics:
         query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
         if not suspended:
             query = {"fieldSelector": f"metadata.name={group}"}
-        for version in KUEUE_VERSIONS:
-            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self._paths.namespace}/workloads"
-            found = await self._try_get(path, path, query)
-            if found is not None:
-                return next(iter(get_list(found, "items")), None)
-        return None
+        path = f"{KUEUE}/namespaces/{self._paths.namespace}/workloads"
+        found = await self._try_get(path, path, query)
+        return next(iter(get_list(found, "items")), None)
 
     async def _try_get(self, collection: str, path: str, query: dict[str, str]) -> Document | None:
         """Send a GET and return the answer; None after a failure: the diagnosis works without it.
