@@ -63,11 +63,7 @@ class TargetOptions(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "kube_context"}
 
     def client(self, *, creates_store: bool = False) -> aio.Client:
-        """Return a client for these options; the caller closes it.
-
-        Raises:
-            NotFound: --store names a folder that doesn't exist, and the command wouldn't create it.
-        """
+        """Return a client for these options; the caller closes it."""
         import logging
 
         from kinetic import aio

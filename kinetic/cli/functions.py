@@ -71,11 +71,7 @@ def _format_traceback(path: Path, error: BaseException) -> str:
 
 
 def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:
-    """Read ``NAME=VALUE`` pairs as keyword arguments.
-
-    Raises:
-        click.BadParameter: A pair isn't NAME=VALUE, or repeats a name.
-    """
+    """Read ``NAME=VALUE`` pairs as keyword arguments."""
     arguments: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -96,11 +92,7 @@ def _parse_value(text: str) -> Any:
 
 
 def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return (location, keyword arguments) of each call; a location is "line NUMBER of *file*".
-
-    Raises:
-        click.UsageError: The file is neither .jsonl nor .csv, or one of its lines is invalid.
-    """
+    """Return (location, keyword arguments) of each call; a location is "line NUMBER of *file*"."""
     if file.suffix not in (".csv", ".jsonl"):
         raise click.UsageError(f"--map takes a .jsonl or a .csv, and {file} is neither")
     try:

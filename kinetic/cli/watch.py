@@ -168,11 +168,7 @@ def _watch_keys(quit_pressed: asyncio.Event) -> Generator[None]:
 
 
 async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
-    """Yield a view whenever the batch changes.
-
-    Raises:
-        SubmitterLost: The batch's submitter died, so the remaining items would never start.
-    """
+    """Yield a view whenever the batch changes."""
     failures: deque[tuple[int, str]] = deque(maxlen=MAX_FAILURES_SHOWN)
     noted: set[int] = set()
     async with aclosing(batch.progress()) as updates:

@@ -85,12 +85,7 @@ def refusal_error(action: str, refusal: HttpError) -> BackendError:
 async def list_items(
     google: GoogleClient, request: GoogleRequest, items_field: str
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield each item that *request* lists; none if the parent is absent or the API is disabled.
-
-    Raises:
-        AuthError: You may not list the items.
-        Refused: Google refuses the request.
-    """
+    """Yield each item that *request* lists; none if the parent is absent or the API is disabled."""
     try:
         async for item in google.list_items(request, items_field):
             yield item
@@ -172,12 +167,7 @@ class Cloud:
             return Observed(problem=str(exc) or f"no answer within {self.timeout_s:g} s")
 
     async def enable_apis(self, names: Sequence[str]) -> None:
-        """Enable those of the APIs *names* that are disabled.
-
-        Raises:
-            AuthError: You may not read or enable APIs.
-            Refused: Google refuses a request.
-        """
+        """Enable those of the APIs *names* that are disabled."""
         if await self.disabled_apis(names):
             self._tell("enabling the project's APIs")
             path = f"projects/{self._site.project}/services:batchEnable"
@@ -185,7 +175,7 @@ class Cloud:
             await self._send("enable the project's APIs", request)
 
     async def disabled_apis(self, names: Sequence[str]) -> list[str]:
-        """Return which of the APIs *names* are disabled; the errors are those of `enable_apis`."""
+        """Return which of the APIs *names* are disabled."""
         path = f"projects/{self._site.project}/services"
         paths = [f"{path}/{name}" for name in names]
         request = call("serviceusage", "GET", f"{path}:batchGet", query=query(names=paths))
@@ -309,12 +299,7 @@ class Cloud:
                         raise refusal_error(action, refusal) from refusal
 
     async def _wait_until_ready(self, resource: Resource) -> Document:
-        """Wait until *resource* exists and is ready, and return it.
-
-        Raises:
-            Refused: *resource* is broken.
-            Unavailable: *resource* didn't appear, or didn't become ready in time.
-        """
+        """Wait until *resource* exists and is ready, and return it."""
         document = await self._poll(resource, _wait_if_unready)
         assert document is not None  # `_wait_if_unready` waits for it
         if (status := str(document.get("status") or "")) in BROKEN_STATUSES:
@@ -331,9 +316,6 @@ class Cloud:
 
         The document is None if *resource* doesn't exist. A failed read is also a reason to wait,
         because it doesn't show whether *resource* exists.
-
-        Raises:
-            Unavailable: A reason to wait lasted too long.
         """
         backoff = self._new_backoff(f"go on with {resource.key}")
         while True:

@@ -168,11 +168,6 @@ async def install(api: Api, controller: Controller) -> None:
     """Apply all objects of a controller: CustomResourceDefinitions first, and webhooks last.
 
     Cancelled: applied objects stay; run it again to continue.
-
-    Raises:
-        Forbidden: You lack the permission to apply one of them.
-        ConfigurationError: The cluster doesn't know one of its kinds.
-        Refused: The API server refuses one of them.
     """
     kinds = Kinds(api, controller)
 
@@ -208,11 +203,7 @@ class Kinds:
                 kinds[names["kind"]] = (str(names["plural"]), namespaced)
 
     async def manifest(self, document: Document) -> Manifest:
-        """Return the object to apply, with its path and an annotation of its file's digest.
-
-        Raises:
-            ConfigurationError: The API server doesn't know its kind.
-        """
+        """Return the object to apply, with its path and an annotation of its file's digest."""
         version, kind = str(document["apiVersion"]), str(document["kind"])
         if kind not in self._kinds[version]:
             self._kinds[version] |= await self._served(version)
@@ -244,11 +235,7 @@ class Kinds:
         }
 
     async def wait_until_served(self, definition: Document) -> None:
-        """Wait until the API server serves all versions of a new kind.
-
-        Raises:
-            Unavailable: The API server doesn't serve them within `SERVED_S` seconds.
-        """
+        """Wait until the API server serves all versions of a new kind."""
         spec: Document = definition["spec"]
         missing = [
             f"{spec['group']}/{version['name']}"

@@ -55,11 +55,7 @@ async def setup_of(google: GoogleClient, site: Site) -> Setup:
 
 
 async def read_cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
-    """Return Google's document of the site's cluster.
-
-    Raises:
-        NotFound: The cluster doesn't exist.
-    """
+    """Return Google's document of the site's cluster."""
     if (cluster := await find_cluster(google, site)) is None:
         raise NotFound(
             f"there is no cluster {site.cluster} in {site.zone} of {site.project}; make one with "
@@ -74,10 +70,6 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
     GKE makes them for volumes and Services. Each belongs to the cluster if its labels have the
     cluster's name and no other location. So does every forwarding rule in the network that `up`
     made.
-
-    Raises:
-        AuthError: You may not list them.
-        Refused: Google refuses a request.
     """
 
     found: list[str] = []

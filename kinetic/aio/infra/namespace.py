@@ -89,11 +89,7 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
 
 
 async def compare(api: Api, manifest: Manifest) -> Change:
-    """Compare *manifest* with the object in the cluster; return the change that it needs.
-
-    Raises:
-        Forbidden: You may not read the object.
-    """
+    """Compare *manifest* with the object in the cluster; return the change that it needs."""
     try:
         existing = await api.call("GET", manifest.path)
     except NotFound:
