@@ -202,13 +202,7 @@ class Batch:
         ]
 
     async def input_of(self, index: int) -> Any:
-        """Return the input of an item: the user's own object, or one rebuilt from the store.
-
-        Raises:
-            NotFound: The input isn't stored, or was removed.
-            SubmissionError: The input could not be pickled.
-            Exception: Unpickling the input failed with this, as it does for any input with `Data`.
-        """
+        """Return the input of an item: the user's own object, or one rebuilt from the store."""
         if (own_input := self.own_input_of(index)) is not None:
             return own_input[0]
         await self.refresh()

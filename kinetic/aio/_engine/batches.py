@@ -112,12 +112,7 @@ async def remove(session: Session, submission_id: str) -> None:
 
 
 async def attach(session: Session, group_id: str) -> Batch:
-    """Observe a batch that was submitted elsewhere.
-
-    Raises:
-        NotFound: There is no such batch.
-        WireError: The manifest's signature isn't valid here, or its format is unknown.
-    """
+    """Observe a batch that was submitted elsewhere."""
     batch = await _open_batch(session, group_id)
     batch.follow(observed=False)
     if batch.submits:

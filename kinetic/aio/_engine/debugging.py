@@ -159,12 +159,6 @@ async def forward(
 ) -> tuple[Forwarder, int]:
     """Start a forwarder to *address*, wait until it listens, and return its port.
 
-    Raises:
-        ConfigurationError: *local_port* is in use.
-        NotFound: The job is not running.
-        AuthError: A permission is missing.
-        Unavailable: The platform does not answer.
-
     Cancelled: the forwarder is ended.
     """
     request = ForwardRequest(

@@ -271,11 +271,7 @@ async def _refuse_displaced(submission: Submission, index: int, number: int, kin
 
 
 async def _refuse_cleaned(submission: Submission) -> None:
-    """Refuse to write for a cleaned-up single job: nothing would remove the new object.
-
-    Raises:
-        NotFound: The job was cleaned up, as `result()` does once it has the value.
-    """
+    """Refuse to write for a cleaned-up single job: nothing would remove the new object."""
     identity = submission.identity
     if not (identity.leased or await submission.store.look(identity.manifest_name)):
         raise identity.gone_error

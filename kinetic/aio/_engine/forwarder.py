@@ -108,12 +108,7 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
 
 
 async def _check_reachable(cluster: Cluster, request: ForwardRequest) -> None:
-    """Check whether the job can be reached, without a connection to its debugger.
-
-    Raises:
-        NotFound: The job isn't running.
-        AuthError: A permission is missing.
-    """
+    """Check whether the job can be reached, without a connection to its debugger."""
     with suppress(errors.Unavailable):
         stream = await cluster.dial(request.name, UNUSED_PORT, host=request.host)
         await stream.aclose()

@@ -57,20 +57,12 @@ def refuse_item(submission_id: str) -> None:
 
 
 def is_whole_id(text: str) -> bool:
-    """Return whether *text* is a whole ID, not a prefix of one.
-
-    Raises:
-        ConfigurationError: *text* isn't a prefix of an ID either.
-    """
+    """Return whether *text* is a whole ID, not a prefix of one."""
     return _WHOLE_ID.fullmatch(_parse(text)[0]) is not None
 
 
 def _parse(text: str) -> tuple[str, int | None]:
-    """Return the submission that an ID names, and the index if it is an item's ID.
-
-    Raises:
-        ConfigurationError: *text* can't be an ID.
-    """
+    """Return the submission that an ID names, and the index if it is an item's ID."""
     _require_id(text)
     matched = None if _WHOLE_ID.fullmatch(text) else _ITEM.fullmatch(text)
     return (text, None) if matched is None else (matched[1], int(matched[2]))

@@ -166,9 +166,6 @@ class InputPump:
         """Record in the store that there are no more inputs.
 
         If the batch was stopped, its number of items includes the inputs of a list not stored yet.
-
-        Raises:
-            SubmitterLost: As `run`.
         """
         self.finished = True
         while self._inputs.total is None:
@@ -299,12 +296,7 @@ class InputPump:
         return first, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Read the slot that an earlier submitter has filled before this process could.
-
-        Raises:
-            SubmitterLost: Another process submits the batch now.
-            InputsUnfinished: The slot marks the end of the inputs, so *values* can't be stored.
-        """
+        """Read the slot that an earlier submitter has filled before this process could."""
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")

@@ -133,13 +133,7 @@ class InputIndex:
         self.slots += 1
 
     async def input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]]:
-        """Return where the runner finds the arguments of an item, and the `Data` in the arguments.
-
-        Raises:
-            SubmissionError: The input could not be pickled when it was stored.
-            NotFound: The input isn't stored.
-            WireError: The input isn't what its submitter signed.
-        """
+        """Return where the runner finds the arguments of an item, and the `Data` in the arguments."""
         stored = self._chunk_of(index)
         ends = stored.offsets or await self._read_footer(stored)
         position = index - stored.first

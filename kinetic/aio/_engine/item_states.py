@@ -331,12 +331,7 @@ class ItemStates:
         self.collected = total
 
     async def read_history(self) -> Sequence[Any]:
-        """Return the facts about each item that `write_collected` stored for reports.
-
-        Raises:
-            NotFound: No history was stored.
-            WireError: The history is forged or damaged.
-        """
+        """Return the facts about each item that `write_collected` stored for reports."""
         kept: Sequence[Any] | None = (await self._read_collected_fields())["history"]
         if kept is None:
             await self.refuse_collected()
@@ -381,11 +376,7 @@ class ItemStates:
         return outcome, content.body
 
     async def value(self, index: int, outcome: wire.Outcome, body: bytes) -> Any:
-        """Rebuild the value of an outcome; see `results.value_of`.
-
-        Raises:
-            NotFound: The value was removed.
-        """
+        """Rebuild the value of an outcome; see `results.value_of`."""
         try:
             return await results.value_of(self._store, outcome, body, self.identity.job_id(index))
         except NotFound:

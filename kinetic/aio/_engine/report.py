@@ -68,10 +68,6 @@ async def read(batch: Batch) -> BatchReport:
     """Collect the content of the page about *batch* from the store; nothing is unpickled.
 
     This takes as many requests as `history.read`, and one more for each failure that is quoted.
-
-    Raises:
-        NotFound: The batch was cleaned up.
-        WireError: The inputs aren't what the submitter signed.
     """
     if not await batch.exists():
         raise batch.submission.identity.gone_error

@@ -82,10 +82,6 @@ async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Pat
     """Write the pickled value of a successful outcome to *path*; return its size in bytes.
 
     Nothing is rebuilt. A file at *path* stays until the whole value replaces it.
-
-    Raises:
-        WireError: A large value is not what the job signed.
-        BackendError: The store does not answer.
     """
     with replacing(path) as partial:
         if outcome.value is None:

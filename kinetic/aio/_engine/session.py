@@ -169,12 +169,7 @@ class Session:
     # --- waiting ---
 
     async def until_final(self, submission: Submission, index: int) -> wire.Item:
-        """Wait until the item is final, whether or not the watch reports its end.
-
-        Raises:
-            SubmitterLost: No process will start the item.
-            KineticError: The item's end can't be read.
-        """
+        """Wait until the item is final, whether or not the watch reports its end."""
         with self.awaiting(submission):
             return await submission.until_final(index)
 

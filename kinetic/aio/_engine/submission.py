@@ -193,11 +193,7 @@ class Submission(ItemStates):
         self._cleaned_round = self.requests.round
 
     def refuse_removed(self) -> None:
-        """Refuse a call for a submission that doesn't exist any more.
-
-        Raises:
-            NotFound: The submission was cleaned up.
-        """
+        """Refuse a call for a submission that doesn't exist any more."""
         if self.removed:
             raise self.identity.gone_error
 
