@@ -41,7 +41,7 @@ async def start_job(
         replaces_attempts = session.platform.restarts or session.platform.relaunches
         budgets = RetryBudgets(infrastructure=3 if replaces_attempts else 0)
         identity = await new_identity(session, uploaded, "job", budgets)
-        record = record_of(session, identity, uploaded, 0)
+        record = record_of(session, identity, uploaded)
         async with new_submission(session, uploaded, identity) as submission:
             submission.submitter_relaunches = session.platform.relaunches
             await store_manifest(session, identity, manifest_of(record, identity, uploaded))

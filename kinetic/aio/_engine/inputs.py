@@ -133,7 +133,7 @@ class InputIndex:
         self.slots += 1
 
     async def input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]]:
-        """Return where the runner finds the arguments of an item, and the `Data` in the arguments."""
+        """Return where the runner finds an item's arguments, and the `Data` in them."""
         stored = self._chunk_of(index)
         ends = stored.offsets or await self._read_footer(stored)
         position = index - stored.first

@@ -162,23 +162,20 @@ class Launcher:
             raise
         except KineticError as exc:
             if exc.passing and self._has_started():
-                raise self._patience_error(exc) from exc
+                batch = self._context.submission.identity.id
+                raise SubmitterLost(
+                    f"batch {batch} stopped submitting: the platform took no job for "
+                    f"{self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing is lost: "
+                    f"remove the cause, then kinetic.attach_batch({batch!r}).resume() goes on. "
+                    f"{exc}",
+                    job_id=batch,
+                ) from exc
             await self.report_refusal(index, exc, start.attempt)
         if not self.halted:
             self.unrequested.discard(index)
 
     def _has_started(self) -> bool:
         return self._launched > 0 or self._context.submission.has_started
-
-    def _patience_error(self, refusal: KineticError) -> SubmitterLost:
-        """Return the error that ends submitting; items that didn't run stay open for `resume`."""
-        batch = self._context.submission.identity.id
-        return SubmitterLost(
-            f"batch {batch} stopped submitting: the platform took no job for "
-            f"{self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing is lost: remove the "
-            f"cause, then kinetic.attach_batch({batch!r}).resume() goes on. {refusal}",
-            job_id=batch,
-        )
 
     async def _launch_until_answered(self, start: scheduler.Start) -> None:
         """Launch the attempt; retry while it's unknown whether the platform took it.

@@ -90,11 +90,9 @@ def job_record(manifest: Mapping[str, Any], submission_id: str, index: int) -> d
     }
 
 
-def record_of(
-    session: Session, identity: Identity, uploaded: UploadedCall, index: int
-) -> dict[str, Any]:
-    """Return the fields of the handle of an item of a new submission."""
-    target, job_id = session.target, identity.job_id(index)
+def record_of(session: Session, identity: Identity, uploaded: UploadedCall) -> dict[str, Any]:
+    """Return the fields of the handle of the first item of a new submission."""
+    target, job_id = session.target, identity.job_id(0)
     is_local = target.backend == "local"
     price = price_of(uploaded.call.options.parsed_accelerator, target.zone, listed=not is_local)
     record = JobRecord(
@@ -105,7 +103,7 @@ def record_of(
         zone="" if is_local else target.zone,
         namespace="" if is_local else target.namespace,
         bucket_name=session.platform.store.url.partition("://")[2],
-        k8s_name=identity.attempt_name(index, 1),
+        k8s_name=identity.attempt_name(0, 1),
         image_uri=uploaded.image.uri,
         accelerator=uploaded.call.options.accelerator,
         func_name=uploaded.call.name,
@@ -169,7 +167,7 @@ def batch_manifest(
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _uploaded_fields(uploaded),
         "parameters": payload.Binding(function).positional if function is not None else [],
-        "record": record_of(session, identity, uploaded, 0),
+        "record": record_of(session, identity, uploaded),
     }
 
 
