@@ -550,18 +550,15 @@ class Batch:
         """Return whether no living process has the lease; wait until that is certain."""
         identity, platform = self.submission.identity, self.session.platform
         stored = await _lease.read(platform.store, identity.scope)
-        return stored is None or not stored[0].held or not await self._is_renewed(stored[0])
-
-    async def _is_renewed(self, lease: _lease.Lease) -> bool:
-        """Return whether the holder of *lease* renews it, or another process has taken it."""
-        identity, platform = self.submission.identity, self.session.platform
-        started_at = platform.clock()
+        if stored is None or not stored[0].held:
+            return True
+        lease, started_at = stored[0], platform.clock()
         while platform.clock() - started_at < _lease.EXPIRY_S and not lease.owner.is_dead:
             await lease.owner.wait_for_end(_lease.LOOK_S)
             stored = await _lease.read(platform.store, identity.scope)
-            if stored is None or stored[0] != lease:
-                return stored is not None and stored[0].held
-        return False
+            if stored is None or stored[0] != lease:  # the holder has renewed or released it
+                return stored is None or not stored[0].held
+        return True
 
     async def leave(self, reason: str) -> None:
         """Stop submitting, because the client closes; log a warning if the batch isn't done."""
