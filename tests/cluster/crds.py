@@ -35,8 +35,6 @@ LEADER_WORKER_SET = _object(
     "leaderWorkerTemplate",
     replicas=INTEGER | {"default": 1},
     startupPolicy=_one_of("LeaderCreated", "LeaderReady") | {"default": "LeaderCreated"},
-    rolloutStrategy=ANYTHING,
-    networkConfig=_object("subdomainPolicy", subdomainPolicy=_one_of("Shared", "UniquePerReplica")),
     leaderWorkerTemplate=_object(
         "workerTemplate",
         leaderTemplate=ANYTHING,
@@ -44,7 +42,6 @@ LEADER_WORKER_SET = _object(
         size=INTEGER | {"default": 1},
         restartPolicy=_one_of("Default", "RecreateGroupOnPodRestart", "None")
         | {"default": "RecreateGroupOnPodRestart"},
-        subGroupPolicy=ANYTHING,
     ),
 )
 JOB_SET = _object(
@@ -53,25 +50,14 @@ JOB_SET = _object(
             "name",
             "template",
             name=STRING,
-            groupName=STRING,
             replicas=INTEGER | {"default": 1},
             template=ANYTHING,
-            dependsOn=ANYTHING,
         )
     ),
     network=_object(enableDNSHostnames=BOOLEAN, subdomain=STRING, publishNotReadyAddresses=BOOLEAN),
-    successPolicy=_object(
-        "operator", operator=_one_of("All", "Any"), targetReplicatedJobs=_list(STRING)
-    ),
-    failurePolicy=_object(
-        maxRestarts=INTEGER,
-        restartStrategy=_one_of("Recreate", "BlockingRecreate", "InPlaceRestart"),
-        rules=_list(ANYTHING),
-    ),
-    startupPolicy=ANYTHING,
+    successPolicy=_object("operator", operator=_one_of("All", "Any")),
+    failurePolicy=_object(maxRestarts=INTEGER),
     suspend=BOOLEAN,
-    coordinator=_object("replicatedJob", replicatedJob=STRING, jobIndex=INTEGER, podIndex=INTEGER),
-    managedBy=STRING,
     ttlSecondsAfterFinished=INTEGER,
 )
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WANTS_A_CLUSTER = "tests/gke/test_watch.py"
+WANTS_A_CLUSTER = "tests/gke/test_set_up.py"
 
 
 @pytest.mark.full

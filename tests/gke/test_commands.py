@@ -1,8 +1,6 @@
-"""Run the command line on a cluster with a bucket."""
+"""Run commands that read from a cluster."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -11,31 +9,6 @@ from tests.cluster.fixtures import Namespace
 
 __all__ = ["kinetic"]
 
-FILE = Path(__file__).parent / "commands.py"
-
-
-def test_a_job_and_a_batch_from_the_command_line(
-    kinetic: Kinetic, configured: Namespace, tmp_path: Path
-) -> None:
-    job = kinetic("run", f"{FILE}:double", "-a", "x=4", "--detach", "--json").json["job_id"]
-    assert kinetic("jobs", "logs", job, "-f").out == "doubling 4\n"
-    assert kinetic("jobs", "result", job, "--unpickle", "--json").json["value"] == "8"
-    (row,) = kinetic("jobs", "list", "--json").json["items"]
-    assert (row["job_id"], row["status"], row["backend"]) == (job, "SUCCEEDED", "gke")
-    assert kinetic("jobs", "status", job[:-2], "--json").json["k8s_name"]
-    inputs = tmp_path / "in.csv"
-    inputs.write_text("x\n1\n-1\n")
-    ran = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json")
-    assert ran.code == 1
-    (batch,) = kinetic("batches", "list", "--json").json["items"]
-    assert batch["counts"] == {"SUCCEEDED": 1, "FAILED": 1}
-    assert batch["reason"].endswith("ValueError: below zero")
-    assert kinetic("batches", "cleanup", batch["group_id"], "-y").code == 0
-    assert kinetic("jobs", "cleanup", job).code == 0
-    assert kinetic("jobs", "list", "--json").json["items"] == []
-    assert configured.call("GET", "batch/v1/jobs")["items"] == []
-    assert kinetic("jobs", "status", job).code == 3
-
 
 def test_a_missing_permission_points_to_the_doctor(
     kinetic: Kinetic, configured: Namespace, monkeypatch: pytest.MonkeyPatch
@@ -43,12 +16,6 @@ def test_a_missing_permission_points_to_the_doctor(
     refused = kinetic("jobs", "list", "--kube-context", "dev")
     assert refused.code == 4, refused.err
     assert "kinetic doctor" in refused.err
-
-
-def test_a_context_that_is_not_there_is_a_wrong_setting(
-    kinetic: Kinetic, configured: Namespace
-) -> None:
-    assert kinetic("jobs", "list", "--kube-context", "nowhere").code == 2
 
 
 def test_the_nodes_that_take_an_accelerator_are_counted(

@@ -56,13 +56,3 @@ async def test_the_nodes_of_a_cluster_decide_how_many_hosts_a_slice_has(
         assert await batch.results() == [str(count)]
         await batch.cleanup()
         await job.cleanup()
-
-
-async def test_without_such_a_node_kinetic_uses_the_default_layout_and_names_the_other(
-    client: aio.Client, configured: Namespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(hosts)
-        assert (job.backend, job.accelerator) == ("gke", "tpu-v6e-8")
-        assert "'tpu-v6e-8:hosts=2'" in caplog.text
-        await job.cleanup()

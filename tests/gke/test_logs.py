@@ -26,17 +26,6 @@ def marked(folder: str) -> str:
     return attempt
 
 
-@on_cluster
-def fail_once(gate: str, x: int) -> int:
-    attempt = os.environ["KINETIC_ATTEMPT"]
-    print(f"{attempt}: here", flush=True)
-    if attempt == "1":
-        while not Path(gate).exists():
-            time.sleep(0.05)
-        raise ValueError(x)
-    return x
-
-
 async def test_a_log_goes_on_with_the_pod_that_replaces_a_disrupted_one(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
@@ -65,50 +54,4 @@ async def test_a_log_goes_on_with_the_pod_that_replaces_a_disrupted_one(
             printed = [line for line in lines if line[:2] in ("1:", "2:")]
             first = [f"1: line {number}" for number in range(3)]
             assert printed == [*first, *(f"2: line {number}" for number in range(3)), "2: last"]
-        await job.cleanup()
-
-
-async def test_a_log_goes_on_with_the_job_of_the_next_attempt(
-    client: aio.Client, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(fail_once, [(str(gate), 7)], retries=1)
-        await batch.submitted()
-        job = await batch.job(0)
-        lines = []
-        async for line in job.logs(follow=True):
-            lines.append(line)
-            gate.touch()  # only now: a log opened later would show the next attempt alone
-        assert [line for line in lines if line.endswith(": here")] == ["1: here", "2: here"]
-        await batch.cleanup()
-
-
-@on_cluster
-def talk(lines: int) -> int:
-    for number in range(lines):
-        print(f"line {number}", flush=True)
-    return lines
-
-
-async def test_a_log_outlives_its_pod(client: aio.Client, configured: Namespace) -> None:
-    """After somebody deletes the pod, every way to read the log still returns all lines."""
-    expected = [f"line {number}" for number in range(3)]
-    async with asyncio.timeout(DEADLINE_S), aio.Client() as other:
-        job = await client.submit(talk, 3)
-        assert await job.result(cleanup=False) == 3
-        (pod,) = (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
-        name = pod["metadata"]["name"]
-        await asyncio.to_thread(configured.call, "DELETE", f"pods/{name}")
-
-        async def gone() -> bool:
-            return not (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
-
-        while not await gone():
-            await asyncio.sleep(0.05)
-        found = await other.attach(job.job_id)
-        for handle in (job, found):
-            assert [line async for line in handle.logs()] == expected
-            assert [line async for line in handle.logs(follow=True)] == expected
-            assert await handle.tail(1) == expected[-1]
         await job.cleanup()

@@ -41,9 +41,6 @@ class Container:
         self.restarts = 0
         self.logs: list[Log] = []
         self.started = False
-        self.env: dict[str, str] = {}
-        self.work = folder
-        """Processes that were started in it from outside, each first in its session."""
 
         self._folder = folder
         self._pid: int | None = None
@@ -59,11 +56,9 @@ class Container:
         ended = self.state.get("terminated")
         return None if ended is None else ended["exitCode"]
 
-    def wait_for(self, reason: str, message: str = "") -> bool:
-        """It waits; whether that is news."""
-        before = self.state
+    def wait_for(self, reason: str, message: str = "") -> None:
+        """It waits, for this reason."""
         self.state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
-        return self.state != before
 
     def again(self, message: str) -> None:
         """It ended and is to be started again, a little later."""
@@ -84,7 +79,6 @@ class Container:
         log = Log(self._folder / f"{self.name}.{len(self.logs)}.log")
         self.logs.append(log)
         message = self._folder / f"{self.name}.termination"
-        self.env, self.work = dict(env) | {"KINETIC_TERMINATION_LOG": str(message)}, work
         message.write_bytes(b"")
         read, write = os.pipe()
         try:
@@ -94,7 +88,7 @@ class Container:
                 stdout=write,
                 stderr=write,
                 cwd=work,
-                env=self.env,
+                env={**env, "KINETIC_TERMINATION_LOG": str(message)},
                 start_new_session=True,
             )
         except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ Json = dict[str, Any]
 
 SETS = "/apis/jobset.x-k8s.io/v1alpha2"
 KEY = "jobset.sigs.k8s.io"
-NAME, ATTEMPT = f"{KEY}/jobset-name", f"{KEY}/restart-attempt"
+NAME = f"{KEY}/jobset-name"
 
 
 class JobSets:
@@ -23,7 +22,6 @@ class JobSets:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._timers: set[asyncio.Task[None]] = set()
 
     async def sets(self) -> None:
         """Make what a set wants; take it away with the set."""
@@ -51,15 +49,8 @@ class JobSets:
             for job in there:
                 await delete(self._session, f"{path}/{job['metadata']['name']}")
             return
-        status = found.get("status") or {}
-        if status.get("terminalState"):
+        if (found.get("status") or {}).get("terminalState"):
             return
-        attempt = str(status.get("restarts", 0))
-        old = [job for job in there if job["metadata"]["labels"][ATTEMPT] != attempt]
-        for job in old:
-            await delete(self._session, f"{path}/{job['metadata']['name']}", "Foreground")
-        if old:
-            return  # their names are needed; the end of the last is heard
         if await self._judged(found, there, path):
             return
         await self._service(found)
@@ -69,7 +60,7 @@ class JobSets:
                 one = f"{path}/{job['metadata']['name']}"
                 await self._session.call("PATCH", one, {"spec": {"suspend": suspended}})
         known = {job["metadata"]["name"] for job in there}
-        for job in children(found, attempt):
+        for job in children(found):
             if job["metadata"]["name"] not in known:
                 await create(self._session, path, job)
         await self._say_suspended(found, suspended=suspended)
@@ -91,55 +82,38 @@ class JobSets:
         await self._write(found, {"conditions": [*others, condition]})
 
     async def _service(self, found: Json) -> None:
-        network = found["spec"].get("network") or {}
-        if not network.get("enableDNSHostnames", True):
-            return
         namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
         service = {
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {
-                "name": network.get("subdomain") or name,
+                "name": found["spec"]["network"]["subdomain"],
                 "ownerReferences": [owner(found)],
             },
             "spec": {
                 "clusterIP": "None",
                 "selector": {NAME: name},
-                "publishNotReadyAddresses": network.get("publishNotReadyAddresses", True),
+                "publishNotReadyAddresses": True,
             },
         }
         await create(self._session, f"/api/v1/namespaces/{namespace}/services", service)
 
     async def _judged(self, found: Json, there: list[Json], path: str) -> bool:
-        """Whether the set has ended, or begins again."""
+        """Whether the set has ended: with its first failed job, or when all are complete."""
         failed = [job for job in there if ended(job) == "Failed"]
-        restarts = (found.get("status") or {}).get("restarts", 0)
-        policy = found["spec"].get("failurePolicy")
-        if failed and policy and restarts < policy.get("maxRestarts", 0):
-            await self._write(found, {"restarts": restarts + 1})
-            return True
         if failed:
-            why = f"first failed job: {failed[0]['metadata']['name']}"
-            reason = "ReachedMaxRestarts" if policy else "FailedJobs"
-            message = "jobset failed due to "
-            message += "reaching max number of restarts" if policy else "one or more job failures"
-            await self._end(found, there, path, "Failed", reason, f"{message} ({why})")
+            message = (
+                "jobset failed due to reaching max number of restarts "
+                f"(first failed job: {failed[0]['metadata']['name']})"
+            )
+            await self._end(found, there, path, "Failed", "ReachedMaxRestarts", message)
             return True
-        success = found["spec"].get("successPolicy") or {"operator": "All"}
-        names = success.get("targetReplicatedJobs") or [
-            one["name"] for one in found["spec"].get("replicatedJobs") or ()
-        ]
-        wanted = {
-            job["metadata"]["name"]
-            for job in children(found, "0")
-            if job["metadata"]["labels"][f"{KEY}/replicatedjob-name"] in names
-        }
-        done = {job["metadata"]["name"] for job in there if ended(job) == "Complete"} & wanted
-        if done == wanted or (done and success["operator"] == "Any"):
-            message = "jobset completed successfully"
-            await self._end(found, there, path, "Completed", "AllJobsCompleted", message)
-            return True
-        return False
+        complete = {job["metadata"]["name"] for job in there if ended(job) == "Complete"}
+        if complete != {job["metadata"]["name"] for job in children(found)}:
+            return False
+        message = "jobset completed successfully"
+        await self._end(found, there, path, "Completed", "AllJobsCompleted", message)
+        return True
 
     async def _end(
         self, found: Json, there: list[Json], path: str, state: str, reason: str, message: str
@@ -151,15 +125,6 @@ class JobSets:
         for job in there:
             if not ended(job):
                 await delete(self._session, f"{path}/{job['metadata']['name']}", "Foreground")
-        seconds = found["spec"].get("ttlSecondsAfterFinished")
-        if seconds is not None:
-            task = asyncio.create_task(self._expire(found, seconds), name="ttl of a JobSet")
-            self._timers.add(task)
-            task.add_done_callback(self._timers.discard)
-
-    async def _expire(self, found: Json, seconds: int) -> None:
-        await asyncio.sleep(seconds)
-        await delete(self._session, _path(found))
 
     async def _write(self, found: Json, status: Json) -> None:
         version = {"resourceVersion": found["metadata"]["resourceVersion"]}
@@ -180,23 +145,18 @@ def ended(job: Json) -> str:
     return ""
 
 
-def children(found: Json, attempt: str) -> Iterator[Json]:
+def children(found: Json) -> Iterator[Json]:
     """The Jobs of a JobSet."""
     name, spec = found["metadata"]["name"], found["spec"]
-    network = spec.get("network") or {}
-    for replicated in spec.get("replicatedJobs") or ():
+    for replicated in spec["replicatedJobs"]:
         for index in range(replicated["replicas"]):
             labels = {
                 NAME: name,
                 f"{KEY}/replicatedjob-name": replicated["name"],
                 f"{KEY}/replicatedjob-replicas": str(replicated["replicas"]),
                 f"{KEY}/job-index": str(index),
-                ATTEMPT: attempt,
+                f"{KEY}/restart-attempt": "0",
             }
-            if coordinator := spec.get("coordinator"):
-                first, at = coordinator["replicatedJob"], coordinator.get("jobIndex", 0)
-                host = f"{name}-{first}-{at}-{coordinator.get('podIndex', 0)}"
-                labels[f"{KEY}/coordinator"] = f"{host}.{network.get('subdomain') or name}"
             job = copy.deepcopy(replicated["template"])
             pod = job["spec"]["template"]
             for part in (job, pod):
@@ -205,8 +165,7 @@ def children(found: Json, attempt: str) -> Iterator[Json]:
                 metadata["annotations"] = (metadata.get("annotations") or {}) | labels
             job["metadata"]["name"] = f"{name}-{replicated['name']}-{index}"
             job["metadata"]["ownerReferences"] = [owner(found)]
-            if network.get("enableDNSHostnames", True):
-                pod["spec"]["subdomain"] = network.get("subdomain") or name
+            pod["spec"]["subdomain"] = spec["network"]["subdomain"]
             job["spec"]["suspend"] = bool(spec.get("suspend"))
             job["spec"].setdefault("completionMode", "Indexed")
             yield {"apiVersion": "batch/v1", "kind": "Job", **job}

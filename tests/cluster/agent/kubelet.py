@@ -241,15 +241,6 @@ class Kubelet:
 
     async def remove_node(self, name: str) -> None:
         """End its pods' processes, and delete it."""
-        await self.lose_node(name)
-        try:
-            await self.session.call("DELETE", f"/api/v1/nodes/{name}")
-        except Refused as refusal:
-            if refusal.code != 404:
-                raise
-
-    async def lose_node(self, name: str) -> None:
-        """Its machine is gone: no process, no heartbeat, not a word about its pods."""
         if name in self._nodes:
             _, task = self._nodes.pop(name)
             task.cancel()
@@ -257,6 +248,11 @@ class Kubelet:
         for pod in self.pods.values():
             if pod.node == name:
                 pod.fall_silent()
+        try:
+            await self.session.call("DELETE", f"/api/v1/nodes/{name}")
+        except Refused as refusal:
+            if refusal.code != 404:
+                raise
 
     async def purge(self, namespace: str) -> None:
         """Kill all processes of a namespace, also of pods that are yet to come; wait for it."""

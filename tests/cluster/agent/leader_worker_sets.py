@@ -59,7 +59,7 @@ class LeaderWorkerSets:
         }
         await create(self._session, f"/api/v1/namespaces/{namespace}/services", service)
         template = found["spec"]["leaderWorkerTemplate"]
-        pod = template.get("leaderTemplate") or template["workerTemplate"]
+        pod = template["leaderTemplate"]
         size = str(template["size"])
         leaders = _stateful_set(
             found, name, name, found["spec"]["replicas"], {NAME: name, WORKER: "0"}, pod
@@ -108,11 +108,7 @@ class LeaderWorkerSets:
 
     async def _workers(self, found: Json, leader: Json) -> None:
         template, metadata = found["spec"]["leaderWorkerTemplate"], leader["metadata"]
-        ready = any(
-            one["type"] == "Ready" and one["status"] == "True"
-            for one in leader.get("status", {}).get("conditions") or ()
-        )
-        if template["size"] < 2 or not (ready or found["spec"]["startupPolicy"] == "LeaderCreated"):
+        if template["size"] < 2:
             return
         labels = {name: metadata["labels"][name] for name in (NAME, GROUP, UNIQUE)}
         workers = _stateful_set(
@@ -197,25 +193,6 @@ def _conditions(before: list[Json], *, available: bool) -> list[Json]:
     return kept if now in kept else [*kept, now]
 
 
-def _tpu(pod: Json, group: str, size: int, index: str) -> list[Json]:
-    """What a host of a slice of TPUs is told, where it was not told how: for one container."""
-    (container,) = pod["spec"]["containers"]
-    own = {one["name"]: one.get("value", "") for one in container.get("env") or ()}
-    wanted = (container.get("resources") or {}).get("limits") or {}
-    if "google.com/tpu" not in wanted or {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"} & own.keys():
-        return []
-    subdomain, port = pod["spec"].get("subdomain", ""), own.get("TPU_PROCESS_PORT", "8476")
-    hosts = [f"{group}.{subdomain}", *(f"{group}-{one}.{subdomain}" for one in range(1, size))]
-    variables = {
-        "TPU_WORKER_HOSTNAMES": ",".join(hosts),
-        "TPU_WORKER_ID": index,
-        "TPU_NAME": group,
-        "TPU_PROCESS_ADDRESSES": ",".join(f"{host}:{port}" for host in hosts),
-        "TPU_PROCESS_PORT": port,
-    }
-    return [{"name": name, "value": value} for name, value in variables.items() if name not in own]
-
-
 def _completions(pod: Json) -> list[Json]:
     """A JSON patch: the pod's place in its group, and how it finds the leader."""
     metadata = pod["metadata"]
@@ -237,11 +214,8 @@ def _completions(pod: Json) -> list[Json]:
         "LWS_WORKER_INDEX": place[WORKER],
     }
     added = [{"name": name, "value": value} for name, value in known.items()]
-    tpu = _tpu(pod, leader, int(metadata["annotations"][SIZE]), place[WORKER])
-    for kind in ("initContainers", "containers"):
-        for number, one in enumerate(pod["spec"].get(kind) or ()):
-            path = f"/spec/{kind}/{number}/env"
-            more = tpu if kind == "containers" else []
-            own = [each for each in one.get("env") or () if each["name"] not in known]
-            patch.append({"op": "add", "path": path, "value": [*added, *own, *more]})
+    for number, one in enumerate(pod["spec"]["containers"]):
+        own = [each for each in one.get("env") or () if each["name"] not in known]
+        path = f"/spec/containers/{number}/env"
+        patch.append({"op": "add", "path": path, "value": [*added, *own]})
     return patch

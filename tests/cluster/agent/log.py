@@ -29,7 +29,6 @@ class Wish:
     tail: int | None = None
     timestamps: bool = False
     since: datetime.datetime | None = None
-    limit: int | None = None
 
     @classmethod
     def of(cls, query: dict[str, str]) -> Self:
@@ -45,7 +44,6 @@ class Wish:
             tail=int(query["tailLines"]) if "tailLines" in query else None,
             timestamps=query.get("timestamps") in ("true", "1"),
             since=since,
-            limit=int(query["limitBytes"]) if "limitBytes" in query else None,
         )
 
 
@@ -96,7 +94,6 @@ class Log:
 
     async def read(self, wish: Wish) -> AsyncIterator[bytes]:
         """The bytes that *wish* asks for; with ``follow``, until the log is closed."""
-        left = wish.limit
         whole = True  # the last entry ended its line
         async for entry in self._entries(wish):
             stamp, _, tag, text = entry.split(b" ", 3)
@@ -104,12 +101,7 @@ class Log:
                 continue
             out = (stamp + b" " if wish.timestamps and whole else b"") + text
             whole = tag == b"F"
-            out += b"\n" if whole else b""
-            if left is not None:
-                out, left = out[:left], left - len(out)
-            yield out
-            if left is not None and left <= 0:
-                return
+            yield out + b"\n" if whole else out
 
     async def _entries(self, wish: Wish) -> AsyncIterator[bytes]:
         with self._path.open("rb") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,6 @@ class Pod:
         self._kubelet = kubelet
         self._path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
         spec = found["spec"]
-        self._inits = [Container(one, self.folder) for one in spec.get("initContainers") or ()]
         self.containers = [Container(one, self.folder) for one in spec["containers"]]
         self._ip = kubelet.address(
             self.namespace, spec.get("hostname", ""), spec.get("subdomain", "")
@@ -117,7 +115,7 @@ class Pod:
                 if not self._gone:
                     await self._news.wait()
         finally:
-            for one in (*self._inits, *self.containers):
+            for one in self.containers:
                 one.kill()
             self.ended.set()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -156,7 +154,7 @@ class Pod:
 
     async def _bring_to_end(self, work: asyncio.Task[None]) -> None:
         """SIGTERM, and SIGKILL when its time is over."""
-        running = [one for one in (*self._inits, *self.containers) if one.running]
+        running = [one for one in self.containers if one.running]
         if not running:
             work.cancel()
             await asyncio.wait({work})
@@ -172,19 +170,14 @@ class Pod:
             await asyncio.wait({news})
             self._news.clear()
             if self._deadline <= asyncio.get_running_loop().time():
-                for one in (*self._inits, *self.containers):
+                for one in self.containers:
                     one.kill()
                 await asyncio.wait({work})
 
     async def _work(self) -> None:
         await self._report()
-        sources = await self._patiently(self.containers, self._prepare)
-        for one in self._inits:
-            await self._life(one, sources, init=True)
-            if one.exit_code:
-                return
-        lives = [self._life(one, sources) for one in self.containers]
-        await asyncio.gather(*lives)
+        sources = await self._mounted()
+        await asyncio.gather(*[self._life(one, sources) for one in self.containers])
 
     async def _prepare(self) -> environment.Sources:
         secrets, configs = environment.references(self.object)
@@ -196,12 +189,7 @@ class Pod:
             secrets=found["secrets"], configs=found["configmaps"], token=await self._token()
         )
         self.volumes = volumes.materialise(self.object, self.folder / "volumes", have)
-        return environment.Sources(
-            pod=self.object,
-            pod_ip=self._ip,
-            secrets=found["secrets"],
-            configs=found["configmaps"],
-        )
+        return environment.Sources(pod=self.object, secrets=found["secrets"])
 
     async def _token(self) -> str:
         if not volumes.wants_token(self.object):
@@ -231,39 +219,23 @@ class Pod:
             except UNREACHABLE:
                 await asyncio.sleep(RETRY_S)
 
-    async def _patiently(self, waiting: list[Container], step: Callable[[], Awaitable[Any]]) -> Any:
-        """Try until it can be done; meanwhile the containers say what they wait for."""
-        reported = ""
+    async def _mounted(self) -> environment.Sources:
+        """Try until all volumes are there; an event says what is missing."""
+        reported = False
         while True:
             try:
-                return await step()
+                return await self._prepare()
             except volumes.CannotMount as missing:
                 if not reported:
                     await self._event("FailedMount", str(missing))
-                reported = str(missing)
-            except environment.CannotCreate as problem:
-                for one in waiting:
-                    one.wait_for(problem.reason, str(problem))
-                if str(problem) != reported:  # first the why: who sees the status finds it
-                    await self._event("Failed", f"Error: {problem}")
-                reported = str(problem)
-                await self._report()
+                reported = True
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def _life(
-        self, one: Container, sources: environment.Sources, *, init: bool = False
-    ) -> None:
+    async def _life(self, one: Container, sources: environment.Sources) -> None:
         """Pull, create, run; again as the restart policy says."""
         await self._pull(one)
-
-        async def create() -> tuple[list[str], dict[str, str]]:
-            fresh = sources
-            if one.state.get("waiting", {}).get("reason") == "CreateContainerConfigError":
-                fresh = await self._prepare()
-            known = environment.variables(one.spec, fresh)
-            return environment.command(one.spec, known), known
-
-        words, known = await self._patiently([one], create)
+        known = environment.variables(one.spec, sources)
+        words = environment.command(one.spec, known)
         env = self._kubelet.environment(self, one.spec, known, self.volumes)
         command = self._kubelet.command(one.spec, words, self.volumes)
         while self._ending is None:
@@ -277,7 +249,7 @@ class Pod:
             finally:
                 run.cancel()
                 await asyncio.wait({run})
-            if not self._goes_on(one, init=init):
+            if self._ending is not None or self.object["spec"]["restartPolicy"] == "Never":
                 return
             seconds = self._kubelet.back_off_s * 2 ** min(one.restarts, 5)
             await self._report()
@@ -297,14 +269,6 @@ class Pod:
             if self._ending is not None:
                 self._news.set()  # it began while its end was being reported
             await self._report()
-
-    def _goes_on(self, one: Container, *, init: bool) -> bool:
-        if self._ending is not None:
-            return False
-        policy = self.object["spec"].get("restartPolicy", "Always")
-        if policy == "Always" and not init:
-            return True
-        return policy != "Never" and one.exit_code != 0
 
     async def _pull(self, one: Container) -> None:
         image = one.spec["image"]
@@ -375,7 +339,6 @@ class Pod:
         ending = self._ending
         view = status.View(
             containers=self.containers,
-            inits=self._inits,
             over=self._over,
             reason=ending.reason if ending else "",
             message=ending.message if ending else "",

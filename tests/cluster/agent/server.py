@@ -60,24 +60,19 @@ class Server:
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         pod, container = self._found(request)
-        query = dict(request.query)
-        before = query.get("previous") in ("true", "1")
-        if len(container.logs) <= before:
+        if not container.logs:
             waiting = container.state.get("waiting", {})
             text = (
                 f'container "{container.name}" in pod "{pod.name}" is waiting to start: '
                 f"{waiting.get('message') or waiting.get('reason')}"
             )
-            if before:
-                text = f'previous terminated container "{container.name}" not found'
             raise web.HTTPBadRequest(text=text)
-        log = container.logs[-2 if before else -1]
         answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
         answer.enable_chunked_encoding()
         # Who reads it has had enough, or the pod was removed at this very moment.
         with contextlib.suppress(ConnectionResetError, FileNotFoundError):
             await answer.prepare(request)
-            async for piece in log.read(Wish.of(query)):
+            async for piece in container.logs[-1].read(Wish.of(dict(request.query))):
                 await answer.write(piece)
             await answer.write_eof()
         return answer

@@ -16,7 +16,6 @@ class View:
     """What there is to say. With a *reason* the pod has failed, whatever its exit codes are."""
 
     containers: Sequence[Container]
-    inits: Sequence[Container]
     over: bool
     reason: str
     message: str
@@ -37,8 +36,6 @@ def of(view: View, known: dict[str, Json]) -> Json:
         "conditions": _conditions(view, phase, known),
         "containerStatuses": [_container(one) for one in view.containers],
     }
-    if view.inits:
-        status["initContainerStatuses"] = [_container(one) for one in view.inits]
     if view.over and view.reason:
         status |= {"reason": view.reason, "message": view.message}
     return status
@@ -46,7 +43,7 @@ def of(view: View, known: dict[str, Json]) -> Json:
 
 def _phase(view: View) -> str:
     if view.over:
-        failed = view.reason or any(one.exit_code for one in (*view.inits, *view.containers))
+        failed = view.reason or any(one.exit_code for one in view.containers)
         return "Failed" if failed else "Succeeded"
     return "Running" if any(one.started for one in view.containers) else "Pending"
 
@@ -74,10 +71,9 @@ def _conditions(view: View, phase: str, known: dict[str, Json]) -> list[Json]:
     elif unready:
         ready["reason"] = "ContainersNotReady"
         ready["message"] = f"containers with unready status: [{' '.join(unready)}]"
-    done = all(one.exit_code == 0 for one in view.inits)
     wanted: dict[str, Json] = {
         "PodReadyToStartContainers": {"status": "False" if view.over else "True"},
-        "Initialized": {"status": "True" if done else "False"},
+        "Initialized": {"status": "True"},
         "Ready": ready,
         "ContainersReady": ready,
     }

@@ -1,4 +1,4 @@
-"""A pod's volumes as folders: Secrets, ConfigMaps, empty ones."""
+"""A pod's volumes as folders: Secrets, projections, folders of the node, empty ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def materialise(pod: Json, folder: Path, have: Contents) -> dict[str, Path]:
     """Make every volume in *folder*; the folders by the volumes' names.
 
     Raises:
-        CannotMount: A Secret, a ConfigMap, a key in one or a driver is missing.
+        CannotMount: A Secret, a ConfigMap, a folder or a driver is missing.
     """
     made: dict[str, Path] = {}
     for volume in pod["spec"].get("volumes") or ():
@@ -52,13 +52,9 @@ def materialise(pod: Json, folder: Path, have: Contents) -> dict[str, Path]:
         made[name] = target
         if "secret" in volume:
             source = volume["secret"]
-            data = _found("secret", source["secretName"], have.secrets, source, name)
+            data = _found("secret", source["secretName"], have.secrets, name)
             decoded = {key: base64.b64decode(value) for key, value in data.items()}
-            _write(target, decoded, source, name)
-        elif "configMap" in volume:
-            source = volume["configMap"]
-            data = _found("configmap", source["name"], have.configs, source, name)
-            _write(target, {key: value.encode() for key, value in data.items()}, source, name)
+            _write(target, decoded, source)
         elif "hostPath" in volume:
             path = Path(volume["hostPath"]["path"])
             if not path.is_dir():
@@ -78,8 +74,8 @@ def materialise(pod: Json, folder: Path, have: Contents) -> dict[str, Path]:
         if token := source.get("serviceAccountToken"):
             (made[name] / token["path"]).write_text(have.token)
         elif part := source.get("configMap"):
-            data = _found("configmap", part["name"], have.configs, part, name)
-            _write(made[name], {key: value.encode() for key, value in data.items()}, part, name)
+            data = _found("configmap", part["name"], have.configs, name)
+            _write(made[name], {key: value.encode() for key, value in data.items()}, part)
         elif part := source.get("downwardAPI"):
             for item in part["items"]:
                 if item["fieldRef"]["fieldPath"] == "metadata.namespace":
@@ -87,29 +83,18 @@ def materialise(pod: Json, folder: Path, have: Contents) -> dict[str, Path]:
     return made
 
 
-def _found(kind: str, wanted: str, objects: Json, source: Json, volume: str) -> dict[str, Any]:
+def _found(kind: str, wanted: str, objects: Json, volume: str) -> dict[str, Any]:
     if wanted in objects:
         return objects[wanted].get("data") or {}
-    if source.get("optional"):
-        return {}
     raise CannotMount(
         f'MountVolume.SetUp failed for volume "{volume}" : {kind} "{wanted}" not found'
     )
 
 
-def _write(target: Path, data: Mapping[str, bytes], source: Json, volume: str) -> None:
+def _write(target: Path, data: Mapping[str, bytes], source: Json) -> None:
     items = source.get("items")
-    wanted = items if items is not None else [{"key": key, "path": key} for key in data]
-    for item in wanted:
-        if item["key"] not in data:
-            if source.get("optional"):
-                continue
-            raise CannotMount(
-                f'MountVolume.SetUp failed for volume "{volume}" : references non-existent secret '
-                f"key: {item['key']}"
-            )
+    for item in items if items is not None else [{"key": key, "path": key} for key in data]:
         path = target / item["path"]
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data[item["key"]])
         path.chmod(item.get("mode", source.get("defaultMode", 0o644)))
 
