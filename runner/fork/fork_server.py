@@ -97,10 +97,7 @@ def _send(socket_fd: int, replies: bytearray) -> None:
 
 
 def _execute_commands(
-    buffer: bytearray,
-    serials: dict[int, int],
-    pids: dict[int, int],
-    replies: bytearray,
+    buffer: bytearray, serials: dict[int, int], pids: dict[int, int], replies: bytearray
 ) -> None:
     """Execute the complete commands in *buffer*, remove them from it, and add to *replies*."""
     while len(buffer) >= COMMAND.size:

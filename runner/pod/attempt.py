@@ -22,10 +22,7 @@ from ..protocol.spool import Stored
 from ..stores.objects import Objects
 from .guard import Guard, last_lines
 
-OOM_EVENTS = (
-    "/sys/fs/cgroup/memory.events",
-    "/sys/fs/cgroup/memory/memory.oom_control",
-)
+OOM_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where the kernel counts the processes that it killed for lack of memory, in cgroups v2 and v1."""
 
 

@@ -18,14 +18,7 @@ MAGIC = b"KNF1"
 TAIL = struct.Struct("<I4s")
 """The last bytes of a container: the length of the footer, and `MAGIC`."""
 
-MALFORMED = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """The exceptions that can occur when reading JSON of another party, and when using its values."""
 
 

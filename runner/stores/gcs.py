@@ -24,10 +24,9 @@ from typing import Any, TypeVar
 
 from ..pauses import pauses
 from ..protocol.gcs_names import BucketFolder
-from .directory import Stored
+from .directory import Listing, Stored
 
 T = TypeVar("T")
-Listing = list[Stored]
 
 EMULATOR = "STORAGE_EMULATOR_HOST"
 OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..protocol.directory_urls import directory_of
-from .directory import DirectoryObjects, Stored
-
-Listing = list[Stored]
+from .directory import DirectoryObjects, Listing, Stored
 
 
 class Objects(Protocol):
