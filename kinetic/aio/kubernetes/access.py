@@ -85,7 +85,11 @@ class Context:
 
 
 def read_context(name: str, environ: Mapping[str, str]) -> Context:
-    """Read the context *name* from the files in KUBECONFIG, else ``~/.kube/config``. Blocks."""
+    """Read the context *name* from the files in KUBECONFIG, else ``~/.kube/config``. Blocks.
+
+    Raises:
+        ConfigurationError: No such context exists, or a file isn't a kubeconfig.
+    """
     # kubernetes_asyncio merges the files. Its import takes 0.3 s, so it isn't imported above.
     from kubernetes_asyncio.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR as SEPARATOR
     from kubernetes_asyncio.config.kube_config import KubeConfigMerger
@@ -158,6 +162,10 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     """Return access by the context *name* of the files in KUBECONFIG, else ``~/.kube/config``.
 
     The files are read again when their credentials expire or are refused.
+
+    Raises:
+        ConfigurationError: No such context exists, or something in it is wrong.
+        AuthError: The context gives no credentials.
     """
     first = await anyio.to_thread.run_sync(read_context, name, environ)
 
@@ -280,7 +288,11 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 async def open_pod(environ: Mapping[str, str]) -> Access:
-    """Return access to the cluster of this pod, by the service account that Kubernetes mounted."""
+    """Return access to the cluster of this pod, by the service account that Kubernetes mounted.
+
+    Raises:
+        ConfigurationError: This isn't a pod, or it has no service account.
+    """
     folder = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
 
     async def renew() -> FreshCredentials[ClusterCredentials]:
@@ -349,7 +361,13 @@ class _GoogleCredentials:
 async def open_gke(
     target: Target, environ: Mapping[str, str], policy: RetryPolicy | None = None
 ) -> Access:
-    """Return access to the GKE cluster that *target* names by project, zone, and name."""
+    """Return access to the GKE cluster that *target* names by project, zone, and name.
+
+    Raises:
+        ConfigurationError: No such cluster exists, or it can't be reached from here.
+        AuthError: There are no credentials, or they may not read the cluster.
+        Unavailable: Google's API doesn't answer, or the cluster isn't up yet.
+    """
     for module in ("aiohttp", "gcloud.aio.auth"):  # takes 0.2 s, so not on the event loop
         await anyio.to_thread.run_sync(importlib.import_module, module)
     google = GoogleClient(environ, policy or RetryPolicy())

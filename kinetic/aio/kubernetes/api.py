@@ -114,6 +114,15 @@ class Api:
 
         Each stream has its own connection, which no other request uses. A stream that breaks isn't
         repeated, because only the caller knows where to continue.
+
+        Args:
+            path: The path of the request.
+            query: The query parameters of the request.
+            idle_s: The silence, in seconds, after which the connection counts as dead;
+                None for a server that may be silent forever.
+
+        Raises:
+            Unavailable: The connection broke, or was silent for *idle_s*.
         """
         request = Request(method="GET", path=path, query=query or {})
         answer = await self._retry(lambda: self._send(request, 0, idle_s), request)
@@ -126,7 +135,12 @@ class Api:
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle_s: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """Yield the lines of a `stream` without their newlines, also a last line that had none."""
+        """Yield the lines of a `stream` without their newlines, also a last line that had none.
+
+        Raises:
+            Unavailable: The connection broke or was silent for *idle_s*, or a line is longer than
+                `LONGEST_LINE`.
+        """
         rest = b""
         async with self.stream(path, query=query, idle_s=idle_s) as pieces:
             async for piece in pieces:

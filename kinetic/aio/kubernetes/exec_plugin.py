@@ -51,7 +51,11 @@ class Plugin:
     environ: Mapping[str, str] = field(repr=False)
 
     async def run(self, timeout_s: float = TIMEOUT_S) -> Reply:
-        """Run the plugin and parse its reply; a cancelled call kills it and its children."""
+        """Run the plugin and parse its reply; a cancelled call kills it and its children.
+
+        Raises:
+            AuthError: The plugin isn't installed, fails, times out, or its reply is invalid.
+        """
         command, interactive = self._command(), self._is_interactive()
         try:
             process = await asyncio.create_subprocess_exec(

@@ -58,6 +58,9 @@ async def create_job(
 
     A batch's Secret is created before its first Job. A single job's Secret is created after the
     Job, which owns the Secret; the pod waits for the Secret.
+
+    Raises:
+        LaunchError: The API server refuses the Job or its Secret.
     """
     if not job.name:
         raise LaunchError("a job's name can't be empty", reason="order")
@@ -265,7 +268,11 @@ class GkeCluster:
     def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Yield lines of the job's output; see `kinetic.aio.kubernetes.logs.job_log`."""
+        """Yield lines of the job's output; see `kinetic.aio.kubernetes.logs.job_log`.
+
+        Raises:
+            NotFound: The job or its log doesn't exist.
+        """
         find_paths = partial(self._paths_of, name)
         return job_log(self._api, find_paths, name, self._rhythm, follow=follow, tail=tail)
 

@@ -152,14 +152,22 @@ class _AttemptView:
             await asyncio.wait({self._watching})
 
     async def wait_for_change(self) -> None:
-        """Wait until something changes."""
+        """Wait until something changes.
+
+        Raises:
+            BackendError: The watch has failed.
+        """
         await self._changed.wait()
         self._changed.clear()
         if self._watching.done():
             self._watching.result()
 
     def check_exists(self) -> None:
-        """Check that the attempt exists, or will."""
+        """Check that the attempt exists, or will.
+
+        Raises:
+            NotFound: There is no such attempt, and none will start.
+        """
         pods, jobs = self._pods_of(None), self._jobs.values()
         if (pods and jobs) or not all(Pod(pod).ended for pod in pods):
             return
@@ -317,6 +325,9 @@ async def job_log(
     If several pods ran one after the other, these are the lines of the last pod, and with
     *follow* also of the pods that replace it. If several pods run at once, each line begins
     with its pod's index.
+
+    Raises:
+        NotFound: The job doesn't exist, or its log no longer exists.
     """
     view = _AttemptView(api, await find_paths(), name, rhythm, follow=follow)
     async with view.keep_current():

@@ -112,6 +112,9 @@ def fuse_volumes(
 
     For a single object, the volume is the object's folder. For an upload, the volume is the
     folder of its files in *store*, the store's URL. The runner numbers mounts in the same order.
+
+    Raises:
+        ConfigurationError: The data isn't in a bucket, so it can't be mounted.
     """
     volumes: list[dict[str, Any]] = []
     mounts: list[dict[str, Any]] = []
@@ -158,6 +161,9 @@ def secret_entries(spec: JobSpec) -> dict[str, str]:
 
     The variables were captured from the user's environment and may be secrets. The entries are
     numbered, because a variable's name may not be legal as the key of an entry.
+
+    Raises:
+        ConfigurationError: A container can't have a variable of this name.
     """
     names = sorted(spec.environment)
     for name in names:
@@ -182,6 +188,9 @@ def secret_manifest(
     *owner* is the object that runs a single job, as the API returned it. Kubernetes deletes the
     Secret together with its owner. The Secret is immutable, so no other submission can replace
     its content.
+
+    Raises:
+        ConfigurationError: The environment is too large for a Secret.
     """
     content = {
         key: spec.environment[name].encode(errors="surrogateescape")

@@ -64,11 +64,23 @@ def judge_job(facts: JobFacts) -> Diagnosis:
     """Decide the state of the job, also if a client ended its Job because it could not start."""
     verdict = judge(facts)
     cause = cause_of_end(facts.current_or_last_job)
-    if cause is None or any(Pod(pod).ran for pod in facts.every_pod):
+    if cause is None or any(_has_started(pod) for pod in facts.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
     return waiting_state(cause=cause) if facts.live_pods else ended_state(cause=cause)
+
+
+def _has_started(pod: Document) -> bool:
+    """Return whether the pod's program ran.
+
+    Only a running state or a start time proves this: a kubelet may also report an unknown end of
+    a program that never ran.
+    """
+    states = [get_dict(program.status, "state") for program in Pod(pod).programs]
+    return any(
+        "running" in state or get_dict(state, "terminated").get("startedAt") for state in states
+    )
 
 
 def has_job_ended(facts: JobFacts, verdict: Diagnosis) -> bool:

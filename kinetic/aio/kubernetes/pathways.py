@@ -70,7 +70,11 @@ class PathwaysCluster(GkeCluster):
         self._other_sets: Sequence[_Sets] | None = None
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; see `GkeCluster.launch`."""
+        """Start *job*; see `GkeCluster.launch`.
+
+        Raises:
+            LaunchError: The API server refuses it, or the cluster lacks this kind of sets.
+        """
         annotations = {**self._placement.annotations, LIFE: secrets.token_hex(8)}
         placement = replace(self._placement, secret=submission_secret(job), annotations=annotations)
         manifest = self._own_sets.kind.manifest(job, placement)

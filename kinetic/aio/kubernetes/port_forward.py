@@ -33,7 +33,13 @@ PIECE_BYTES = 32 * 1024
 
 
 async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> ByteStream:
-    """Connect to *port* in the pod of host number *host* of the attempt called *name*."""
+    """Connect to *port* in the pod of host number *host* of the attempt called *name*.
+
+    Raises:
+        NotFound: No such pod runs.
+        AuthError: A permission is missing.
+        Unavailable: The API server does not answer.
+    """
     (selector,) = by_items([name])
     running = [
         pod
@@ -85,7 +91,11 @@ class _Tunnel(ByteStream):
                 return rest
 
     async def send(self, item: bytes) -> None:
-        """Send *item*, in pieces of 32 KiB."""
+        """Send *item*, in pieces of 32 KiB.
+
+        Raises:
+            BrokenResourceError: The connection is broken.
+        """
         try:
             for start in range(0, len(item), PIECE_BYTES):
                 await self._socket.send_bytes(bytes([DATA]) + item[start : start + PIECE_BYTES])

@@ -85,6 +85,9 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
 
     Pods are listed after the first list of jobs, so that the list shows how pods of ended jobs
     ended.
+
+    Raises:
+        BackendError: The server refuses the read for good.
     """
     listed = asyncio.Event()
 

@@ -109,7 +109,11 @@ class Secrets:
         return _decode_root_key(secret)
 
     async def keep(self, name: str, content: bytes) -> None:
-        """Store *content* under *name*, replacing earlier content of this name."""
+        """Store *content* under *name*, replacing earlier content of this name.
+
+        Raises:
+            ConfigurationError: *content* is too large.
+        """
         secret_name = _kept_secret_name(name)
         manifest = self._manifest(secret_name, {CONTENT_ENTRY: content}, name)
 

@@ -66,7 +66,11 @@ class Kind:
     makers: Callable[[str], Sequence[tuple[str, str]]]
 
     def manifest(self, spec: JobSpec, placement: Placement) -> dict[str, Any]:
-        """Return the manifest of the set that runs *spec*; its pods are like those of a Job."""
+        """Return the manifest of the set that runs *spec*; its pods are like those of a Job.
+
+        Raises:
+            ConfigurationError: See `kinetic.aio.kubernetes.manifests.job_manifest`.
+        """
         accelerator, name = spec.resources.accelerator, group_name(spec.name)
         hosts = str(accelerator.hosts)
         job = job_manifest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
 from kinetic.aio.kubernetes.diagnosis.documents import (
@@ -28,7 +28,6 @@ from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.ports import Observation, Phase
 
 
-@dataclass(slots=True)
 class Waiting:
     """How long a job has waited, and the inquiries about it; times by the loop's clock.
 
@@ -37,13 +36,15 @@ class Waiting:
     ``first_explanation`` is the diagnosis before the first inquiry.
     """
 
-    since: float | None = None
-    hopeless_since: float | None = None
-    inquiry_count: int = 0
-    first_explanation: str = ""
+    __slots__ = ("first_explanation", "hopeless_since", "inquiry_count", "since")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.hopeless_since: float | None = None
+        self.inquiry_count = 0
+        self.first_explanation = ""
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
     """The documents of one name: the present Job of this name, and pods of Jobs of this name.
 
@@ -54,24 +55,31 @@ class Entry:
     documents, also those of deleted objects.
     """
 
-    name: str
-    job: Document | None = None
-    pods: dict[str, Document] = field(default_factory=dict[str, Document])
-    reported: dict[str, Observation] = field(default_factory=dict[str, Observation])
-    last_attempt: str = ""
-    facts: JobFacts = field(init=False)
-    answers: JobFacts = field(init=False)
-    verdict: Diagnosis | None = field(init=False)
-    ended_job_uid: str = field(init=False)
-    waiting: Waiting = field(init=False)
+    __slots__ = (
+        "answers",
+        "ended_job_uid",
+        "facts",
+        "job",
+        "last_attempt",
+        "name",
+        "pods",
+        "reported",
+        "verdict",
+        "waiting",
+    )
 
-    def __post_init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.job: Document | None = None
+        self.pods: dict[str, Document] = {}
+        self.reported: dict[str, Observation] = {}
+        self.last_attempt = ""
         self.reset()
 
     def reset(self) -> None:
         """Forget everything about an earlier Job of this name."""
         self.facts = self.answers = JobFacts(name=self.name)
-        self.verdict = None
+        self.verdict: Diagnosis | None = None
         self.ended_job_uid = ""
         self.waiting = Waiting()
 

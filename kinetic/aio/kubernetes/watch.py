@@ -94,7 +94,11 @@ async def watch_jobs(
     rhythm: Rhythm,
     make_table: Callable[[], Table] = Table,
 ) -> AsyncGenerator[Observation]:
-    """Yield each job's state, then its changes, forever; a slow reader misses some changes."""
+    """Yield each job's state, then its changes, forever; a slow reader misses some changes.
+
+    Raises:
+        BackendError: The server refuses the read for good.
+    """
     table, changed = make_table(), asyncio.Event()
     monitor = PendingMonitor(table, inquiry, changed.set)
 

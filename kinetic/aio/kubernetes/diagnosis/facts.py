@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cached_property
 
 from kinetic.aio.kubernetes.diagnosis.documents import (
@@ -119,6 +120,7 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
     is_same_job = now.job is None or uid(before.current_or_last_job) in ("", uid(now.job))
     return replace(
         now,
+        pods=[_with_first_deletion_time(previous.get(uid(pod)), pod) for pod in now.pods],
         events=(*(event for event in before.events if _event_key(event) not in known), *now.events),
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
@@ -126,6 +128,18 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
         deleted_pods=[pod for key, pod in previous.items() if is_same_job and key not in present],
         deleted_job=(before.job or before.deleted_job) if is_same_job else None,
     )
+
+
+def _with_first_deletion_time(before: Document | None, now: Document) -> Document:
+    """Return the pod *now* with its first deletion time.
+
+    The node requests deletion again when the pod has ended, which changes this time.
+    """
+    first, keys = get_dict(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
+    if not first.get("deletionTimestamp"):
+        return now
+    kept = {key: first[key] for key in keys if key in first}
+    return {**now, "metadata": {**get_dict(now, "metadata"), **kept}}
 
 
 def _event_key(event: Document) -> tuple[object, ...]:
@@ -261,12 +275,25 @@ class Pod:
         return (container.end if container is not None else None) or {}
 
     @property
+    def ended_on_request(self) -> bool:
+        """Whether the program ended after the pod's deletion was requested, as if in response."""
+        try:
+            deletion_time = datetime.fromisoformat(self.metadata["deletionTimestamp"])
+            requested_at = deletion_time - timedelta(
+                seconds=int(self.metadata["deletionGracePeriodSeconds"])
+            )
+            ended_after = datetime.fromisoformat(self.end["finishedAt"]) >= requested_at
+        except (KeyError, ValueError, TypeError):  # a pod may lack any of these fields
+            return False
+        return ended_after and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
+
+    @property
     def may_have_been_stopped(self) -> bool:
-        """Whether a request to stop may have caused the pod's end, by its exit code."""
+        """Whether a request to stop may have caused the pod's end, by exit code or time."""
         code, reason = self.end.get("exitCode"), self.end.get("reason")
         by_signal = code in (137, 143) and reason in (None, "Error")
         failed = self.failed_container
-        return failed is None or failed.never_started or by_signal
+        return failed is None or failed.never_started or by_signal or self.ended_on_request
 
     @property
     def deleted(self) -> bool:

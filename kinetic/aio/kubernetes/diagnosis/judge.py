@@ -27,7 +27,7 @@ from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_me
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.placing import placement_cause
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queue_cause
-from kinetic.aio.kubernetes.diagnosis.starting import REPLACED, why_not_started
+from kinetic.aio.kubernetes.diagnosis.starting import REPLACED, container_obstacle, why_not_started
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -97,7 +97,9 @@ def _threat(pod: Pod) -> Cause:
         threat = spot if pod.on_spot else "shuts its machine down soon, for maintenance"
         advice = f"{NOT_THE_PROGRAM}: let it save its state"
         return Cause(summary=f"the cloud {threat}", advice=advice, reason=Reason.PREEMPTED)
-    return sidecar_memory(pod) or Cause()
+    causes = (container_obstacle(pod, container) for container in pod.containers)
+    cause = next((found for found in causes if found is not None), None) or sidecar_memory(pod)
+    return replace(cause, outlook=Outlook.OPEN) if cause is not None else Cause()
 
 
 # --- all pods of a Job --------------------------------------------------------------------
@@ -180,7 +182,7 @@ def _settled_state(facts: JobFacts, pods: _Pods) -> Diagnosis:
     pod, end = pods.ended[-1]
     succeeded = end.status is JobStatus.SUCCEEDED
     state = _succeeded_state(pods) if succeeded else _failed_state(facts, pods, {})
-    if not pod.deleted or pod.ran:
+    if not pod.deleted or (pod.ran and not (succeeded and pod.ended_on_request)):
         return state
     # The Job may have deleted the pod. Then only the Job's next status has the reason.
     return replace(state, status=JobStatus.PENDING, phase=Phase.PENDING, executor="")
@@ -233,7 +235,7 @@ def _deleted_state(facts: JobFacts, pods: _Pods) -> Diagnosis:
     if not pods.ended:
         return state
     pod, end = pods.ended[-1]
-    if facts.job is None and end.status is JobStatus.SUCCEEDED:
+    if facts.job is None and end.status is JobStatus.SUCCEEDED and not pod.ended_on_request:
         return end
     earlier = None if pod.deleted else end.cause
     return replace(state, earlier_cause=earlier, executor=end.executor, exit_code=end.exit_code)

@@ -14,14 +14,8 @@ from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, quote_message
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, labels_of
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.diagnosis.nodes import (
-    Refusal,
-    format_amount,
-    matches,
-    refusals,
-    requests,
-    required_labels,
-)
+from kinetic.aio.kubernetes.diagnosis.nodes import Refusal, matches, refusals, required_labels
+from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, requests
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queue_cause
 from kinetic.job_status import Reason
 
@@ -126,10 +120,10 @@ def _refusal_cause(
     spec: Document, refusals_by_node: Sequence[tuple[str, Sequence[Refusal]]]
 ) -> Cause:
     """Return why the nodes that fit the pod best still refuse it."""
-    fewest = min(len(refused) for _, refused in refusals_by_node)
+    smallest = min(_distance(refused) for _, refused in refusals_by_node)
     names: dict[tuple[Refusal, ...], list[str]] = {}
     for name, refused in refusals_by_node:
-        if len(refused) == fewest:
+        if _distance(refused) == smallest:
             names.setdefault(tuple(refused), []).append(name)
     clauses = [
         f"{_join_names(nodes)} {'has' if len(nodes) == 1 else 'have'} "
@@ -144,6 +138,12 @@ def _refusal_cause(
         "; or ".join(advice),
         Outlook.OPEN if temporary else Outlook.BLOCKED,
     )
+
+
+def _distance(refused: Sequence[Refusal]) -> tuple[int, int]:
+    """Return how poorly a node fits a pod; a node with none of a requested resource fits worst."""
+    absent = sum(refusal.text.startswith("no ") and not refusal.temporary for refusal in refused)
+    return absent, len(refused)
 
 
 def _join_names(names: Collection[str]) -> str:
