@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 READ_AT_ONCE = 1 << 18
 MIB = 1 << 20
 
+_SHA256 = re.compile("[0-9a-f]{64}")  # here, so that no fork compiles it
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -335,7 +337,7 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
 
 
 def _project_tree(code: Code, objects: Objects, site: Site) -> Tree:
-    if not re.fullmatch("[0-9a-f]{64}", code.digest):
+    if not _SHA256.fullmatch(code.digest):
         raise ValueError(f"{code.digest!r} isn't a SHA-256")
     folder = os.path.join(site.cache, "code", code.digest)
     return shared_tree(folder, lambda target: _unpack(code, objects, folder, target))
