@@ -19,6 +19,7 @@ from typing import Any
 from kinetic._runner.fork import fork_server
 from kinetic._runner.job import processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
+from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths, passed_on
 
@@ -351,7 +352,11 @@ class Parents:
             self.clear_folders()
         work, runner = self.work_folder(job), f"{header.runner}/remote_runner.py"
         self._sweeper.make_folder(work, header.project)
-        self._output_folders[job] = header.output_dir
+        if _OUTPUT_FOLDER.fullmatch(header.output_dir):
+            self._output_folders[job] = header.output_dir
+            # If the job made it, `_drop_outputs` could remove its parent just then.
+            with contextlib.suppress(OSError):  # the job reports the error
+                private.make_folder(header.output_dir)
         command = (sys.executable,) if header.fresh else header.command
         key = ParentKey(command, header.runner, header.edition, header.fresh)
         parent = self._parents.get(key)
@@ -412,7 +417,7 @@ class Parents:
     def _drop_outputs(self, job: Job) -> None:
         """Remove the output directory of *job*, and that of its batch, if they are empty.
 
-        Leave a directory that kinetic has not named, or that another attempt uses already.
+        Leave a directory that another attempt uses already.
         """
         folder = self._output_folders.pop(job, "")
         matched = _OUTPUT_FOLDER.fullmatch(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -12,17 +13,15 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: The folder can't be created, or its path is taken by something else.
     """
-    while True:
-        try:
+    try:
+        os.mkdir(path, 0o700)  # nearly always its parent exists
+    except FileNotFoundError:
+        make_folder(os.path.dirname(os.path.abspath(path)))
+        with contextlib.suppress(FileExistsError):  # another process was quicker
             os.mkdir(path, 0o700)
-        except FileNotFoundError:  # its parent is missing; another process may remove it again
-            make_folder(os.path.dirname(os.path.abspath(path)))
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
-            return
-        else:
-            return
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
 
 
 def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
