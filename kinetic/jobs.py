@@ -1033,20 +1033,28 @@ async def _finish_submitting() -> None:
     await asyncio.gather(*(_until_submitted(batch) for batch in tuple(_UNSUBMITTED_BATCHES)))
 
 
+SOON_S = 0.5
+"""How many seconds the exit waits for submissions before it logs this wait."""
+
+
 async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
     """Wait until *batch* has submitted its inputs.
 
-    Log this wait and, if Ctrl-C ended the script, that the batch goes on.
+    Log a long wait and, if Ctrl-C ended the script, that the batch goes on.
     """
-    if unsubmitted := await batch.let_run():
+    await batch.let_run()
+    try:
+        async with asyncio.timeout(SOON_S):
+            await batch.submitted()
+    except TimeoutError:
         logging.warning(
             "batch %s has %d inputs that are not submitted yet; this process ends when they "
             "are. Press Ctrl-C to end it now. To submit the rest later: kinetic batches resume %s",
             batch.group_id,
-            unsubmitted,
+            await batch.let_run(),
             batch.group_id,
         )
-    await batch.submitted()
+        await batch.submitted()
     ended_by = getattr(sys, "last_value", None)  # the exception that ended the script
     if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _INTERRUPTIONS_LOGGED:
         _log_that_batch_continues(batch)

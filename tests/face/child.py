@@ -87,7 +87,8 @@ class Child:
         """Check that the child prints these lines, nothing else, and ends with status 0."""
         with self:
             self.expect(*lines)
-            assert self.end() == (0, "", "")
+            ended = self.end()
+            assert ended == (0, "", ""), ended
 
     def line(self, expected: str = "a line") -> str:
         """Return the next line that the child prints."""
