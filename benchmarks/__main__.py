@@ -37,6 +37,8 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(QUESTIONS)}")
     print(figures.machine())
+    # Images of Python often set this. Then each process compiles kinetic anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.record:
         os.environ[figures.RECORD] = str(options.record.absolute())
     failed = 0
