@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
+from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import IMAGE, Namespace, until
 from tests.cluster.rights import permit_runner
 from tests.gke.sets import COLLECTIONS, kind, permitted
@@ -117,6 +119,66 @@ async def test_following_a_log_ends_when_a_host_dies_and_the_host_is_not_restart
         assert (await job.tail(1000)).splitlines() == kept
         await job.cleanup()
     assert len([*tmp_path.glob("2.*")]) == 1
+
+
+async def test_a_set_goes_when_the_function_ends_although_no_client_runs(
+    permitted: Namespace, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"  # holds nothing but markers: each host counts its files
+    marks.mkdir()
+    async with asyncio.timeout(DEADLINE_S):
+        async with aio.Client() as client:
+            job = await client.submit(met, str(marks))
+        await gone(permitted, "lws")
+        async with aio.Client() as other:
+            again = await other.attach(job.job_id)
+            kept = [line async for line in again.logs()]
+            assert kept == [f"[{host}] here is {host}" for host in range(3)]
+            assert (await again)[0] == "0"
+    assert sorted(path.name[0] for path in marks.iterdir()) == ["0", "1", "2"]
+
+
+async def test_a_job_that_may_not_delete_its_set_logs_the_missing_permission(
+    client: aio.Client, configured: Namespace, tmp_path: Path
+) -> None:
+    marks, gate = tmp_path / "marks", tmp_path / "gate"
+    marks.mkdir()
+    running = asyncio.Event()
+
+    def note(status: JobStatus) -> None:
+        if status is JobStatus.RUNNING:
+            running.set()
+
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(met, str(marks), str(gate))
+        waiting = asyncio.create_task(job.result(cleanup=False, on_status_change=note))
+        await running.wait()  # a later client would see only the recreated hosts
+        gate.touch()
+        assert (await waiting)[0] == "0"
+        log = ""
+        while "kinetic doctor --manifest" not in log:  # each recreated host prints it again
+            await asyncio.sleep(0.1)
+            with contextlib.suppress(errors.NotFound):  # no pod exists before the host is recreated
+                log = "\n".join([line async for line in job.logs()])
+        await job.cleanup()
+        await gone(configured, "lws")
+
+
+@on_hosts
+def return_nothing() -> None:
+    pass
+
+
+@pytest.mark.full
+async def test_a_plain_call_ends_a_set_that_may_not_end_itself(
+    configured: Namespace, client: aio.Client
+) -> None:
+    """The set keeps restarting its hosts, so its log may never end."""
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(return_nothing)
+        assert await job.result(stream_logs=True) is None
+        await gone(configured, "lws")
+        await job.cleanup()
 
 
 async def test_when_the_first_host_is_preempted_all_run_again(
