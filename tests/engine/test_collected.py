@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from typing import Any
@@ -22,26 +23,41 @@ CLOSED = "attempts/000000/00000001.0001.outcome"
 """Outcome that stays: it keeps a lost process that still lives from committing."""
 
 
-class Yielding(MemoryStore):
-    """A store that yields to other tasks at each read and deletion."""
+class Weak(MemoryStore):
+    """A store whose connection breaks after ``changes`` further changes; -1 means never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = -1
+
+    async def create(self, name: str, *args: Any, **options: Any) -> bool:
+        self._count_change(name)
+        return await super().create(name, *args, **options)
 
     async def delete(self, names: Collection[str]) -> None:
         for name in names:
             await asyncio.sleep(0)
+            self._count_change(name)
             await super().delete([name])
 
     async def get(self, name: str, **options: Any) -> Object:
         await asyncio.sleep(0)
         return await super().get(name, **options)
 
+    def _count_change(self, name: str) -> None:
+        if name.startswith("batches/") and self.changes >= 0:
+            self.changes -= 1
+            if self.changes < 0:
+                raise errors.BackendError("the connection breaks")
+
 
 @pytest.fixture
-async def store() -> Yielding:
-    return Yielding()
+async def store() -> Weak:
+    return Weak()
 
 
 @pytest.fixture
-async def platform(store: Yielding) -> Platform:
+async def platform(store: Weak) -> Platform:
     clock, cluster = asyncio.get_running_loop().time, MemoryCluster(store, dies_once)
     return replace(memory_platform(), store=store, cluster=cluster, clock=clock)
 
@@ -60,7 +76,7 @@ def double(number: int) -> int:
     return 2 * number
 
 
-async def names(store: Yielding, batch: aio.BatchHandle[Any]) -> set[str]:
+async def names(store: Weak, batch: aio.BatchHandle[Any]) -> set[str]:
     scope = f"batches/{batch.group_id}/"
     return {stored.name.removeprefix(scope) for stored in await store.list(scope)}
 
@@ -100,7 +116,7 @@ KNOWN = {
 @VIRTUAL
 @pytest.mark.parametrize("lazy", [False, True])
 async def test_what_was_collected_is_removed_and_stays_known(
-    platform: Platform, store: Yielding, lazy: bool
+    platform: Platform, store: Weak, lazy: bool
 ) -> None:
     async def inputs() -> AsyncIterator[int]:
         for number in range(3):
@@ -125,7 +141,7 @@ async def test_what_was_collected_is_removed_and_stays_known(
 
 @VIRTUAL
 async def test_a_batch_in_which_something_failed_keeps_what_retry_failed_needs(
-    platform: Platform, store: Yielding
+    platform: Platform, store: Weak
 ) -> None:
     async with aio.Client(platform=platform) as client:
         batch = await submitted(client, [0, -1])
@@ -147,7 +163,7 @@ async def test_failures_are_remembered_after_cleanup(platform: Platform) -> None
 
 
 @VIRTUAL
-async def test_cleanup_after_collecting_leaves_nothing(platform: Platform, store: Yielding) -> None:
+async def test_cleanup_after_collecting_leaves_nothing(platform: Platform, store: Weak) -> None:
     async with aio.Client(platform=platform) as client:
         batch = await submitted(client)
         await batch.results()
@@ -159,7 +175,7 @@ async def test_cleanup_after_collecting_leaves_nothing(platform: Platform, store
 
 @VIRTUAL
 async def test_a_reader_gets_an_error_once_the_results_are_collected(
-    platform: Platform, store: Yielding
+    platform: Platform, store: Weak
 ) -> None:
     async with aio.Client(platform=platform) as first, aio.Client(platform=platform) as second:
         batch = await submitted(first)
@@ -179,7 +195,7 @@ async def test_a_reader_gets_an_error_once_the_results_are_collected(
 
 @VIRTUAL
 async def test_an_outcome_that_arrives_after_the_removal_changes_nothing(
-    platform: Platform, store: Yielding
+    platform: Platform, store: Weak
 ) -> None:
     """A slow request of the submitter, which had closed the attempt as lost."""
     async with aio.Client(platform=platform) as client:
@@ -203,7 +219,7 @@ async def test_an_outcome_that_arrives_after_the_removal_changes_nothing(
 
 @VIRTUAL
 async def test_of_two_that_collect_at_once_each_that_has_everything_returns_it(
-    platform: Platform, store: Yielding
+    platform: Platform, store: Weak
 ) -> None:
     async with aio.Client(platform=platform) as first, aio.Client(platform=platform) as second:
         batch = await submitted(first)
@@ -217,8 +233,34 @@ async def test_of_two_that_collect_at_once_each_that_has_everything_returns_it(
 
 
 @VIRTUAL
+async def test_a_process_that_dies_while_it_removes_them_loses_and_repeats_nothing(
+    platform: Platform, store: Weak, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    broke, changes = True, -1
+    while broke:
+        changes += 1
+        async with aio.Client(platform=platform) as client:
+            batch = await submitted(client)
+            await batch.wait()
+            await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
+            store.changes = changes
+            assert await batch.results() == [0, 2, 4], "a failed removal loses no result"
+            broke, store.changes = store.changes < 0, -1
+            assert await batch.results() == [0, 2, 4]
+            assert await names(store, batch) == {*KEPT, CLOSED}, "the removal continues"
+        launches = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
+        assert await seen_by_another(platform, batch.group_id) == KNOWN
+        assert platform.cluster.requests["launch"] == launches  # type: ignore[attr-defined]
+        async with aio.Client(platform=platform) as client:
+            await client.cleanup(batch.group_id)
+        assert await names(store, batch) == set()
+    assert changes > 9
+
+
+@VIRTUAL
 async def test_results_that_are_cancelled_amid_the_removal_are_not_lost(
-    platform: Platform, store: Yielding
+    platform: Platform, store: Weak
 ) -> None:
     async with aio.Client(platform=platform) as client:
         batch = await submitted(client)

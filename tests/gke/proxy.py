@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import urllib.parse
+from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
@@ -55,6 +56,10 @@ class Front:
         """Answer 503 for *seconds*, and then on until a request of *kind* has got one."""
         self._fails_until = asyncio.get_running_loop().time() + seconds
         self._wanted = kind
+
+    def counted(self, since: int = 0) -> Counter[str]:
+        """Count requests by kind and first part of the name: ``create code``, ``get jobs``, …"""
+        return Counter(f"{x.kind} {x.name.partition('/')[0]}" for x in self.requests[since:])
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()

@@ -1,25 +1,40 @@
-"""Count the requests for outcomes at the bucket."""
+"""Count at the servers how many requests it takes to submit and to wait."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from kinetic import aio
-from tests.cluster.fixtures import Namespace, on_cluster
+from tests.cluster.fixtures import Namespace, on_cluster, until
 
 from .proxy import Front
 
 DEADLINE_S = 120.0
+RHYTHM_S = 10.0
+PROJECT = """
+import time
+from pathlib import Path
 
+def add(a, b):
+    return a + b
 
-@on_cluster
-def double(x: int) -> int:
+def double(x):
     if x < 0:
         raise ValueError(x)
     return 2 * x
+
+def wait(x, folder):
+    Path(folder, f"started-{x}").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.05)
+    return x
+"""
 
 
 @pytest.fixture
@@ -32,8 +47,76 @@ async def front(
         yield front
 
 
-async def test_outcomes_are_read_from_receipts(front: Front) -> None:
+@pytest.fixture
+def project(configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Import a module of a small project."""
+    (tmp_path / "counted.py").write_text(PROJECT)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "counted", raising=False)
+    import counted  # type: ignore[import-not-found]
+
+    return counted
+
+
+async def test_a_submission_takes_four_writes_to_the_bucket_and_later_ones_two(
+    front: Front, configured: Namespace, project
+) -> None:
+    """It also takes two writes to the API server: the Job and its Secret."""
+    start, before, add = 0, Counter[str](), on_cluster(project.add)
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        for number in range(3):
+            job = await client.submit(add, number, 2)
+            now = configured.control_plane.requests(configured.name)
+            shared = {"create code": 1, "create functions": 1} if number == 0 else {}
+            assert writes(front.counted(start)) == shared | {"create jobs": 2}
+            secrets = 2 if number == 0 else 1  # the first submission also creates the root key
+            assert writes(now - before) == {"create secrets": secrets, "create jobs": 1}
+            assert await job == number + 2
+            start = len(front.requests)
+            before = configured.control_plane.requests(configured.name)
+
+
+@pytest.mark.parametrize("beats", [0.6, pytest.param(3.1, marks=pytest.mark.slow)])
+async def test_a_waiting_client_renews_its_leases_and_seldom_reads_again(
+    front: Front, configured: Namespace, project, tmp_path: Path, beats: float
+) -> None:
+    """A batch renews its lease and checks for requests; each submission reads at intervals."""
+    wait = on_cluster(project.wait)
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        job = await client.submit(wait, 1, str(tmp_path))
+        batch = await client.run_async_map(wait, [(2, str(tmp_path)), (3, str(tmp_path))])
+        results = asyncio.create_task(batch.results())
+        await until(lambda: len([*tmp_path.glob("started-*")]) == 3)
+        waiting = asyncio.create_task(value_of(job))
+        await quiet(front, configured)
+        start, before = len(front.requests), configured.control_plane.requests(configured.name)
+        await asyncio.sleep(beats * RHYTHM_S)  # the period in which requests are counted
+        counts: dict[str, Counter[str]] = {"jobs": Counter(), "batches": Counter()}
+        for request in front.requests[start:]:
+            first, last = request.name.partition("/")[0], request.name.rpartition("/")[2]
+            counts[first][f"{request.kind} {last}"] += 1
+        for count in counts.values():  # one reading looks at the request and gets it
+            count["look at 00000000"] -= count["get 00000000"]
+        assert abs(counts["jobs"].pop("look at 00000000")) <= 1, "only the last may be incomplete"
+        for beat in ("look at 00000000", "create lease"):
+            assert int(beats) <= counts["batches"].pop(beat, 0) <= int(beats) + 1
+        for count in counts.values():
+            assert max(count.values(), default=0) <= int(beats) + 1, "one reading takes each once"
+            assert len(count) <= 3, count
+        api = configured.control_plane.requests(configured.name) - before
+        assert api.keys() <= {"list jobs", "list pods"}, api
+        assert api.total() <= 2 * (int(beats) + 1)
+        (tmp_path / "go").touch()
+        assert await waiting == 1
+        assert await results == [2, 3]
+
+
+async def test_outcomes_are_read_from_receipts(
+    front: Front, configured: Namespace, project
+) -> None:
     """Values and errors of a usual size arrive in the termination messages of their pods."""
+    double = on_cluster(project.double)
     async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
         batch = await client.run_async_map(double, [*range(12), -1], progress=False)
         values = await batch.results(return_exceptions=True, cleanup=False)
@@ -42,3 +125,22 @@ async def test_outcomes_are_read_from_receipts(front: Front) -> None:
         attempts = [f"{x.kind} {x.name}" for x in front.requests if "attempts" in x.name]
         assert not [request for request in attempts if request.endswith(".outcome")]
         assert len(attempts) <= 1, "only the failed item's attempt is looked at, once"
+
+
+async def value_of(job: aio.JobHandle) -> object:
+    return await job
+
+
+async def quiet(front: Front, configured: Namespace) -> None:
+    """Wait until a second passes without a request: the requests of starting are over."""
+    before = -1, Counter[str]()
+    plane, name = configured.control_plane, configured.name
+    while before != (now := (len(front.requests), plane.requests(name))):
+        before = now
+        await asyncio.sleep(1)
+
+
+def writes(requests: Counter[str]) -> dict[str, int]:
+    """Return the counts without those of reading requests."""
+    reading = ("get", "look at", "list", "watch")
+    return {name: count for name, count in requests.items() if not name.startswith(reading)}
