@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol import frames, signing, wire
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 from tests.engine.severed import on_loop_time
@@ -165,6 +166,34 @@ async def test_the_next_input_may_depend_on_the_last_outcome(client: aio.Client)
 
 
 @VIRTUAL
+async def test_inputs_that_another_process_stored_are_kept(
+    client: aio.Client, platform: Platform
+) -> None:
+    """When two processes fill the same slot, the loser uses the next one; no input is lost."""
+    gate = asyncio.Event()
+
+    async def inputs() -> AsyncIterator[str]:
+        yield "a"
+        await gate.wait()
+        yield "b"
+
+    batch = await client.run_async_map(same, inputs())
+    group = batch.group_id
+    async with aio.Client(platform=platform) as other:
+        unrelated = await other.run_async_map(same, ["late"])
+        await unrelated.wait()
+        stored = await platform.store.get(f"batches/{unrelated.group_id}/inputs/00000000")
+    await asyncio.sleep(1)
+    footer = hashlib.sha256(frames.footer_of(stored.body)).hexdigest()
+    late = wire.Slot(first=1, count=1, footer=footer, size=len(stored.body))
+    name = f"batches/{group}/inputs/00000001"
+    assert await platform.store.create(name, stored.body, await signed(platform, group, name, late))
+    gate.set()
+    assert await batch.results(cleanup=False) == ["a", "late", "b"]
+    assert await chunks(platform, group) == [1, 1, 1]
+
+
+@VIRTUAL
 async def test_nothing_comes_after_the_end(client: aio.Client, platform: Platform) -> None:
     gate = asyncio.Event()
 
@@ -292,7 +321,9 @@ async def test_inputs_may_be_declared_finished(platform: Platform) -> None:
 
 
 @pytest.mark.looptime
-async def test_inputs_that_have_the_client_closed_and_wait_on_are_ended(platform: Platform) -> None:
+async def test_inputs_that_have_the_client_closed_and_wait_on_are_ended(
+    platform: Platform,
+) -> None:
     client = aio.Client(platform=platform)
     closing: list[asyncio.Task[None]] = []
     ended = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kinetic.aio import _lease
 from kinetic.aio.gcs.http import EMULATOR, Location
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import BackendError, ConfigurationError
@@ -53,6 +55,16 @@ async def test_what_each_operation_costs(
     assert await cost(store.renew(names)) == {"renew": 150}
     assert await cost(store.delete(names)) == {"delete": 150}
     assert len(server.objects) == 2350
+
+
+async def test_a_lease_takes_one_request_to_make_and_one_to_renew(
+    server: GcsServer, store: GcsStore
+) -> None:
+    """The answer to the creation has the generation that the first renewal needs."""
+    hold = await _lease.begin(store, "batches/b/", time.monotonic)
+    await hold.renew()
+    await hold.renew()
+    assert dict(server.requests) == {"create": 3}
 
 
 async def test_a_listing_of_many_pages_is_sorted_and_whole(
@@ -165,7 +177,9 @@ def test_an_object_name_that_no_name_maps_to_is_not_the_stores() -> None:
     assert location.name("%2Eplain") == ".plain"
 
 
-async def test_a_closed_store_says_so_and_pending_requests_fail(server: GcsServer) -> None:
+async def test_a_closed_store_says_so_and_pending_requests_fail(
+    server: GcsServer,
+) -> None:
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=QUICK)
     server.fail("list", stall=True)
     waiting = asyncio.create_task(store.list(""))

@@ -20,10 +20,10 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic.job_status import JobStatus
-from tests.conftest import end_processes
+from tests.conftest import end_processes, processes_of
 from tests.engine.privileges import without_privileges
 
-from .conftest import DEADLINE_S, ROOT, Scene, soon
+from .conftest import DEADLINE_S, ROOT, Client, Scene, report_on, soon
 
 VICTIM = Path(__file__).with_name("victim.py")
 NOBODY = 65534
@@ -125,6 +125,26 @@ async def test_a_home_without_space_is_named(disk: Disk, store_elsewhere: Path) 
         assert left_in(store_elsewhere) == []
         disk.free()
         assert await client.run(abs, -1) == 1
+
+
+async def test_a_supervisor_without_space_refuses_and_goes_on(
+    disk: Disk, store_elsewhere: Path
+) -> None:
+    async with aio.Client(backend="local") as client:
+        assert await client.run(abs, -1) == 1
+        disk.fill()
+        left: list[str] = []
+        with pytest.raises(errors.LaunchError, match="No space left") as caught:
+            for number in range(50):  # the last page of the journal may hold a few more lines
+                report = await report_on(await client.submit(abs, -number))
+                if report.end != number:
+                    assert "No space left" in report.reason
+                    assert str(disk.path) in report.reason
+                left = left_in(store_elsewhere)
+        assert str(disk.path) in str(caught.value)
+        assert left_in(store_elsewhere) == left, "the refused job left objects"
+        disk.free()
+        assert await client.run(abs, -3) == 3
 
 
 @pytest.mark.usefixtures("store_elsewhere")
@@ -321,6 +341,30 @@ def test_a_folder_that_cannot_be_written_to_is_named(kind: str) -> None:
 
 
 # --- count at once -------------------------------------------------------------------------------
+
+
+async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for name in ("one", "two"):
+            (scene.folder / name).mkdir()
+            client = Client(scene.folder / name, VICTIM, "jobs", scene.marks, 50, 0)
+            clients.append(stack.enter_context(client))
+        for client in clients:
+            client.hear("over")
+            assert sorted(client.ended().values()) == sorted(str(n * n) for n in range(50))
+        commands = [process.cmdline() for process in processes_of(scene.home)]
+        assert sum("kinetic._supervisor" in command for command in commands) == 1
+    async with aio.Client(backend="local") as client:
+        jobs = await client.list_jobs()
+        assert len({job.job_id for job in jobs}) == 100
+        statuses = await asyncio.gather(*(job.status() for job in jobs))
+        assert {*statuses} == {JobStatus.SUCCEEDED}
+        values = await asyncio.gather(*(job.result() for job in jobs))
+        assert sorted(values) == sorted([n * n for n in range(50)] * 2)
+        assert await client.list_jobs() == []
+    assert scene.started_twice() == []
+    scene.assert_only_supervisor_left()
 
 
 @pytest.mark.timeout(2 * MANY_S)
