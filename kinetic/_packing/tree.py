@@ -241,7 +241,7 @@ class _Scan:
         if not discover.is_within(target, self._root):
             self._omitted.append(f"{relative} is a link out of the project, to {target}")
         elif self._is_excluded_target(target, is_directory):
-            pass  # it doesn't ship under its own name either, so nobody misses it
+            pass  # the target itself is excluded, so the link needs no notice
         elif self._is_private_target(target, is_directory):
             self._private.append(relative)
         elif is_directory and (status.st_dev, status.st_ino) in parent.ancestors:

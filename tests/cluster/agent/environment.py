@@ -62,7 +62,7 @@ def _referred(source: Json, sources: Sources) -> str:
 
 
 def command(container: Json, known: Mapping[str, str]) -> list[str]:
-    """What to run. An image's own entry is not known here: a container must say."""
+    """Return the container's command line. It needs ``command``: no image is read here."""
     words = [*container["command"], *(container.get("args") or ())]
     return [expand(word, known) for word in words]
 

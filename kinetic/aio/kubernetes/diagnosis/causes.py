@@ -120,7 +120,7 @@ class Diagnosis:
 
     @property
     def message(self) -> str:
-        """What happened; it may be empty."""
+        """The sentence that says what happened; empty if the cause has no clauses."""
         first, *more = [*self.cause.clauses, ""]
         clauses = [": ".join(clause for clause in (*self.lead, first) if clause), *more]
         if self.earlier_cause is not None:
@@ -129,7 +129,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """What to do next, and whether the user must resubmit; empty if nothing is wrong."""
+        """The next step, and whether the user must submit again; empty if nothing is wrong."""
         advice, outlook = self.cause.next_step, self.cause.outlook
         if not advice or outlook is Outlook.OPEN:
             return advice
