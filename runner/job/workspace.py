@@ -311,11 +311,11 @@ class Site:
         return f"install {library} for {sys.executable}, which runs local jobs"
 
 
-def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
+def prepare(code: Code | None, objects: Objects, site: Site) -> None:
     """Make the workspace, or restore one that an ended job has left (see `spares`).
 
     Sets the working directory and ``sys.path`` of this process like those of the caller's process.
-    Returns the path of the workspace, which is empty if there is no *code*.
+    Without *code*, the workspace is empty.
 
     Raises:
         RuntimeError: The archive is no longer in the store.
@@ -333,13 +333,12 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
         if copied and site.reusable:
             spares.write_record(work, code.digest)
     _enter_workspace(code, root)
-    return Path(root)
 
 
 def _project_tree(code: Code, objects: Objects, site: Site) -> Tree:
     if not _SHA256.fullmatch(code.digest):
         raise ValueError(f"{code.digest!r} isn't a SHA-256")
-    folder = os.path.join(site.cache, "code", code.digest)
+    folder = f"{site.cache}/code/{code.digest}"
     return shared_tree(folder, lambda target: _unpack(code, objects, folder, target))
 
 
