@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kinetic._progress.tally import State
 from kinetic._runner.protocol.notes import Note
@@ -13,8 +13,7 @@ Direction = Literal["minimize", "maximize"]
 """Whether the best item has the lowest or the highest metric."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One attempt of an item. Times are seconds since 1970, by the clock of the job.
 
     ``kind`` is value, error, lost, or cancelled; empty while the attempt has no outcome.

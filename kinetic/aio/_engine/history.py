@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, fields
 from typing import Any
 
 from kinetic._progress.tally import State
@@ -50,16 +49,15 @@ async def read(batch: Batch) -> list[Item]:
 
 def pack_items(items: Iterable[Item]) -> list[Any]:
     """Convert *items*, which must all have succeeded, to values for JSON, in the same order."""
-    return [[[*map(astuple, item.attempts)], item.input, item.result] for item in items]
+    return [[item.attempts, item.input, item.result] for item in items]
 
 
 def _unpack_items(packed_items: Iterable[Any]) -> Iterator[Item]:
-    names = [field.name for field in fields(Attempt)]
     for index, (attempts, input_note, result) in enumerate(packed_items):
         yield Item(
             index=index,
             state=State.SUCCEEDED,
-            attempts=tuple(Attempt(**dict(zip(names, values, strict=True))) for values in attempts),
+            attempts=tuple(Attempt(*values) for values in attempts),
             input=input_note,
             result=result,
         )
