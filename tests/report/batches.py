@@ -97,8 +97,7 @@ def hostile(size: int) -> BatchReport:
             if item.state is State.SUCCEEDED
             else {},
             attempts=tuple(
-                replace(
-                    attempt,
+                attempt._replace(
                     message=attempt.message and word(item.index),
                     reason=attempt.reason and word(2),
                 )

@@ -325,7 +325,7 @@ def short(report: BatchReport) -> BatchReport:
         replace(
             item,
             attempts=tuple(
-                replace(attempt, ended=attempt.begun + (attempt.ended - attempt.begun) / 100)
+                attempt._replace(ended=attempt.begun + (attempt.ended - attempt.begun) / 100)
                 for attempt in item.attempts
                 if attempt.begun is not None and attempt.ended is not None
             ),
