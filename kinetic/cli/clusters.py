@@ -194,7 +194,7 @@ async def _ask_for_project(
     name = infra.site.project
     if not await infra.has_project():
         question = f"{name} doesn't exist. Create the project?"
-        await output.in_thread(output.confirm, question, yes=creates)
+        output.ask(output.confirm, question, yes=creates)
         creates = True
     elif await infra.is_billed():
         return creates, account
@@ -202,7 +202,7 @@ async def _ask_for_project(
         return creates, account
     output.lines([f"{billing_account.id}  {billing_account.name}" for billing_account in accounts])
     ids = [billing_account.id for billing_account in accounts]
-    choice = await output.in_thread(
+    choice = output.ask(
         click.prompt,
         f"Billing account of {name}",
         default=ids[0],
@@ -404,7 +404,7 @@ async def _confirm_and_apply(
                 return None
             if planned.plan.steps and not planned.plan.obstacles:
                 ask: Callable[..., None] = _ask_name if asks_name else output.confirm
-                await output.in_thread(ask, question, yes=yes)
+                output.ask(ask, question, yes=yes)
             try:
                 await infra.apply(planned)
             except Refused as exc:
@@ -424,7 +424,7 @@ async def _confirm_and_apply(
             else:
                 return site
         zone = zones[0]
-        await output.in_thread(output.confirm, f"Try {zone}?", yes=yes)
+        output.ask(output.confirm, f"Try {zone}?", yes=yes)
         tried_zones.add(zone)
         retry_zone, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
 

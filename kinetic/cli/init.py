@@ -133,7 +133,7 @@ async def _join(
         lines = [*change_lines((*planned.changes, *planned.controllers)), summary]
         output.lines(lines, err=True)  # standard output has the YAML, or the JSON
         if count:
-            await output.in_thread(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
+            output.ask(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
         applied = await join.apply(planned)
         if as_json:
             output.json_line("init", applied.to_dict(), indent=2)

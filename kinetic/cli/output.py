@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
@@ -166,7 +165,7 @@ def will_ask(*, yes: bool) -> bool:
 def confirm(question: str, *, yes: bool) -> None:
     """Ask *question* on a terminal; without one, or with *yes*, return at once.
 
-    Don't call it on an event loop, which would swallow the first Ctrl-C at the prompt.
+    On an event loop, call it through `ask`.
 
     Raises:
         click.exceptions.Exit: The answer is no.
@@ -176,11 +175,18 @@ def confirm(question: str, *, yes: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-async def in_thread(ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call *ask*, which prompts the user, in a thread; the second Ctrl-C ends the prompt."""
-    import anyio.to_thread
+def ask(prompt: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call *prompt* on an event loop, which it blocks; Ctrl-C ends the prompt at once.
 
-    return await anyio.to_thread.run_sync(functools.partial(ask, *args, **kwargs))
+    With asyncio's handler, Ctrl-C would only cancel a task, which waits for the prompt.
+    """
+    import signal
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return prompt(*args, **kwargs)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _sanitize(text: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from tests.infra.google import Google
+from tests.terminals import Terminal
 
 SITE = ("--project", "acme-1", "--cluster", "lab")
 
@@ -89,3 +90,28 @@ class Console:
             return output.decode()
 
         return await anyio.to_thread.run_sync(process)
+
+    async def interrupted(self, question: str, *arguments: str) -> str:
+        """Return what the command prints if a person presses Ctrl-C once at *question*."""
+
+        def process() -> str:
+            screen = Terminal(columns=200)
+            try:
+                command = ("-m", "kinetic", *arguments)
+                asking = screen.start(*command, env=self.environ, cwd=self.folder)
+                screen.shows(question.encode())
+                # Python reports a Ctrl-C just before this read only after the read.
+                screen.until(lambda: reads_input(asking.pid))
+                screen.type(b"\x03")
+                screen.rest()
+                assert asking.wait(60) == 130, screen.lines
+            finally:
+                screen.close()
+            return screen.raw.decode()
+
+        return await anyio.to_thread.run_sync(process)
+
+
+def reads_input(pid: int) -> bool:
+    """Return whether the process waits in a system call for its standard input."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[1:2] == ["0x0"]

@@ -88,6 +88,23 @@ async def test_a_terminal_is_asked_for_the_next_zone(
     assert pool["locations"] == ["us-central1-f"]
 
 
+async def test_one_ctrl_c_at_a_prompt_ends_the_command(
+    console: Console, google: Google, infra: Infrastructure
+) -> None:
+    add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16")
+    for question, command in (
+        ("Change the project acme-1 as planned?", ("up", *SITE)),
+        ("Add the pool", add),
+        ("Type lab to remove it", ("down", *SITE)),
+    ):
+        if command[0] == "pool":
+            await up(infra)
+        writes = google.writes
+        printed = await console.interrupted(question, *command)
+        assert printed.endswith("kinetic: interrupted\r\n") and "Traceback" not in printed
+        assert google.writes == writes
+
+
 async def test_from_nothing_to_a_cluster_and_back(
     google: Google, namespace: Namespace, tmp_path: Path
 ) -> None:

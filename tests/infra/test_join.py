@@ -179,6 +179,16 @@ async def test_the_command_saves_a_profile_and_runs_a_job(
 
 
 @on_cluster
+async def test_one_ctrl_c_at_the_prompt_ends_the_command(
+    console: Console, namespace: Namespace, store: Path
+) -> None:
+    where = ("--kube-context", "admin", "--namespace", namespace.name, "--store", str(store))
+    printed = await console.interrupted("Create these in", "init", *where)
+    assert printed.endswith("kinetic: interrupted\r\n") and "Traceback" not in printed
+    assert "no profile" in await console.run("profile", "show", exit_code=2)
+
+
+@on_cluster
 async def test_the_command_prints_the_manifest_and_ends_with_a_code(
     console: Console, namespace: Namespace, store: Path
 ) -> None:
