@@ -61,7 +61,7 @@ async def test_a_machine_that_the_zone_lacks_names_zones_that_have_it(
 
 
 async def test_an_autopilot_cluster_takes_no_pools(infra: Infrastructure) -> None:
-    with pytest.raises(ConfigurationError, match="Autopilot"):
+    with pytest.raises(ConfigurationError, match="--accelerator conflicts with --autopilot"):
         await infra.plan_up(shape="autopilot", pools=(pool("gpu-l4"),))
 
 
