@@ -273,6 +273,7 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("another processor", exited(255, "Error", "exec /app/train: exec format error"), Reason.SETUP, FINAL, ("/app/train", "architecture")),
     ("killed, with the last lines of its log", exited(137, "Error", "step 41: loss 0.3"), Reason.LOST, FINAL, ("signal 9", "step 41: loss 0.3")),
     ("aborted", exited(134), Reason.USER_ERROR, FINAL, ("SIGABRT",)),
+    ("trapped", exited(133), Reason.USER_ERROR, FINAL, ("SIGTRAP", "native code")),
     ("interrupted", exited(130), Reason.LOST, FINAL, ("SIGINT",)),
     ("no permission on the bucket", exited(1, message="403 POST https://storage.googleapis.com/upload/storage/v1/b/x/o: train@p.iam.gserviceaccount.com does not have storage.objects.create access"), Reason.SETUP, FINAL, ("403 POST", "give train@p.iam.gserviceaccount.com roles/storage.objectUser")),
     ("a critical pod of the system", removed("Preempting", "Preempted in order to admit critical pod", "TerminationByKubelet"), Reason.PREEMPTED, FINAL, ("critical pod of the system",)),

@@ -170,8 +170,8 @@ _OUTPUT_RULES = (
 )
 """Advice for the last lines of a program's output."""
 
-_CRASHES = (132, 134, 135, 136, 139)
-"""Exit codes of a program that crashed: by SIGILL, SIGABRT, SIGBUS, SIGFPE, or SIGSEGV."""
+_CRASHES = (132, 133, 134, 135, 136, 139)
+"""Exit codes after SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, and SIGSEGV: a program crashed."""
 
 
 def exit_cause(container: Container) -> Cause:
