@@ -99,7 +99,7 @@ _NO_SECRET = Rule(
 
 _PREPARATION_RULES = (
     _NO_SECRET,
-    Rule(f"{LACKS_DRIVER.pattern}|sidecar container", _ENABLE),
+    Rule(f"{LACKS_DRIVER.pattern}|find the sidecar container", _ENABLE),
     Rule(
         "hostPath type check failed",
         "mount the store's volume on that node, at the same path; or use a claim: "
