@@ -166,7 +166,8 @@ class Invocation:
         except BaseException as error:
             self._memory_reserve = b""
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # this method
-            message = f"the result cannot be pickled: {text.qualname}: {text.message}"
+            verb = "written" if _is_disk_full(error) else "pickled"
+            message = f"the result cannot be {verb}: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
             text = replace(text, message=message, result_repr=outcomes.result_repr(value))
             return self._encode_error(text, _failure_reason(error, self._phase))
@@ -289,7 +290,7 @@ def _load_debugger() -> Any:
 
 def _advice(error: BaseException, phase: str, site: workspace.Site) -> str:
     """Return advice that the message of *error* lacks; empty if there is none."""
-    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS and phase != "execute":
+    if _is_disk_full(error) and phase != "execute":
         return f"The disk of {site.cache} is full: free some space there"
     if isinstance(error, ModuleNotFoundError) and error.name:
         advice = site.install_advice(error.name.partition(".")[0])
@@ -305,6 +306,10 @@ def _advice(error: BaseException, phase: str, site: workspace.Site) -> str:
     return ""
 
 
+def _is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _is_of_environ(error: KeyError) -> bool:
     """Return whether a look-up in ``os.environ`` raised *error*."""
     trace = error.__traceback__
@@ -318,8 +323,6 @@ PATIENCE_S = 600.0
 
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
-
-DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def main(order: Order, key: bytes, executor: str, site: Site) -> int:
@@ -439,7 +442,7 @@ class Attempt:
                 return self._objects.create(name, content, metadata, consume=consume)
             except OSError as exc:
                 gives_up = time.monotonic() > deadline or self._stopping.requested
-                is_full = exc.errno in DISK_FULL_ERRNOS and _can_hold(exc.filename or "/", content)
+                is_full = _is_disk_full(exc) and _can_hold(exc.filename or "/", content)
                 if gives_up or not is_full:
                     raise
                 if not warned:
@@ -463,7 +466,7 @@ class Attempt:
             return wire.EXIT_UNCOMMITTED
         text = outcomes.error_text(exc, phase="commit")
         message = f"the job succeeded, but its result can't be stored: {text.message}"
-        if exc.errno in DISK_FULL_ERRNOS:
+        if _is_disk_full(exc):
             message += "; free some space there, and run the job again"
         text = replace(text, message=message)
         failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)

@@ -162,6 +162,14 @@ async def test_a_project_that_does_not_fit_into_the_home(
         assert await client.run(abs, -1) == 1
 
 
+@pytest.mark.usefixtures("store_elsewhere")
+async def test_a_result_that_does_not_fit_into_the_home_names_the_full_disk(disk: Disk) -> None:
+    async with aio.Client(backend="local") as client:
+        with pytest.raises(errors.JobFailed, match=f"{disk.path}/cache is full: free") as caught:
+            await client.run(os.urandom, 3_000_000)
+    assert "cannot be written" in str(caught.value) and "pickled" not in str(caught.value)
+
+
 async def test_a_result_that_does_not_fit_into_the_store(disk: Disk) -> None:
     async with aio.Client(backend="local", store=str(disk.path / "store")) as client:
         job = await client.submit(os.urandom, 3_000_000)
