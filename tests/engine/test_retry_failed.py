@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kinetic import aio, errors
+from kinetic.aio import _lease
 from kinetic.aio.platforms import Platform
 from kinetic.job_status import JobStatus
 from kinetic.testing import carry_out, memory_platform
 from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL, until
+from tests.engine.world import VIRTUAL, Passing, until
 
 BROKEN = set[int]()
 RUNS = Counter[int]()
@@ -181,6 +183,60 @@ async def test_a_client_can_retry_items_that_failed_again_in_another_process(
     BROKEN.clear()
     assert await batch.retry_failed() == 2
     assert await batch.results() == [*range(5)]
+
+
+@VIRTUAL
+async def test_a_client_learns_that_no_process_starts_what_it_retried(
+    client: aio.Client, other: aio.Client, platform: Platform
+) -> None:
+    """All items had ended, so this client did not watch the lease any more."""
+    batch = await failed(client)
+    found = await other.attach_batch(batch.group_id)
+    scope = found._batch.submission.identity.scope
+    held = await _lease.acquire(platform.store, scope, None, platform.clock)
+    holder = asyncio.create_task(held.keep())
+    assert await found.retry_failed() == 2
+    holder.cancel()
+    with pytest.raises(errors.SubmitterLost, match="2 of its items"):
+        await found.results(timeout=300)
+
+
+class SlowRelease(Passing):
+    """A store that releases a lease only after ``gate`` is set."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.gate, self.reached = asyncio.Event(), asyncio.Event()
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        if b'"held": false' in body:
+            self.reached.set()
+            await self.gate.wait()
+        replaced: int = await self.port.replace(name, body, generation=generation)
+        return replaced
+
+
+@VIRTUAL
+async def test_a_retry_and_a_stop_during_the_release_of_the_lease_end_the_batch(
+    other: aio.Client, platform: Platform
+) -> None:
+    store: Any = SlowRelease(platform.store)
+    async with aio.Client(platform=replace(platform, store=store)) as client:
+        batch = await failed(client)
+        await store.reached.wait()
+        submission = batch._batch.submission
+        retrying = asyncio.create_task(batch.retry_failed([1]))
+        await until(lambda: not submission.is_final(1))
+        await asyncio.sleep(1)  # virtual: the coordinator has read the item
+        found = await other.attach_batch(batch.group_id)
+        stopping = asyncio.create_task(found.cancel())
+        await until(lambda: found._batch.submission.requests.all_stopped)
+        await submission.requests.read()
+        await asyncio.sleep(1)  # virtual: the coordinator has read what was stopped
+        store.gate.set()
+        assert await retrying == 1
+        await asyncio.wait_for(batch.wait(), 300)
+        await stopping
 
 
 @VIRTUAL

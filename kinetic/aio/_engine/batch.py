@@ -190,6 +190,9 @@ class Batch:
                 if submission.has_begun(index) or index in submission.doubtful
             ]
             await ending.ask(submission, started)
+            # The watch of the lease may have ended before a retry reopened items.
+            if not (self.finished or self._take_over_lock.locked() or submission.abandoned):
+                self.observe()
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return index and status of each submitted or refused item, read from the store now."""

@@ -462,7 +462,9 @@ class BatchCoordinator:
         requested = {
             index: number for index, number in busy.items() if index not in launcher.unrequested
         }
-        await submission.look_at_each(requested)
+        # A stop has ended the items that it keeps from starting, which may not be read yet.
+        halted = {index for index in self.state.unfinished() if self.state.is_halted(index)}
+        await submission.look_at_each(halted.union(requested))
         alive = await ending.ask(submission, requested)
         absent_before, self._absent = self._absent, set()
         for index, number in requested.items():
