@@ -126,8 +126,8 @@ class Infrastructure:
         setup = Setup(site=self.site, shape=shape, public_endpoint=public_endpoint)
         if pools and shape == "autopilot":
             raise ConfigurationError(
-                "--accelerator conflicts with --autopilot, because an Autopilot cluster has no node "
-                "pools; leave --autopilot out, or --accelerator: GKE then makes nodes for jobs"
+                "--accelerator conflicts with --autopilot, because an Autopilot cluster has no "
+                "node pools; leave --autopilot out, or --accelerator: GKE then makes nodes for jobs"
             )
         billing = [setups.billing_link(self.site, billing_account)] if billing_account else []
         plan_setup = partial(self._plan_setup, setup, pools, controllers)
