@@ -48,7 +48,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def waiting_in(images: ContainerImages) -> int:
     """Return how many callers wait for the builds of this client."""
-    return sum(build.waiting for build in images._running_builds.values())
+    return sum(build.waiter_count for build in images._running_builds.values())
 
 
 def left(cloud: Cloud) -> list[str]:
@@ -297,7 +297,7 @@ async def test_a_call_that_fails_temporarily_is_repeated(cloud: Cloud, request_o
     [
         (grpc.StatusCode.PERMISSION_DENIED, AuthError, "roles/cloudbuild.builds.editor"),
         (grpc.StatusCode.UNAUTHENTICATED, AuthError, "gcloud auth"),
-        (grpc.StatusCode.NOT_FOUND, BuildError, "set-up"),
+        (grpc.StatusCode.NOT_FOUND, BuildError, "kinetic up"),
         (grpc.StatusCode.INVALID_ARGUMENT, BuildError, "refused the build"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, Throttled, "quota"),
         (grpc.StatusCode.UNAVAILABLE, Unavailable, "did not answer"),

@@ -32,7 +32,7 @@ async def test_a_base_image_is_built_once_and_again_on_request(cloud: Cloud) -> 
     assert "jax[tpu]" in plan.dockerfile
     assert not await images.publish(plan.image, plan.context)
     assert len(cloud.builds.builds) == 1
-    assert await images.publish(plan.image, plan.context, again=True)
+    assert await images.publish(plan.image, plan.context, rebuild=True)
     assert len(cloud.builds.builds) == 2
     assert not [name for name in cloud.bucket.objects if not name.startswith("logs/")]
 

@@ -78,7 +78,7 @@ async def test_a_failed_renewal_is_retried_and_is_an_error_only_after_expiry(
         assert await source.get() == "token 1"
         await asyncio.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [
-        "the credentials of a test were not renewed yet: offline (it worked before)"
+        "can't renew the credentials of a test yet: offline (an earlier renewal succeeded)"
     ] * 2
     await asyncio.sleep(2)
     with pytest.raises(Unavailable, match="offline") as caught:

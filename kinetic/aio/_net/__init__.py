@@ -1,4 +1,4 @@
 """Sessions, tokens, and retries for all adapters that talk to a server.
 
-Its modules may import the ports, the errors, and the values.
+The modules of this package may import the ports, the errors, and the values.
 """

@@ -1,8 +1,8 @@
 """Call any of Google's control APIs over REST, and wait for the operations that they start.
 
-Requests are plain dicts, in the form that the APIs' discovery documents describe. Google's clients
-don't suffice: google-cloud-compute has no async client and takes 69 MiB of disk; IAM's client has
-no REST transport; no async client creates or deletes buckets.
+Requests are plain dicts, in the form that the APIs' discovery documents describe. Google's client
+libraries don't suffice: google-cloud-compute has no async client and takes 69 MiB of disk; IAM's
+client has no REST transport; no async client creates or deletes buckets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class GoogleRequest:
-    """A request to one API: ``api`` is the first part of its host, such as ``compute``.
+    """A request to one API. ``api`` is the first part of the API's host name, such as ``compute``.
 
     ``query`` has pairs of names and values; a name may repeat.
     """
@@ -42,9 +42,9 @@ class GoogleRequest:
 class OperationFailed(Exception):
     """A long-running operation ended with an error; each adapter translates it for users.
 
-    ``error`` is Google's own document about it. ``codes`` are its machine-readable reasons, such
-    as ``GCE_STOCKOUT``. The compute API puts them into ``errors``, the container API into
-    ``details`` and conditions.
+    ``error`` is the error document in Google's answer. ``codes`` has the machine-readable reasons,
+    such as ``GCE_STOCKOUT``. The compute API puts these reasons into ``errors``, the container API
+    into ``details`` and conditions.
     """
 
     def __init__(self, operation: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ class OperationFailed(Exception):
 
 
 def reasons(refusal: HttpError) -> frozenset[str]:
-    """Return Google's machine-readable reasons of a refusal, such as ``SERVICE_DISABLED``."""
+    """Return Google's machine-readable reasons for a refusal, such as ``SERVICE_DISABLED``."""
     error: Any = refusal.body.get("error")
     if not isinstance(error, Mapping):
         return frozenset()
@@ -76,7 +76,7 @@ def reasons(refusal: HttpError) -> frozenset[str]:
 
 
 def is_disabled(refusal: HttpError) -> bool:
-    """Return whether Google calls the API disabled, which it may also do just after enabling it."""
+    """Return whether Google refused because the API is disabled, or was enabled only just now."""
     return bool(reasons(refusal) & {"SERVICE_DISABLED", "accessNotConfigured"})
 
 
@@ -85,12 +85,13 @@ class GoogleClient:
 
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>`` in *environ* replaces the address of an API, as for
     gcloud. *policy* says how long to retry temporary failures: 429, 5xx, and failed connections.
-    A retried write may already have succeeded and lost its answer, so it must be repeatable.
-    *idle_s* is that of `HttpClient`. *credentials* replace the application-default ones.
+    A retry may repeat a write that has succeeded but whose answer was lost, so every write must be
+    repeatable. *idle_s* limits the time without data from the server, in seconds. *credentials*
+    replace the application-default credentials.
     *first_pause_s* is the first pause, in seconds, between two status requests for an operation.
 
     Every method raises `HttpError` for a refusal, `AuthError` for unusable credentials, and
-    `Unavailable` where no server answers. `kinetic.errors` has the last two.
+    `Unavailable` if no server answers. The last two are in `kinetic.errors`.
     """
 
     def __init__(
@@ -139,17 +140,17 @@ class GoogleClient:
             finally:
                 close_answer(answer)
 
-        async def attempt() -> dict[str, Any]:
+        async def send_once() -> dict[str, Any]:
             with self._http.translate_errors(f"can't call {request.api}", server):
                 return await with_token(self.credentials, send)
 
         outage = Outage(f"calling {request.api}")
-        return await retry(attempt, self._policy, outage, should_retry=is_retryable)
+        return await retry(send_once, self._policy, outage, should_retry=is_retryable)
 
     async def list_items(
         self, request: GoogleRequest, items_field: str
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Yield every item of a list, page after page; *items_field* is the field that has them."""
+        """Yield every item of a list, page after page; *items_field* is the page's field."""
         async for page in self._pages(request):
             for item in page.get(items_field) or ():
                 yield item

@@ -31,7 +31,10 @@ RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that are worth a retry."""
 
 GO_NOT_FOUND = "404 page not found"
-"""The answer of servers written in Go to an unknown path; it doesn't name the cause."""
+"""The text with which a server written in Go refuses an unknown path.
+
+kinetic's messages leave this text out, because it doesn't name the cause.
+"""
 
 
 class HttpError(Exception):
@@ -41,7 +44,7 @@ class HttpError(Exception):
     """
 
     def __init__(self, status: int, text: str = "", retry_after: float | None = None) -> None:
-        super().__init__(f"it answered {status}")
+        super().__init__(f"the server answered {status}")
         self.status = status
         self.text = text
         self.retry_after = retry_after
@@ -75,7 +78,8 @@ class HttpError(Exception):
 def google_refusal_error(refusal: HttpError, problem: str, service: str) -> BackendError:
     """Return the error for a refusal that means the same in all of Google's APIs.
 
-    *problem* begins the message about *service*. Status 403 must be about the request rate.
+    The message begins with *problem* and names *service*. If the status is 403, the caller has
+    checked that Google refused because of too many requests.
     """
     match refusal.status:
         case 401:
@@ -86,7 +90,7 @@ def google_refusal_error(refusal: HttpError, problem: str, service: str) -> Back
         case 403 | 429:
             return Throttled(
                 f"{problem}: too many requests for {service} ({refusal.message}); try again "
-                "later, with fewer at a time",
+                "later, with fewer requests at a time",
                 retryable=True,
                 retry_after=refusal.retry_after,
             )
@@ -116,7 +120,7 @@ def proxy_for(server: str) -> str | None:
 
 
 def parse_retry_after(value: str | None) -> float | None:
-    """Return the seconds in a Retry-After header; None if it has none, or a date."""
+    """Return the seconds in a Retry-After header; None if there is no header, or it has a date."""
     try:
         wait_s = float(value or "")
     except ValueError:
@@ -125,8 +129,8 @@ def parse_retry_after(value: str | None) -> float | None:
 
 
 PROBE_S = 15
-"""After this many seconds without data, the kernel probes the peer; after twice this time, it
-disconnects."""
+"""After this many seconds without data, the kernel probes the peer. If no answer comes within the
+same time again, the kernel closes the connection."""
 
 CLOSE_TIMEOUT_S = 1.0
 """How long, in seconds, a closing client waits for its sockets to close."""
@@ -136,8 +140,8 @@ CLOSE_POLL_S = 0.002
 
 
 def new_socket(info: tuple[Any, ...]) -> socket.socket:
-    """Make a socket for *info*, an entry of `getaddrinfo`. Probes end reads of a dead peer."""
-    created = socket.socket(family=info[0], type=info[1], proto=info[2])
+    """Make a socket for *info*, an entry of `getaddrinfo`, that fails if its peer is dead."""
+    new = socket.socket(family=info[0], type=info[1], proto=info[2])
     for level, option, value in (
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
         (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PROBE_S),
@@ -148,8 +152,8 @@ def new_socket(info: tuple[Any, ...]) -> socket.socket:
     ):
         if hasattr(socket, option):
             with contextlib.suppress(OSError):  # some systems define an option that they refuse
-                created.setsockopt(level, getattr(socket, option), value)
-    return created
+                new.setsockopt(level, getattr(socket, option), value)
+    return new
 
 
 def close_answer(answer: aiohttp.ClientResponse) -> None:
@@ -167,7 +171,7 @@ ERROR_BYTES = 64 * 1024
 """Maximum bytes of an error's body to read."""
 
 READ_BYTES = 256 * 1024
-"""Maximum bytes of an answer to buffer before it is read."""
+"""Maximum bytes of an answer that aiohttp buffers for its reader."""
 
 
 class HttpClient:
@@ -175,8 +179,8 @@ class HttpClient:
 
     *connect_s* limits the time to connect, and *idle_s* the time without data from the server, both
     in seconds. A request has no total limit. *owner* names the client in messages, such as "the
-    store gs://x". With *trust_env*, each request reads the proxies from the environment, which
-    takes longer than to pass *proxy*.
+    store gs://x". With *trust_env*, each request reads the proxies from the environment. Requests
+    through *proxy* are faster.
     """
 
     def __init__(
@@ -220,8 +224,8 @@ class HttpClient:
     def session(self, limit: int = 0, *, raise_for_status: bool = False) -> aiohttp.ClientSession:
         """Return the session that opens at most *limit* connections; 0 means no limit.
 
-        With *raise_for_status*, the session raises `HttpError` for error statuses. Set it for a
-        library that makes its requests on this session.
+        With *raise_for_status*, the session raises `HttpError` for error statuses. Use
+        it for a library that sends its requests through the session.
         """
         import aiohttp
 
@@ -244,9 +248,9 @@ class HttpClient:
         return self._sessions[limit]
 
     def _new_socket(self, info: tuple[Any, ...]) -> socket.socket:
-        created = new_socket(info)
-        self._sockets.add(created)
-        return created
+        new = new_socket(info)
+        self._sockets.add(new)
+        return new
 
     def timeout(self, idle_s: float | None) -> aiohttp.ClientTimeout:
         """Return a timeout that allows *idle_s* seconds without data; None means no limit."""
@@ -311,8 +315,8 @@ class HttpClient:
         except aiohttp.ClientConnectorCertificateError as exc:
             raise AuthError(
                 f"{problem}: the certificate of {server} is not {certificate_owner} "
-                f"({exc.certificate_error}); check that address and CA belong together, the clock "
-                "and the proxy"
+                f"({exc.certificate_error}); check the clock, the proxy, and that the "
+                "address and the CA belong together"
             ) from exc
         except aiohttp.ClientSSLError as exc:
             # A connection cut during the handshake is worth a retry.
@@ -325,7 +329,7 @@ class HttpClient:
             ) from exc
         except (aiohttp.ClientError, TimeoutError, OSError, LookupError, ValueError) as exc:
             self._check_open(problem, exc)
-            # aiohttp's own message has addresses of objects in memory.
+            # aiohttp's own message contains memory addresses.
             cause = getattr(exc, "os_error", None) or exc
             raise Unavailable(
                 f"{problem}: {server} does not answer as it should "
@@ -339,7 +343,9 @@ class HttpClient:
 
     def _check_open(self, problem: str, failure: Exception) -> None:
         if self._closed:
-            raise ClientClosed(f"{problem}: {self._owner} was closed meanwhile") from failure
+            raise ClientClosed(
+                f"{problem}: {self._owner} was closed meanwhile; open another"
+            ) from failure
 
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
@@ -352,6 +358,6 @@ class HttpClient:
         # socket closes later. Python warns of a socket that the event loop leaves open.
         await asyncio.sleep(0)
         for _ in range(round(CLOSE_TIMEOUT_S / CLOSE_POLL_S)):
-            if all(created.fileno() < 0 for created in self._sockets):
+            if all(one.fileno() < 0 for one in self._sockets):
                 break
             await asyncio.sleep(CLOSE_POLL_S)

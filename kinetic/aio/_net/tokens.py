@@ -1,7 +1,8 @@
-"""Cache credentials and renew them before they expire; get access tokens of Google's APIs.
+"""Cache credentials and renew them before they expire; get access tokens for Google's APIs.
 
 gcloud-aio turns every kind of application-default credentials into a token. This module adds errors
-that say what to do. If Google refuses credentials, it asks only once; gcloud-aio asks five times.
+that say what to do. If Google refuses credentials, this module doesn't ask again, but gcloud-aio
+would ask five times.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EARLY_FRACTION, LATE_FRACTION = 0.2, 0.05
-"""The fractions of the credentials' lifetime that are left at an early and at a late renewal. An
-early one runs in the background; requests wait only for a late one."""
+"""The fractions of the credentials' lifetime that are left at an early and at a late renewal. Early
+renewals run in the background; requests wait only for late ones."""
 
 RENEWAL_PAUSE_S = 10.0
-"""After a failed renewal, the pause before the next early one, in seconds."""
+"""The pause after a failed renewal before the next early renewal, in seconds."""
 
 
 class Revoked(AuthError):
@@ -104,8 +105,8 @@ async def with_token(
 class TokenCache(Generic[T]):
     """Cache the credentials that *renew* returns.
 
-    Concurrent callers wait for the same renewal; cancelling one caller doesn't stop it. An early
-    renewal runs in the background. *name* is the issuer's name in messages.
+    Concurrent callers wait for the same renewal. If one caller is cancelled, the renewal goes on.
+    An early renewal runs in the background. *name* is the issuer's name in messages.
     """
 
     def __init__(
@@ -163,14 +164,14 @@ class TokenCache(Generic[T]):
         return self._renewing
 
     async def _renew_once(self) -> T:
-        """Renew, cache, and return the credentials; after a success, failures may be retryable."""
+        """Renew, cache, and return the credentials; after a success, only `Revoked` is final."""
         try:
             fresh = self._current = await self._renew()
         except (AuthError, ConfigurationError) as exc:
             if not self._has_renewed or isinstance(exc, Revoked):
                 raise
             # Without a network, a plugin for credentials fails as if it had no credentials.
-            raise Unavailable(f"{exc} (it worked before)", retryable=True) from exc
+            raise Unavailable(f"{exc} (an earlier renewal succeeded)", retryable=True) from exc
         self._has_renewed = True
         return fresh.value
 
@@ -178,7 +179,7 @@ class TokenCache(Generic[T]):
         """If a renewal failed while credentials are cached, pause the early renewals."""
         if not task.cancelled() and (failure := task.exception()) is not None and self._current:
             self._current = replace(self._current, renew_from=self._clock() + RENEWAL_PAUSE_S)
-            logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)
+            logging.info("can't renew the credentials of %s yet: %s", self._name, failure)
 
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -194,7 +195,7 @@ REFRESH_TIMEOUT_S = 10
 
 
 class Credentials(TokenCache[str]):
-    """Access tokens of Google's APIs from application-default credentials, on one loop."""
+    """Access tokens for Google's APIs from application-default credentials, on one loop."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(self._request_token, "Google's APIs", clock)
@@ -208,16 +209,15 @@ class Credentials(TokenCache[str]):
         if token is None:
             return "unknown"
         service_data = token.service_data
-        impersonated = str(service_data.get("service_account_impersonation_url", "")).rpartition(
-            "/"
-        )[2]
+        url = str(service_data.get("service_account_impersonation_url", ""))
+        account = url.rpartition("/")[2].partition(":")[0]
         match token.token_type.value:
             case "authorized_user":
                 return f"the login of {service_data.get('account') or 'a user'}"
             case "service_account":
                 return f"the key of the service account {service_data.get('client_email', '?')}"
             case "impersonated_service_account":
-                return f"the service account {impersonated.partition(':')[0]}, impersonated"
+                return f"the service account {account}, impersonated"
             case "external_account":
                 return "workload identity federation"
             case _:
@@ -225,10 +225,10 @@ class Credentials(TokenCache[str]):
 
     @property
     def quota_project(self) -> str | None:
-        """The project that Google charges a user's requests to; None if none is known.
+        """The project to which Google charges a user's requests; None if kinetic doesn't know it.
 
-        Before the first `get`, only the environment can name it. Without this project, Google
-        counts these requests for gcloud's own project, which hasn't enabled most APIs.
+        Before the first `get`, only the environment can name the project. For requests without
+        it, Google uses gcloud's own project, which hasn't enabled most APIs.
         https://cloud.google.com/docs/quotas/set-quota-project
         """
         service_data = self._token.service_data if self._token is not None else {}
@@ -290,7 +290,7 @@ def _as_backend_error(failure: Exception, token: Token) -> BackendError:
                 f"Google Cloud answers here ({failure or type(failure).__name__}); {LOGIN}"
             )
         return Unavailable(
-            f"no access token: {failure or type(failure).__name__}; check the network",
+            f"cannot get an access token: {failure or type(failure).__name__}; check the network",
             retryable=True,
         )
     return AuthError(f"the credentials cannot be used ({failure!r}); {LOGIN}")

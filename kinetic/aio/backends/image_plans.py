@@ -140,4 +140,4 @@ async def publish(plan: Plan, target: Target, *, again: bool = False) -> bool:
     build_settings(target)  # raises without a project
     store, images = storage(target, builds_url(target), os.environ)
     async with aclosing(store), aclosing(images):
-        return await images.publish(plan.image, plan.context, again=again)
+        return await images.publish(plan.image, plan.context, rebuild=again)

@@ -1,4 +1,5 @@
 """Implement the port `Store` for a bucket of Cloud Storage.
 
-Its modules may import the ports, `aio._net`, and the values, but no other adapter or the engine.
+The modules of this package may import the ports, `aio._net`, and the values. They import neither
+another adapter nor the engine.
 """

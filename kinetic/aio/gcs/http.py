@@ -40,8 +40,8 @@ EMULATOR = "STORAGE_EMULATOR_HOST"
 RATE_LIMIT_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 
 LOST_UPLOAD_STATUSES = frozenset({308, 410})
-"""Statuses which say that an upload session received only a part of the content, or has ended. The
-upload then starts again."""
+"""Statuses which say that an upload session received only a part of the content, or has ended.
+kinetic then starts the upload again."""
 
 
 class Verb(enum.Enum):
@@ -133,7 +133,7 @@ class BucketClient:
 
     @property
     def storage(self) -> Storage:
-        """The library's client, on this object's connections. It modifies dicts passed to it.
+        """The library's client, on this object's connections. It modifies the dicts that it gets.
 
         `Credentials` replaces the library's token cache, which retries refused credentials five
         times, and which cancels all waiting callers when one of them is cancelled. `HttpError`
@@ -172,17 +172,17 @@ class BucketClient:
         self._http.check_usable()
         problem = f"cannot {verb.value[0]} {name!r} in {self.location.url}"
 
-        async def attempt(_token: object = None) -> T:
+        async def send_once(_token: object = None) -> T:  # `work` asks `Credentials` for the token
             async with self._transfer_slots if large else nullcontext(), self._request_slots:
                 with self._http.translate_errors(problem, self._endpoint):
                     return await work()
 
-        async def attempt_with_token() -> T:  # `work` gets the token from `Credentials`
-            return await with_token(self._credentials, attempt)
+        async def send_with_token() -> T:
+            return await with_token(self._credentials, send_once)
 
         try:
             return await retry(
-                attempt_with_token if self._authorized else attempt,
+                send_with_token if self._authorized else send_once,
                 self.limits.retry,
                 self._outage,
                 should_retry=_should_retry,
@@ -216,8 +216,8 @@ class BucketClient:
 def _should_retry(failure: Exception) -> bool:
     """Return whether *failure* is temporary, or the content was lost or damaged on the way."""
     if isinstance(failure, HttpError):
-        is_lost = failure.status in LOST_UPLOAD_STATUSES or _is_damaged(failure)
-        return is_lost or failure.retryable or _is_rate_limited(failure)
+        must_resend = failure.status in LOST_UPLOAD_STATUSES or _is_damaged(failure)
+        return must_resend or failure.retryable or _is_rate_limited(failure)
     return is_retryable(failure) or isinstance(failure, WireError)
 
 
@@ -246,7 +246,7 @@ def refusal_error(
         case 403 if not _is_rate_limited(refusal):
             return AuthError(
                 f"{problem}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
-                f"({message}); grant it: gcloud storage buckets add-iam-policy-binding "
+                f"({message}); grant the role: gcloud storage buckets add-iam-policy-binding "
                 f"gs://{bucket} --member=user:YOU --role=roles/storage.objectUser"
             )
         case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket" in message.lower():

@@ -30,7 +30,7 @@ class GcsStore:
     """`kinetic.aio.ports.Store` over ``gs://bucket`` or ``gs://bucket/folder``.
 
     A store belongs to the event loop that first uses it. If STORAGE_EMULATOR_HOST is set, the
-    store uses that server, a URL, instead of Google's, without credentials.
+    store uses the server at this URL instead of Google's, and sends no credentials.
 
     Every method raises:
         AuthError: Credentials or a permission are missing.
@@ -118,7 +118,7 @@ class GcsStore:
                 if (name := self._client.location.name(resource["name"])) is not None
             )
             params["pageToken"] = answer.get("nextPageToken") or ""
-        # The service sorts by its own form of the names, whose order may differ.
+        # The service sorts by the encoded names in the bucket, whose order may differ.
         return sorted(found, key=lambda info: info.name)
 
     async def look(self, name: str) -> ObjectInfo | None:
@@ -166,7 +166,7 @@ class GcsStore:
         )
 
     async def _delete_unchanged(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Delete those of *objects* that are as they were listed; return whether all were."""
+        """Delete the *objects* that are as listed; return False if any has changed since."""
         statuses = set[int]()
 
         async def delete_if_unchanged(info: ObjectInfo) -> None:
@@ -214,7 +214,7 @@ class GcsStore:
         *,
         expected: Collection[int],
     ) -> int:
-        """Return 0 on success, or the HTTP status of a refusal if it is in *expected*."""
+        """Perform *work*. Return 0, or the HTTP status of a refusal if it is in *expected*."""
         try:
             await self._client.perform(verb, name, work, expected=expected)
         except HttpError as refusal:
@@ -227,6 +227,6 @@ class GcsStore:
 
 
 def _now() -> str:
-    """Return the time as the service accepts it."""
+    """Return the current time in the format that the service accepts."""
     now = datetime.datetime.now(datetime.UTC)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

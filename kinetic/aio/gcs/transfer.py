@@ -1,8 +1,8 @@
 """Upload and download objects atomically.
 
-Every write names the generation that the object must have, so a repetition does no harm. It stores
-a random nonce in the metadata, which shows the writer after a lost reply whether it wrote the
-object.
+Every write names the generation that the object must have, so repeating the write does no harm. A
+write also stores a random nonce in the metadata. If the reply is lost, the nonce shows whether this
+writer or another one wrote the object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BLOCK_BYTES = 4 * 1024 * 1024
 """How many bytes of a file to read and check at a time."""
 
 THREAD_BYTES = 8 * 1024 * 1024
-"""Content in memory that is longer than this, in bytes, is joined and checked in a thread."""
+"""kinetic joins and checks content in memory that has more bytes than this in a thread."""
 
 
 def extend_crc32c(value: int, content: bytes) -> int:
@@ -113,13 +113,13 @@ class Content:
             return file
         file.close()
         raise BackendError(
-            f"the size of {self.path} changed during the upload; keep the file as it is and try "
-            "again"
+            f"the size of {self.path} changed during the upload; try again, and don't change the "
+            "file meanwhile"
         )
 
 
 def _read_error(path: Path, exc: OSError) -> BackendError:
-    return BackendError(f"cannot read {path} to upload it: {exc.strerror or exc}; check it")
+    return BackendError(f"cannot read {path} to upload it: {exc.strerror or exc}; check the file")
 
 
 async def write(
@@ -132,7 +132,7 @@ async def write(
     generation: int,
     used: str = "",
 ) -> int | None:
-    """Write the object *name* if its generation is *generation*; 0 means that it doesn't exist.
+    """Write the object *name* if its generation is *generation*, which is 0 for a missing object.
 
     *used* is the object's custom time, for objects that are deleted by age. Returns the new
     generation, or None if another process wrote or deleted the object first.
@@ -145,7 +145,7 @@ async def write(
     is_large = content.size > client.limits.piece_bytes
     tries = itertools.count()
 
-    async def attempt() -> int:
+    async def upload_once() -> int:
         next(tries)
         with content.open() as stream:
             answer = await client.storage.upload(
@@ -157,7 +157,7 @@ async def write(
                 metadata={
                     "metadata": {**metadata, NONCE: nonce},
                     "crc32c": content.crc32c,  # the service refuses content that differs
-                    **({"Custom-Time": used} if used else {}),  # the service gets it as customTime
+                    **({"Custom-Time": used} if used else {}),  # the library renames it customTime
                 },
                 force_resumable_upload=is_large,
                 timeout=client.timeout,
@@ -165,7 +165,7 @@ async def write(
         return int(answer["generation"])
 
     try:
-        return await client.perform(verb, name, attempt, expected=(412,), large=is_large)
+        return await client.perform(verb, name, upload_once, expected=(412,), large=is_large)
     except HttpError:
         if next(tries) == 1:  # there was only one try, so another process was faster
             return None
@@ -196,7 +196,7 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
                     return None
         return await in_thread(b"".join, pieces) if size > THREAD_BYTES else b"".join(pieces)
 
-    async def attempt() -> Object:
+    async def get_once() -> Object:
         # Send both requests at once, because the API has no single answer with metadata and
         # content. Let both finish, because cancelling a request closes its connection.
         metadata, body = await asyncio.gather(
@@ -213,13 +213,13 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
             name=name, body=body or b"", metadata=info.metadata, generation=info.generation
         )
 
-    return await client.perform(Verb.GET, name, attempt)
+    return await client.perform(Verb.GET, name, get_once)
 
 
 async def fetch(client: BucketClient, name: str, path: Path) -> None:
-    """Download an object to a new file at *path*, and check it; a failure leaves no file."""
+    """Download an object to a new file at *path*. Check its checksum; a failure leaves no file."""
 
-    async def attempt() -> None:
+    async def download_once() -> None:
         metadata, crc32c = await client.read_metadata_once(name), 0
         async with _new_file(path) as file, _open_content(client, name) as answer:
             async for piece in answer.content.iter_any():
@@ -228,7 +228,7 @@ async def fetch(client: BucketClient, name: str, path: Path) -> None:
                 crc32c = extend_crc32c(crc32c, piece)
             _check(client, name, metadata, encode_crc32c(crc32c))
 
-    await client.perform(Verb.GET, name, attempt, large=True)
+    await client.perform(Verb.GET, name, download_once, large=True)
 
 
 @contextlib.asynccontextmanager
@@ -254,7 +254,7 @@ async def _open_content(
 
 @contextlib.asynccontextmanager
 async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
-    """Open a new file at *path* that only this user may read; an exception removes it."""
+    """Open a new file at *path* that only this user may read; remove it after an exception."""
     with _translate_disk_errors(path):
         opened = _create_private(path)
     file = wrap(opened)
@@ -280,12 +280,12 @@ def _translate_disk_errors(path: Path) -> Generator[None]:
         yield
     except OSError as exc:
         raise BackendError(
-            f"cannot write {path}: {exc.strerror or exc}; free some space, or choose another place"
+            f"cannot write {path}: {exc.strerror or exc}; free some space, or choose another folder"
         ) from exc
 
 
 def _check(client: BucketClient, name: str, metadata: ObjectMetadata, crc32c: str) -> None:
-    """Check that content with the checksum *crc32c* is that of *metadata*.
+    """Check that the downloaded content, whose checksum is *crc32c*, belongs to *metadata*.
 
     The checksums also differ if another process replaced the object between the two requests.
 

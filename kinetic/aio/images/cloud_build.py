@@ -1,7 +1,7 @@
 """Build images with Cloud Build: start a build, follow its log, and cancel it.
 
-Only the first build imports google-cloud-build, and in a worker thread, because the import takes a
-third of a second and starts threads.
+The first build imports google-cloud-build in a worker thread, because the import takes a third of a
+second and starts threads.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 HOST = "cloudbuild.googleapis.com"
 LIBRARY = "google.cloud.devtools.cloudbuild_v1"
 DOCKER = "gcr.io/cloud-builders/docker"
-TIMEOUT_S = 3600
+BUILD_TIMEOUT_S = 3600
 """How long Cloud Build lets a build run, in seconds."""
 
-CALL_LIMIT_S = 30.0
+CALL_TIMEOUT_S = 30.0
 """The timeout of one call to Cloud Build, in seconds."""
 
-LOG_LIMIT_S = 5.0
+LOG_TIMEOUT_S = 5.0
 """The timeout of one read of the log, in seconds; a failed read doesn't fail the build."""
 
 SHOWN_LINES, SHOWN_CHARACTERS = 20, 400
@@ -55,7 +55,7 @@ SHOWN_LINES, SHOWN_CHARACTERS = 20, 400
 class BuildLog:
     """Shows the log of a build: the object *name* of *store*, which Cloud Build keeps extending.
 
-    ``last`` has the latest lines, which an error shows.
+    ``last_lines`` has the lines that an error shows.
     """
 
     def __init__(self, store: Store, name: str, show: Callable[[str], None]) -> None:
@@ -64,27 +64,27 @@ class BuildLog:
         self._show = show
         self._offset = 0
         self._unfinished = b""
-        self.last: deque[str] = deque(maxlen=SHOWN_LINES)
+        self.last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
 
-    async def show_new_lines(self, *, last: bool) -> None:
+    async def show_new_lines(self, *, is_over: bool) -> None:
         """Show the lines added since the previous call; log a failure to read them.
 
-        Keep an unfinished line for the next call, unless *last* says that the build is over.
+        Keep an unfinished line for the next call, unless *is_over* says that the build is over.
         """
         try:
-            async with asyncio.timeout(LOG_LIMIT_S):
+            async with asyncio.timeout(LOG_TIMEOUT_S):
                 await self._read()
         except (KineticError, TimeoutError) as exc:
             logging.log_first_n(logging.WARNING, "can't read the build log: %r", 1, exc)
             return
         *complete, self._unfinished = self._unfinished.split(b"\n")
-        if last and self._unfinished:
+        if is_over and self._unfinished:
             complete, self._unfinished = [*complete, self._unfinished], b""
         for raw_line in complete:
             # A progress bar overwrites its line after a carriage return; keep only its last text.
             line = raw_line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
             if line.strip():
-                self.last.append(line[:SHOWN_CHARACTERS])
+                self.last_lines.append(line[:SHOWN_CHARACTERS])
                 self._show(line)
 
     async def _read(self) -> None:
@@ -108,15 +108,15 @@ _FAILURE_TEXTS = MappingProxyType(
         "PUSH_FAILED": "the image was built but could not be pushed",
         "PUSH_IMAGE_NOT_FOUND": "the build made no image to push",
         "PUSH_NOT_AUTHORIZED": (
-            "the builds' service account may not push: give it roles/artifactregistry.writer on "
-            "the repository"
+            "the builds' service account lacks the permission to push: give it "
+            "roles/artifactregistry.writer on the repository"
         ),
         "LOGGING_FAILURE": (
-            "the builds' service account may not write the log: give it "
+            "the builds' service account lacks the permission to write the log: give it "
             "roles/storage.objectAdmin on the bucket of builds"
         ),
         "FETCH_SOURCE_FAILED": (
-            "the builds' service account may not read the build's context: give it "
+            "the builds' service account lacks the permission to read the build's context: give it "
             "roles/storage.objectAdmin on the bucket of builds"
         ),
     }
@@ -169,8 +169,8 @@ def call_error(failure: Exception, project: str) -> BackendError | BuildError:
         case "PERMISSION_DENIED":
             return AuthError(
                 f"Cloud Build of project {project} refused ({message}): you need "
-                "roles/cloudbuild.builds.editor there, and roles/iam.serviceAccountUser on the "
-                "builds' service account; and the API cloudbuild.googleapis.com must be enabled"
+                "roles/cloudbuild.builds.editor in the project, and roles/iam.serviceAccountUser "
+                "on the builds' service account; the API cloudbuild.googleapis.com must be enabled"
             )
         case "UNAUTHENTICATED":
             return AuthError(
@@ -179,14 +179,14 @@ def call_error(failure: Exception, project: str) -> BackendError | BuildError:
             )
         case "RESOURCE_EXHAUSTED":
             return Throttled(
-                f"Cloud Build of project {project} takes no more calls ({message}); try again "
-                "later, or ask for more quota",
+                f"Cloud Build of project {project} accepts no more calls now ({message}); try "
+                "again later, or ask for more quota",
                 retryable=True,
             )
         case "NOT_FOUND" | "FAILED_PRECONDITION" | "INVALID_ARGUMENT" | "OUT_OF_RANGE":
             return BuildError(
-                f"Cloud Build of project {project} refused the build ({message}); the cluster's "
-                "set-up makes the bucket, the repository, and the service account that it names"
+                f"Cloud Build of project {project} refused the build ({message}); run `kinetic "
+                "up`, which creates the bucket, the repository, and the service account of builds"
             )
         case _ if status in _TEMPORARY_STATUSES:
             return Unavailable(
@@ -205,10 +205,10 @@ class Builder:
 
     *store*, a bucket or a folder in a bucket, holds each build's context until the build ends, and
     the logs. If *credentials* is None, calls carry no token. *emulator* is ``host:port`` of a
-    server without TLS to use instead of Google's. *has_docker_hub* returns whether the
-    project has Docker Hub credentials, which builds then use; None means that it has none.
-    *poll_s* has the first and the longest pause between two status requests, and *retry_s* is how
-    long to retry a call; all in seconds.
+    server without TLS to use instead of Google's. *has_docker_hub* returns whether the project has
+    Docker Hub credentials, which builds then use; None means that the project has none. *poll_s*
+    has the first and the longest pause between two status requests, and *retry_s* is how long to
+    retry a call; all in seconds.
     """
 
     def __init__(
@@ -263,27 +263,28 @@ class Builder:
         if self._has_docker_hub is not None and await self._has_docker_hub():
             login, build["available_secrets"] = login_step(self._settings.project, DOCKER)
             build["steps"] = [login, *build["steps"]]
-        creating = asyncio.create_task(self._call("create_build", {"build": build}))
+        start_request = asyncio.create_task(self._call("create_build", {"build": build}))
         try:
-            operation = await asyncio.shield(creating)
+            operation = await asyncio.shield(start_request)
             await self._follow(uri, str(operation.metadata.build.id), show)
         except BuildError:
             raise  # nothing to cancel: Cloud Build refused the build, or the build has ended
         except BaseException:
-            # `_cancel` first waits for `creating`, then makes calls, all with retries.
-            grace = 2 * (CALL_LIMIT_S + self._policy.total_s)
-            cancelling = self._cancel(creating, name)
-            await release(cancelling, operation=f"cancelling the build of {uri}", grace=grace)
+            # `_cancel` waits for the start request, then makes calls. All of them have retries.
+            grace = 2 * (CALL_TIMEOUT_S + self._policy.total_s)
+            cancellation = self._cancel(start_request, name)
+            await release(cancellation, operation=f"cancelling the build of {uri}", grace=grace)
             raise
 
-    async def _cancel(self, creating: asyncio.Task[Any], name: str) -> None:
-        """Cancel the build that the task *creating* requests.
+    async def _cancel(self, start_request: asyncio.Task[Any], name: str) -> None:
+        """Cancel the build that the task *start_request* starts.
 
-        Also cancel builds tagged *name*: earlier tries may have started them and lost the reply.
+        Also cancel other builds tagged *name*. An earlier try of the request may have started one,
+        if its reply was lost.
         """
-        await asyncio.wait({creating})
-        if creating.exception() is None:
-            await self._cancel_build(str(creating.result().metadata.build.id))
+        await asyncio.wait({start_request})
+        if start_request.exception() is None:
+            await self._cancel_build(str(start_request.result().metadata.build.id))
         page = await self._call("list_builds", {"filter": f'tags="{name}"', "page_size": 10})
         for build in page.builds:
             if not _is_over(build):
@@ -302,19 +303,19 @@ class Builder:
         while True:
             build: cloudbuild_v1.Build = await self._call("get_build", {"id": build_id})
             is_over = _is_over(build)
-            await log.show_new_lines(last=is_over)
+            await log.show_new_lines(is_over=is_over)
             if is_over:
                 break
             await asyncio.sleep(next(pauses))
-        if (failure := build_error(build, uri, log.last)) is not None:
+        if (failure := build_error(build, uri, log.last_lines)) is not None:
             raise failure
 
     async def _call(self, method: str, request: dict[str, Any]) -> Any:
         """Call *method* of the library's client with retries; raise kinetic's errors."""
         request = {"project_id": self._settings.project, **request}
-        attempt = partial(self._call_once, method, request)
+        call_once = partial(self._call_once, method, request)
         try:
-            return await retry(attempt, self._policy, self._outage, should_retry=_is_temporary)
+            return await retry(call_once, self._policy, self._outage, should_retry=_is_temporary)
         except KineticError:
             raise
         except Exception as exc:
@@ -326,7 +327,9 @@ class Builder:
         async def send(token: str = "") -> Any:
             metadata = [("authorization", f"Bearer {token}")] if token else []
             # `_call` retries, so the library must not.
-            return await call(request=request, retry=None, timeout=CALL_LIMIT_S, metadata=metadata)
+            return await call(
+                request=request, retry=None, timeout=CALL_TIMEOUT_S, metadata=metadata
+            )
 
         if self._credentials is None:
             return await send()
@@ -353,7 +356,7 @@ class Builder:
             "source": {"storage_source": {"bucket": bucket, "object_": f"{folder}{source}"}},
             "steps": [{"name": DOCKER, "args": ["build", "--tag", uri, "."]}],
             "images": [uri],
-            "timeout": {"seconds": TIMEOUT_S},
+            "timeout": {"seconds": BUILD_TIMEOUT_S},
             "service_account": self._settings.service_account,
             "options": {"logging": "GCS_ONLY"},
             "logs_bucket": f"gs://{bucket}/{folder}logs",

@@ -1,4 +1,4 @@
-"""Images for a Kubernetes cluster: built for the project (bundled), prebuilt, or your own."""
+"""Images for a Kubernetes cluster: built for the project (bundled), prebuilt, or the user's own."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ REGISTRY_VARIABLE = "ARTIFACT_REGISTRY_EMULATOR_HOST"
 
 
 class ContainerImages:
-    """`kinetic.aio.ports.Images` of *target*; each request names its mode.
+    """`kinetic.aio.ports.Images` for *target*; each request names the mode of its image.
 
-    *jobs* is the store of jobs. *builds*, a bucket or a folder of one, holds the contexts of
-    builds and their logs; `aclose` closes it. ``CLOUD_BUILD_EMULATOR_HOST`` and
+    *jobs* is the store of jobs. *builds*, a bucket or a folder of one, holds the contexts of builds
+    and their logs; `aclose` closes *builds*. ``CLOUD_BUILD_EMULATOR_HOST`` and
     ``ARTIFACT_REGISTRY_EMULATOR_HOST`` (``host:port``) name servers to use instead of Google's,
-    without credentials. An emulated Cloud Build gets no Docker Hub credentials, unless a variable
-    of gcloud also replaces Secret Manager. *poll_s* and *retry_s* are passed to `Builder`.
-    *wheel* returns the wheel of kinetic to install; default: that of the running kinetic.
+    without credentials. An emulated Cloud Build gets no Docker Hub credentials, unless
+    `SECRET_MANAGER_VARIABLE` also replaces Secret Manager. *poll_s* and *retry_s* are passed to
+    `Builder`. *wheel* returns the wheel of kinetic to install; default: that of the running
+    kinetic.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class ContainerImages:
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
 
         Cancelled: the build is cancelled, unless another call of this object waits for the same
-        build. The dependencies of a prebuilt image may stay in the store, where jobs share them.
+        build. The requirements file for a prebuilt image may stay in the store, where jobs share
+        it.
         """
         match request.mode:
             case "bundled":
@@ -106,10 +108,12 @@ class ContainerImages:
             case _:  # not checked: the cluster may pull an image that this machine can't see
                 return Image(uri=request.mode, command=COMMAND)
 
-    async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> bool:
+    async def publish(
+        self, uri: str, context: Mapping[str, bytes], *, rebuild: bool = False
+    ) -> bool:
         """Build *context* and push it as *uri*; return whether a build ran.
 
-        If the registry has the image, no build runs, unless *again* asks for a new build.
+        If the registry has the image, no build runs, unless *rebuild* is true.
 
         Raises:
             ConfigurationError: Cloud Build can't push to that registry, or no project is set.
@@ -124,7 +128,7 @@ class ContainerImages:
                 f"{uri}; write the build context with python -m kinetic.images base CATEGORY "
                 "FOLDER, then build and push the image with docker"
             )
-        if not again and await self._registry.has(uri):
+        if not rebuild and await self._registry.has(uri):
             return False
         await self._build(uri, context)
         return True
@@ -152,16 +156,16 @@ class ContainerImages:
                 self._build_if_missing(plan), name=f"kinetic build {plan.image}"
             )
             build = self._running_builds[plan.image] = _Build(task)
-        build.waiting += 1
+        build.waiter_count += 1
         try:
             await asyncio.shield(build.task)
         finally:
-            build.waiting -= 1
-            if not build.waiting:  # the build is over, or all callers were cancelled
+            build.waiter_count -= 1
+            if not build.waiter_count:  # the build is over, or all callers were cancelled
                 del self._running_builds[plan.image]
                 build.task.cancel()
-                ending = asyncio.wait({build.task})
-                await release(ending, operation=f"cancelling {plan.image}", grace=60.0)
+                task_end = asyncio.wait({build.task})
+                await release(task_end, operation=f"cancelling {plan.image}", grace=60.0)
 
     async def _build_if_missing(self, plan: Plan) -> None:
         if not await self._registry.has(plan.image):
@@ -238,7 +242,7 @@ class _Build:
     """A build, and how many calls wait for it."""
 
     task: asyncio.Task[None]
-    waiting: int = 0
+    waiter_count: int = 0
 
 
 def _report_line(line: str, building: Step) -> None:
@@ -256,8 +260,8 @@ def require_repository(repo: str | None) -> str:
     if not repo:
         raise ConfigurationError(
             "no repository of base images is configured. Set base_image_repo= or "
-            "KINETIC_BASE_IMAGE_REPO to the repository, as in registry/path, to which kinetic "
-            "build-image --repo published them; or leave container_image out to build an image"
+            "KINETIC_BASE_IMAGE_REPO to the repository (registry/path) to which kinetic build-"
+            "image --repo published the base images; or leave container_image out to build one"
         )
     return repo
 

@@ -77,16 +77,16 @@ class CurrentInterpreter:
             return Image(uri="", command=(str(await self._ensure_environment(request)),))
         raise ConfigurationError(
             "the local platform starts processes, not containers: it cannot run "
-            f"container_image={request.mode!r}; leave it out, or choose another backend"
+            f"container_image={request.mode!r}; omit container_image, or choose another backend"
         )
 
     async def _ensure_environment(self, request: ImageRequest) -> Path:
-        """Return the interpreter of the environment for the dependencies; make it if missing."""
+        """Return the interpreter of the environment for the dependencies; create a missing one."""
         from kinetic.aio.images.dependencies import dependencies_of
         from kinetic.aio.images.recipe import installed_wheel
 
         dependencies = await in_thread(
-            dependencies_of, request, self._logged_notices, own_accelerator=True
+            dependencies_of, request, self._logged_notices, keep_accelerator=True
         )
         wheel = await in_thread(self._wheel or installed_wheel)
         home = self._home or configuration.home(self._environ)
@@ -116,7 +116,7 @@ class CurrentInterpreter:
         (folder / COMPLETE_MARK).touch()
 
     async def _run_uv(self, command: Sequence[str | Path], installing: Step) -> None:
-        """Run *command*, a command of uv; show each line of output as the title of a step."""
+        """Run *command*, a command of uv; show each line of output as the title of *installing*."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -140,7 +140,7 @@ class CurrentInterpreter:
         if code != 0:
             last_lines = "\n".join(f"  {line}" for line in lines)
             raise BuildError(
-                f"the environment wasn't created: `uv {command[1]}` ended with {code}:\n"
+                f"the environment wasn't created: `uv {command[1]}` ended with exit code {code}:\n"
                 f"{last_lines}\nfix the project's dependencies, or check the network"
             )
 
@@ -177,7 +177,7 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
     if path is None:
         raise ConfigurationError(
             'container_image="prebuilt" on the local platform needs uv, which is not on the PATH: '
-            "`pip install uv`, or leave container_image out to run in this interpreter"
+            "run `pip install uv`, or leave container_image out to run in this interpreter"
         )
     return path
 

@@ -1,7 +1,7 @@
 """Find a project's dependencies and filter them for an image.
 
 The result is a requirements file whose lines stay as the project wrote them. The library
-`packaging` parses each line, only to find the package that it names and where that comes from.
+`packaging` parses each line only to find which package the line names, and where pip finds it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Dependencies:
 
     @property
     def has_packages(self) -> bool:
-        """Whether there is anything to install."""
+        """Whether pip installs anything for ``text``."""
         return any(line.installs for line in _parse_lines(self.text))
 
     @property
@@ -60,18 +60,19 @@ class Dependencies:
 
 
 def dependencies_of(
-    request: ImageRequest, logged: set[str], *, own_accelerator: bool = False
+    request: ImageRequest, logged: set[str], *, keep_accelerator: bool = False
 ) -> Dependencies:
     """Return the dependencies of the project of *request*; log each notice that isn't in *logged*.
 
-    With *own_accelerator*, for a job without an image, `ACCELERATOR_PACKAGES` stay. Reads files.
+    With *keep_accelerator*, which is for a job without an image, `ACCELERATOR_PACKAGES` stay. This
+    function reads files.
 
     Raises:
         PackError: A file can't be read, or names a package that exists on this machine only.
     """
     if request.entry_dir is None:
         return Dependencies()
-    found = find_dependencies(request.entry_dir, request.root, own_accelerator=own_accelerator)
+    found = find_dependencies(request.entry_dir, request.root, keep_accelerator=keep_accelerator)
     for notice in found.notices:
         if notice not in logged:
             logged.add(notice)
@@ -80,7 +81,7 @@ def dependencies_of(
 
 
 def find_dependencies(
-    entry_dir: Path, root: Path | None, *, own_accelerator: bool = False
+    entry_dir: Path, root: Path | None, *, keep_accelerator: bool = False
 ) -> Dependencies:
     """Read the nearest dependency file from *entry_dir* up to *root*.
 
@@ -95,10 +96,10 @@ def find_dependencies(
     for directory in _walk_up(entry_dir, root):
         requirements, pyproject = directory / "requirements.txt", directory / "pyproject.toml"
         if requirements.is_file():
-            found = filter_requirements(_read_text(requirements), requirements, own_accelerator)
+            found = filter_requirements(_read_text(requirements), requirements, keep_accelerator)
         elif pyproject.is_file() and (lines := _read_pyproject(pyproject, notices)) is not None:
             text = "".join(f"{line}\n" for line in lines)
-            found = filter_requirements(text, pyproject, own_accelerator)
+            found = filter_requirements(text, pyproject, keep_accelerator)
         else:
             continue
         return replace(found, notices=(*notices, *found.notices))
@@ -106,7 +107,7 @@ def find_dependencies(
 
 
 def _walk_up(entry_dir: Path, root: Path | None) -> Iterator[Path]:
-    """Yield *entry_dir*, then its parents up to *root*; no parents if it isn't in *root*."""
+    """Yield *entry_dir* and, if it is in *root*, its parents up to *root*."""
     yield entry_dir
     if root is not None and entry_dir.is_relative_to(root):
         yield from (parent for parent in entry_dir.parents if parent.is_relative_to(root))
@@ -123,7 +124,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_pyproject(file: Path, notices: list[str]) -> list[str] | None:
-    """Return ``[project.dependencies]``; None without ``[project]``. *notices* gets warnings."""
+    """Return ``[project.dependencies]``; None without ``[project]``. Add warnings to *notices*."""
     try:
         content = tomllib.loads(_read_text(file))
     except tomllib.TOMLDecodeError as exc:
@@ -156,7 +157,7 @@ def _read_pyproject(file: Path, notices: list[str]) -> list[str] | None:
     return lines
 
 
-def filter_requirements(text: str, source: Path, own_accelerator: bool = False) -> Dependencies:
+def filter_requirements(text: str, source: Path, keep_accelerator: bool = False) -> Dependencies:
     """Return the part of the requirements *text* that goes into an image. No I/O.
 
     Raises:
@@ -173,16 +174,19 @@ def filter_requirements(text: str, source: Path, own_accelerator: bool = False) 
             )
         elif line.package == "kinetic-aio":
             pass  # the job gets the version of kinetic that submits it
-        elif line.package in ACCELERATOR_PACKAGES and not (own_accelerator or line.keeps):
+        elif line.package in ACCELERATOR_PACKAGES and not (
+            keep_accelerator or line.has_keep_comment
+        ):
             notices.append(
-                f"{position}: {line.text!r} is left to the image, which has the {line.package} "
-                f"of its accelerator; write '# {KEEP}' behind it to install yours."
+                f"{position}: {line.text!r} is not installed, because the image has the "
+                f"{line.package} for its accelerator; to install yours, write '# {KEEP}' at the "
+                "end of the line."
             )
         elif line.location is not None and not _is_remote(line.location):
             raise PackError(
                 f"{position}: {line.text!r} is neither a requirement nor a URL. A job cannot "
-                "install what exists on this machine only: the project's own code travels with it; "
-                "name packages by an index or a URL.",
+                "install what exists on this machine only. kinetic sends the project's own code; "
+                "request other packages by their name in an index, or by a URL.",
                 culprit=f"{source}:{line.number}",
             )
         else:
@@ -213,7 +217,7 @@ class _Line:
     installs: bool = False
 
     @property
-    def keeps(self) -> bool:
+    def has_keep_comment(self) -> bool:
         """Whether a comment in the line has `KEEP`."""
         return any(KEEP in raw_line.partition("#")[2] for raw_line in self.raw_lines)
 

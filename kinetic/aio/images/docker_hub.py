@@ -24,12 +24,12 @@ _LOGIN = 'docker login --username "$$DOCKERHUB_USERNAME" --password-stdin <<< "$
 
 
 async def has_token(project: str, environ: Mapping[str, str]) -> bool:
-    """Return whether *project* has an enabled Docker Hub token that you may read.
+    """Return whether *project* has an enabled Docker Hub token that the user may read.
 
     This sends one request.
     """
     google = GoogleClient(environ, RetryPolicy(total_s=RETRY_S), idle_s=RETRY_S)
-    path = f"/v1/{_version(urllib.parse.quote(project, safe=''), TOKEN)}"
+    path = f"/v1/{_secret_version(urllib.parse.quote(project, safe=''), TOKEN)}"
     try:
         answer = await google.call(GoogleRequest("secretmanager", path))
     except (HttpError, BackendError) as exc:
@@ -48,11 +48,11 @@ def login_step(project: str, image: str) -> tuple[dict[str, Any], dict[str, Any]
     variables = [*_VARIABLES.values()]
     step = {"name": image, "entrypoint": "bash", "args": ["-c", _LOGIN], "secret_env": variables}
     secrets = [
-        {"version_name": _version(project, name), "env": variable}
+        {"version_name": _secret_version(project, name), "env": variable}
         for name, variable in _VARIABLES.items()
     ]
     return step, {"secret_manager": secrets}
 
 
-def _version(project: str, name: str) -> str:
+def _secret_version(project: str, name: str) -> str:
     return f"projects/{project}/secrets/{name}/versions/latest"

@@ -2,7 +2,8 @@
 
 An image has Python of the client's minor version, JAX for the accelerator, the runner's libraries,
 kinetic itself, and the runner in ``/app``. A bundled image also has the project's dependencies. The
-installer resolves all packages together, so a dependency that needs another JAX fails the build.
+installer resolves all packages together, so a dependency that needs another
+version of JAX fails the build.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _CHOWN = (
     f" -xdev -type d -exec chown {USER} {{}} +"
 )
 """This command lets `USER` write to Python's folders, because a job on a base image installs its
-dependencies there. Without this command, only root can."""
+dependencies there. Without this command, only root can write there."""
 
 _GPU = (
     "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
@@ -116,8 +117,8 @@ def bundled_plan(
 ) -> Plan:
     """Plan the image of *request* with *dependencies*.
 
-    Its name is *repository* with a tag made from its content: the tag changes if and only if the
-    content does. If *repository* is empty, the name is only the tag.
+    The image's name is *repository* with a tag made from the image's content: the tag changes if
+    and only if the content changes. If *repository* is empty, the name is only the tag.
     """
     context = image_context(
         request.category, request.python, dependencies, wheel=wheel, python_image=python_image
@@ -142,8 +143,8 @@ def image_context(
 ) -> dict[str, bytes]:
     """Return everything that an image is built from, by its path in the context.
 
-    Without *dependencies*, it is a base image. *wheel* is kinetic's wheel; default: that of the
-    running kinetic. *python_image* is the image to start from, in the form of `PYTHON_IMAGE`.
+    Without *dependencies*, the image is a base image. *wheel* is kinetic's wheel; default: that of
+    the running kinetic. *python_image* is the image to start from, in the form of `PYTHON_IMAGE`.
     """
     dependencies = dependencies or Dependencies()
     wheel = wheel or installed_wheel()
@@ -215,8 +216,8 @@ def installed_wheel() -> Wheel:
         installed = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError as exc:
         raise ConfigurationError(
-            f"{DISTRIBUTION} runs without being installed, so no image can install it; install "
-            "it, for example with `pip install -e` on its source"
+            f"{DISTRIBUTION} runs from its source without being installed, so kinetic can't put it "
+            "into an image; install it, for example with `pip install -e` in its source folder"
         ) from exc
     metadata = {name: installed.read_text(name) or "" for name in ("METADATA", "entry_points.txt")}
     return wheel(package_files(PACKAGE), installed.version, metadata)

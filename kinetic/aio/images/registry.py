@@ -1,7 +1,7 @@
 """Name the repository of a project's images, and check whether a registry has an image.
 
 A GET request for an image's manifest works in every registry. Cloud Build's list of builds doesn't
-suffice: it still has images that were deleted, and its client imports gRPC.
+suffice: the list still names deleted images, and Cloud Build's client imports gRPC.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Registry:
             headers = {"Accept": _MANIFEST_TYPES}
             if token:
                 headers["Authorization"] = f"Bearer {token}"
-            with self._http.translate_errors(f"cannot ask for {url}", host):
+            with self._http.translate_errors(f"cannot look up {url}", host):
                 # Not HEAD, because its answer has no message that explains a refusal.
                 sending = self._http.session().request("GET", url, headers=headers)
                 close_answer(await self._http.receive(sending))
@@ -114,10 +114,10 @@ class Registry:
         except HttpError as refusal:
             if refusal.status == 404:
                 return False
-            problem = f"cannot ask for {uri}"
+            problem = f"cannot look up {uri}"
             if refusal.status in (401, 403):
                 raise AuthError(
-                    f"{problem}: the registry does not let you look ({refusal.status}: "
+                    f"{problem}: the registry refuses access ({refusal.status}: "
                     f"{refusal.message}); give yourself the role roles/artifactregistry.reader on "
                     "its repository"
                 ) from None
