@@ -83,8 +83,8 @@ def main() -> int:
         local, secrets, order_line = read_order(file.read())
     order = wire.Order.decode(order_line)
     os.environ.update(order.variables())
-    site = workspace.Site.of(local)
-    code: int = attempt.main(order, bytes.fromhex(secrets["key"]), local["executor"], site)
+    place = workspace.JobPlace.of(local)
+    code: int = attempt.main(order, bytes.fromhex(secrets["key"]), local["executor"], place)
     return code
 
 

@@ -39,7 +39,7 @@ _adopted_secrets: dict[str, Any] = {}
 """The last secrets that `adopt_secrets` set: their line and its content."""
 
 _attempt_main: Callable[..., int] | None = None
-_make_site: Callable[..., Any] | None = None
+_make_place: Callable[..., Any] | None = None
 
 
 def prepare(inherited: Sequence[int]) -> None:
@@ -57,12 +57,12 @@ def prepare(inherited: Sequence[int]) -> None:
 
 def preload() -> None:
     """Import the runner's modules that all jobs need, once, in the warm parent."""
-    global _attempt_main, _make_site
+    global _attempt_main, _make_place
     remote_runner.enable_crash_tracebacks()
     importlib.import_module("..job.by_value", __package__).patch_multiprocessing()
     _attempt_main = importlib.import_module("..job.attempt", __package__).main
     workspace: Any = importlib.import_module("..job.workspace", __package__)
-    _make_site = workspace.Site.of
+    _make_place = workspace.JobPlace.of
     workspace.has_jax()
 
 
@@ -126,9 +126,9 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
         _replace_environment(secrets["environment"])
     order = wire.Order.decode(order_line)
     _add_to_environment({**variables, **order.variables()})
-    assert _attempt_main is not None and _make_site is not None
+    assert _attempt_main is not None and _make_place is not None
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
-    return _attempt_main(order, key, executor, _make_site(local))
+    return _attempt_main(order, key, executor, _make_place(local))
 
 
 def _open_log(path: str) -> None:

@@ -1,9 +1,9 @@
 """One attempt, step by step: claim, check, run, commit.
 
-An attempt first creates its claim, an object that reserves the attempt for one process. Then it
-looks for a stop in the control log. A client first writes a stop, and then looks for claims. So the
-runner sees the stop, or the client sees the claim. The commit is the one write that creates the
-outcome; nothing can change the outcome afterwards.
+The runner first creates the claim, an object that reserves the attempt for one process. Then it
+looks for a stop request in the control log. To stop an attempt, a client first writes a stop
+request, and then looks for the claim. So the runner sees the request, or the client sees the claim.
+The commit is the one write that creates the outcome; nothing can change the outcome afterwards.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..stores.objects import Objects, open_store
 from . import opening, outputs, views, workspace
 from .opening import Opening
 from .processes import Stopped, Stopping
-from .workspace import Site
+from .workspace import JobPlace
 
 RESERVE_BYTES = 4 << 20
-"""Size of the memory that a call frees when it fails, so that the failure can be reported."""
+"""Bytes that a call reserves, and frees when it fails: reporting the failure needs memory."""
 
 
 class Invocation:
@@ -42,13 +42,13 @@ class Invocation:
         self,
         order: Order,
         objects: Objects,
-        site: workspace.Site,
+        place: workspace.JobPlace,
         stopping: Stopping,
         executor: str,
     ) -> None:
         self._order = order
         self._objects = objects
-        self._site = site
+        self._place = place
         self._stopping = stopping
         self._executor = executor
         self._phase = "startup"
@@ -60,8 +60,8 @@ class Invocation:
     def run(self, arguments: bytes) -> tuple[Outcome, Stored]:
         """Call the function; return the outcome, which may be an error, and its body.
 
-        *arguments* are empty if they weren't read yet. The job's output files are uploaded before
-        this returns.
+        Empty *arguments* weren't read yet, so this method reads them. It uploads the job's output
+        files before it returns.
         """
         result = self._call_and_encode(arguments)
         if self._outputs is not None:
@@ -71,7 +71,7 @@ class Invocation:
     def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Stored]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
         with suppress(MemoryError):
-            self._memory_reserve = bytes(RESERVE_BYTES)  # without writing to the memory
+            self._memory_reserve = bytes(RESERVE_BYTES)  # doesn't write to the memory
         try:
             with self._stopping.interruptible():
                 function, args, kwargs = self._prepare(arguments)
@@ -93,14 +93,14 @@ class Invocation:
         if order.requirements is not None:
             self._phase = "requirements"
             requirements: Any = importlib.import_module(".requirements", __package__)
-            requirements.install(order.requirements, self._objects, os.fspath(self._site.work))
+            requirements.install(order.requirements, self._objects, os.fspath(self._place.work))
         self._phase = "data resolve"
         if order.data:
-            views.prepare(order.data, self._objects, self._site)
-        self._outputs = outputs.prepare(order, *self._host_position(), self._site.work)
+            views.prepare(order.data, self._objects, self._place)
+        self._outputs = outputs.prepare(order, *self._host_position(), self._place.work)
         self._phase = "context extract"
-        workspace.prepare(order.code, self._objects, self._site)
-        workspace.prefer_jax(os.environ, order.code, self._site)
+        workspace.prepare(order.code, self._objects, self._place)
+        workspace.prefer_jax(os.environ, order.code, self._place)
         self._join_hosts()
         function_bytes = self._read_input(order.function)
         arguments = arguments or self._read_input(order.arguments)
@@ -110,19 +110,19 @@ class Invocation:
         return function, args, kwargs
 
     def _join_hosts(self) -> None:
-        """Join the other hosts of the call, which a job on one host doesn't have."""
+        """Connect to the other hosts of the call; a job on one host has none."""
 
     def _load(self, content: bytes) -> Any:
         if self._order.debug_s is None:
             return pickles.load(content)
-        return _load_debugger().load(content, self._order, self._site)
+        return _load_debugger().load(content, self._order, self._place)
 
     def _debug(self) -> None:
         """Start the debugger and wait until a user attaches to it."""
         self._phase = "debugger setup"
         host, hosts = self._host_position()
         debugger_wait = _load_debugger().DebuggerWait(
-            self._order, self._objects, self._site, host, hosts
+            self._order, self._objects, self._place, host, hosts
         )
         debugger_wait.listen()
         self._phase = "waiting for a debugger"
@@ -141,11 +141,11 @@ class Invocation:
             raise
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and await its result if needed; return None after ``sys.exit(0)``."""
+        """Return the function's value, awaited if needed; after ``sys.exit(0)``, return None."""
         self._phase = "execute"
         if self._order.timeout is not None:
             self._called = time.monotonic()
-            self._site.report_call()
+            self._place.report_call()
         try:
             value = function(*args, **kwargs)
             if hasattr(value, "__await__"):
@@ -159,13 +159,13 @@ class Invocation:
         return value
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Stored]:
-        """Return an outcome and its body: *value*, or an error if pickling *value* fails."""
+        """Return the outcome of *value* and its body, or those of an error if pickling fails."""
         self._phase = "result serialization"
         try:
-            stored = outcomes.encode_value(value, f"{self._site.work}/result")
+            stored = outcomes.encode_value(value, f"{self._place.work}/result")
         except BaseException as error:
             self._memory_reserve = b""
-            text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # this method
+            text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
             verb = "written" if _is_disk_full(error) else "pickled"
             message = f"the result cannot be {verb}: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
@@ -180,9 +180,9 @@ class Invocation:
 
     def _encode_failure(self, error: BaseException) -> tuple[Outcome, Stored]:
         """Return the outcome of a call or a preparation that raised *error*, and its body."""
-        # Before the call, only unpickling runs the user's code.
-        has_own = self._phase in ("execute", "payload unpickle")
-        own_frames = _own_frames(error) if has_own else 0
+        # If an error doesn't come from the user's code, its traceback shows the runner's frames.
+        in_user_code = self._phase in ("execute", "payload unpickle")
+        own_frames = _own_frames(error) if in_user_code else 0
         text = outcomes.error_text(error, phase=self._phase, own_frames=own_frames)
         text = self._localize_paths(text)
         rebuilt = None
@@ -192,7 +192,7 @@ class Invocation:
             if not self._order.owned:
                 with suppress(Exception):  # the user's code may have closed the stream
                     sys.stderr.write(text.traceback)
-            # These would end the caller's process or generator.
+            # In the client, these exceptions would end the caller's process or generator.
             if not isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit)):
                 rebuilt = error
         else:
@@ -223,7 +223,7 @@ class Invocation:
 
     def _hint(self, error: BaseException, prefix: str, suffix: str = "") -> str:
         """Return advice about *error* between *prefix* and *suffix*; empty without advice."""
-        hint = _advice(error, self._phase, self._site)
+        hint = _advice(error, self._phase, self._place)
         return hint and f"{prefix}{hint}{suffix}"
 
     def _localize_paths(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
@@ -231,12 +231,12 @@ class Invocation:
         root = self._order.root
         if not root:
             return text
-        job_prefix, caller_prefix = f'File "{self._site.work}/workspace/', f'File "{root}/'
+        job_prefix, caller_prefix = f'File "{self._place.work}/workspace/', f'File "{root}/'
         return replace(text, traceback=text.traceback.replace(job_prefix, caller_prefix))
 
     def _add_log(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """Add the last lines of the log if the platform doesn't keep the log."""
-        log = self._site.log
+        log = self._place.log
         return text if log is None else replace(text, log=log())
 
     def _outcome(self, kind: Kind, note: Note | None, *, reason: str = "") -> Outcome:
@@ -257,7 +257,7 @@ async def _await_value(value: Any) -> Any:
 
 
 def _own_frames(error: BaseException) -> int:
-    """Return how many of the outermost frames belong to the runner, or to asyncio in between."""
+    """Count the outermost frames up to the runner's last one; asyncio's may lie in between."""
     count = own = 0
     trace = error.__traceback__
     while trace is not None:
@@ -275,7 +275,7 @@ def _failure_reason(error: BaseException, phase: str) -> str:
 
 
 def _check_python(submitted: str) -> None:
-    """Raise an error if the caller's Python, *submitted*, has other bytecode than this one."""
+    """Raise RuntimeError if this Python can't run the bytecode of the caller's (*submitted*)."""
     running = ".".join(map(str, sys.version_info[:3]))
     if submitted and submitted.split(".")[:2] != running.split(".")[:2]:
         raise RuntimeError(
@@ -288,21 +288,24 @@ def _load_debugger() -> Any:
     return importlib.import_module(".debugger", __package__)
 
 
-def _advice(error: BaseException, phase: str, site: workspace.Site) -> str:
+def _advice(error: BaseException, phase: str, place: workspace.JobPlace) -> str:
     """Return advice that the message of *error* lacks; empty if there is none."""
     if _is_disk_full(error) and phase != "execute":
-        return f"The disk of {site.cache} is full: free some space there"
+        return f"The disk of {place.cache} is full: free some space there"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        advice = site.install_advice(error.name.partition(".")[0])
+        advice = place.install_advice(error.name.partition(".")[0])
         return (
-            f"The module {error.name!r} is not installed where the job runs: {advice}. If it is "
-            "your own, move it below the project's root, or set KINETIC_PACKAGE_ROOT"
+            f"The module {error.name!r} is not installed where the job runs: {advice}. If the "
+            "module is your own, move it into the project's directory, or set KINETIC_PACKAGE_ROOT "
+            "to a directory that contains the module and the project"
         )
     if isinstance(error, KeyError) and _is_of_environ(error):
-        return f"The job has no variable {error.args[0]!r}: name it in capture_env_vars= to pass it"
+        variable = f"The environment variable {error.args[0]!r}"
+        return f"{variable} is not set in the job: add it to capture_env_vars="
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if isinstance(error, MemoryError) and limit != resource.RLIM_INFINITY:
-        return f"memory= limits the job to {limit / (1 << 20):,.0f} MiB: raise it if it needs more"
+        memory = f"{limit / (1 << 20):,.0f} MiB"
+        return f"memory= limits the job to {memory}: raise memory= if the job needs more"
     return ""
 
 
@@ -318,19 +321,19 @@ def _is_of_environ(error: KeyError) -> bool:
     return trace is not None and trace.tb_frame.f_locals.get("self") is os.environ
 
 
-PATIENCE_S = 600.0
+OUTCOME_WAIT_S = 600.0
 """How long, in seconds, a process waits for the outcome if another process claimed its attempt."""
 
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
 
 
-def main(order: Order, key: bytes, executor: str, site: Site) -> int:
+def main(order: Order, key: bytes, executor: str, place: JobPlace) -> int:
     """Carry out *order* in this process and return its exit code."""
     stopping = Stopping()
     stopping.install()
     objects = open_store(order.store)
-    invocation = Invocation(order, objects, site, stopping, executor)
+    invocation = Invocation(order, objects, place, stopping, executor)
     return Attempt(order, key, executor, objects, stopping, invocation.run).run()
 
 
@@ -388,7 +391,7 @@ class Attempt:
         return self._commit(self._outcome_under_stop(outcome), body)
 
     def _outcome_under_stop(self, outcome: wire.Outcome) -> wire.Outcome:
-        """Return `CANCELLED` in place of a failure if a stop of the item ended this attempt."""
+        """Replace a failure by `CANCELLED` if a request to stop the item ended this attempt."""
         if not self._stopping.requested or outcome.kind is wire.Kind.VALUE:
             return outcome
         is_cancelling = self._opening.item_from_listing().state is wire.ItemState.CANCELLING
@@ -405,7 +408,7 @@ class Attempt:
         )
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
-        """Create the outcome, and before it the object of a large value; return the exit code."""
+        """Create the object of a large value, then the outcome; return the exit code."""
         order, name = self._order, self._order.part_name("outcome")
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
@@ -476,13 +479,13 @@ class Attempt:
     def _wait_for_claimant(self) -> int:
         """Wait until the process that has claimed this attempt has committed; return the exit code.
 
-        If this process ended earlier, the Kubernetes Job would be complete, and its controller
-        would delete the claimant. A voided attempt has no process to wait for: a client
-        closed it before its start.
+        If this process ended first, the Kubernetes Job would be complete, and its controller would
+        delete the claimant's pod. A void attempt has no such process: another process closed the
+        attempt before its start.
         """
         if self._opening.is_void():
             return wire.EXIT_FINAL
-        for pause in pauses(10.0, 60.0, PATIENCE_S):
+        for pause in pauses(10.0, 60.0, OUTCOME_WAIT_S):
             if self._stopping.requested:
                 break
             try:

@@ -20,7 +20,7 @@ from ..protocol import pickles, wire
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
-    from .workspace import Site
+    from .workspace import JobPlace
 
 LOOPBACK = "127.0.0.1"
 ATTACHED = "debug-begun"
@@ -31,15 +31,15 @@ CLOUDPICKLE_MODULE = "cloudpickle.cloudpickle"
 
 
 class DebuggerWait:
-    """The wait for a debugger, on host number *host* of *hosts*."""
+    """Wait for a debugger on the host with the index *host*, one of *hosts*."""
 
     def __init__(
-        self, order: wire.Order, objects: Objects, site: Site, host: int, hosts: int
+        self, order: wire.Order, objects: Objects, place: JobPlace, host: int, hosts: int
     ) -> None:
         self._order = order
         self._objects = objects
-        self._site = site
-        self._root = _workspace(site)
+        self._place = place
+        self._root = _workspace(place)
         self._host = host
         self._hosts = hosts
         self._finished = threading.Event()
@@ -53,7 +53,7 @@ class DebuggerWait:
             RuntimeError: debugpy isn't installed.
             OSError: The object with the port can't be written.
         """
-        self._debugpy = _load_debugpy(self._site)
+        self._debugpy = _load_debugpy(self._place)
         _, port = self._debugpy.listen((LOOPBACK, 0))
         sys.breakpointhook = self._debugpy.breakpoint
         name = self._order.part_name(wire.debugger_mark(self._host))
@@ -101,12 +101,12 @@ class DebuggerWait:
                 continue  # `wait_for_client` has not started yet
 
 
-def load(content: bytes, order: wire.Order, site: Site) -> Any:
+def load(content: bytes, order: wire.Order, place: JobPlace) -> Any:
     """Unpickle a container, and give its code objects the file names that they have in the job.
 
-    With the caller's file names, the debugger would find no files and ignore breakpoints in them.
+    With the caller's file names, the debugger would find no file, and ignore all breakpoints.
     """
-    caller_root, workspace = order.root.rstrip("/"), _workspace(site)
+    caller_root, workspace = order.root.rstrip("/"), _workspace(place)
 
     def build_code(*parts: Any) -> types.CodeType:
         built = types.CodeType(*parts)
@@ -132,28 +132,28 @@ def load(content: bytes, order: wire.Order, site: Site) -> Any:
     return pickles.load(content, unpickler=RelocatingUnpickler)
 
 
-def _workspace(site: Site) -> str:
-    return os.path.realpath(os.path.join(site.work, "workspace"))
+def _workspace(place: JobPlace) -> str:
+    return os.path.realpath(os.path.join(place.work, "workspace"))
 
 
-def _load_debugpy(site: Site) -> Any:
-    """Import debugpy. If the container is the job's own, install debugpy first if it is missing."""
+def _load_debugpy(place: JobPlace) -> Any:
+    """Import debugpy; if it is missing, install it first in a container that only this job uses."""
     # Without this, debugpy prints a warning about frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as exc:
         error: Exception = exc
-    if site.exclusive:  # the container is the job's own, so this changes no shared interpreter
+    if place.exclusive:  # no other job uses this interpreter
         try:
             requirements: Any = importlib.import_module(".requirements", __package__)
-            requirements.add_package(PACKAGE, os.path.join(site.work, PACKAGE))
+            requirements.add_package(PACKAGE, os.path.join(place.work, PACKAGE))
             return importlib.import_module(PACKAGE)
         except (ImportError, OSError, RuntimeError) as exc:
             error = exc
     raise RuntimeError(
-        f"debug=True needs debugpy where the job runs, and it isn't installed there ({error}); "
-        f"{site.install_advice(PACKAGE)}"
+        f"debug=True needs debugpy, which isn't installed where the job runs ({error}); "
+        f"{place.install_advice(PACKAGE)}"
     ) from error
 
 

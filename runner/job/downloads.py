@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..protocol.wire import DataRef
     from ..stores.gcs import Bucket
-    from .workspace import Site
+    from .workspace import JobPlace
 
 MAX_CONCURRENT = 32
 LARGE_BYTES = 32 * 1024 * 1024
 """Download larger objects one by one, each in several concurrent ranges."""
 
 
-def download(ref: DataRef, folder: str, site: Site) -> str:
+def download(ref: DataRef, folder: str, place: JobPlace) -> str:
     """Download the ``gs://…`` or ``hf://…`` URI of *ref* to the empty *folder*; return the path.
 
     Raises:
@@ -35,7 +35,7 @@ def download(ref: DataRef, folder: str, site: Site) -> str:
     if scheme == "gs":
         return _from_bucket(ref, location, folder)
     if scheme == "hf":
-        return _from_hub(ref, location, folder, site)
+        return _from_hub(ref, location, folder, place)
     raise RuntimeError(f"{ref.uri} cannot be downloaded: it is neither gs:// nor hf://")
 
 
@@ -52,14 +52,14 @@ def _from_bucket(ref: DataRef, location: str, folder: str) -> str:
     if not ref.is_dir:
         blob = bucket.find(name)
         if blob is None:
-            raise RuntimeError(f"there is no object {ref.uri}, or you may not read it")
+            raise RuntimeError(f"there is no object {ref.uri}, or the job may not read it")
         _check_space(ref.uri, [blob], folder)
         target = f"{folder}/{_checked_path(ref.uri, name.rpartition('/')[2])}"
         _fetch(bucket, ref.uri, blob, target)
         return target
     objects = list(bucket.list(name))
     if not objects:
-        raise RuntimeError(f"there is nothing at {ref.uri}, or you may not read it")
+        raise RuntimeError(f"there are no objects under {ref.uri}, or the job may not read them")
     _check_space(ref.uri, objects, folder)
     fetch_under(bucket, ref.uri, objects, name, folder)
     return folder
@@ -100,7 +100,7 @@ def call_all(
     large: Iterable[tuple[Any, Any]],
     workers: int,
 ) -> None:
-    """Call *transfer* with each pair: concurrently with the *small* ones, then one by one."""
+    """Call *transfer* with the *small* pairs concurrently, then with the *large* ones in turn."""
     pool = ThreadPoolExecutor(workers, "kinetic-transfers")
     try:
         for running in [pool.submit(transfer, *pair) for pair in small]:
@@ -124,8 +124,8 @@ def _fetch(bucket: Bucket, uri: str, blob: Any, target: str) -> None:
 def _name_conflict(uri: str, path: str) -> RuntimeError:
     name = os.path.basename(path)
     return RuntimeError(
-        f"{uri} has both an object and a folder {name!r}, and a disk can't hold both; mount it "
-        "with fuse=True, or rename one"
+        f"{uri} has both an object and a folder {name!r}, and a disk can't hold both; rename one, "
+        "or pass fuse=True if it is a Data"
     )
 
 
@@ -134,21 +134,24 @@ def _check_space(uri: str, blobs: list[Any], folder: str) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise RuntimeError(
-            f"{uri} has {size:,} bytes, and the disk of {folder} has {free:,} left; mount it with "
-            "fuse=True instead of copying it"
+            f"{uri} has {size:,} bytes, and the disk of {folder} has {free:,} bytes free; pass "
+            "fuse=True to mount the Data instead of copying it"
         )
 
 
 def _checked_path(uri: str, path: str) -> str:
     if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-        raise RuntimeError(f"{path!r} of {uri} can't be the name of a file; mount it instead")
+        raise RuntimeError(
+            f"{path!r} of {uri} can't be the name of a file; rename the object, or pass fuse=True "
+            "if it is a Data"
+        )
     return path
 
 
 # --- Hugging Face -------------------------------------------------------------------------
 
 
-def _from_hub(ref: DataRef, location: str, folder: str, site: Site) -> str:
+def _from_hub(ref: DataRef, location: str, folder: str, place: JobPlace) -> str:
     """Save a dataset with the library `datasets`; without it, download the repository's files."""
     name, _, query = location.partition("?")
     options = {key: values[0] for key, values in urllib.parse.parse_qs(query).items()}
@@ -162,12 +165,12 @@ def _from_hub(ref: DataRef, location: str, folder: str, site: Site) -> str:
         library.load_dataset(name, **arguments, **trust).save_to_disk(folder)
         return folder
     if ref.trust_remote_code or not options.keys() <= {"revision"}:
-        raise RuntimeError(_missing_library_message("datasets", ref.uri, site))
+        raise RuntimeError(_missing_library_message("datasets", ref.uri, place))
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
         raise RuntimeError(
-            _missing_library_message("datasets or huggingface_hub", ref.uri, site)
+            _missing_library_message("datasets or huggingface_hub", ref.uri, place)
         ) from None
     hub.snapshot_download(
         name, repo_type="dataset", revision=options.get("revision"), local_dir=folder
@@ -175,5 +178,5 @@ def _from_hub(ref: DataRef, location: str, folder: str, site: Site) -> str:
     return folder
 
 
-def _missing_library_message(library: str, uri: str, site: Site) -> str:
-    return f"{uri} needs {library} where the job runs: {site.install_advice('it')}"
+def _missing_library_message(library: str, uri: str, place: JobPlace) -> str:
+    return f"{uri} needs {library} where the job runs: {place.install_advice('it')}"

@@ -51,8 +51,8 @@ def entered() -> str:
 def available() -> str:
     """Return how a process of this user can get a namespace: ``root``, ``user``, or empty.
 
-    A forked child tries to get one, once, in about a millisecond. Call this before you start
-    threads.
+    The first call forks a child that tries to get one, in about a millisecond. The process must not
+    have started threads by then.
     """
     if not SUPPORTED:
         return ""
@@ -86,10 +86,10 @@ def _probe() -> str:
 
 
 def enter() -> str:
-    """Give this process its own mount namespace, once; return ``root`` or ``user``.
+    """Give this process its own mount namespace unless it has one; return ``root`` or ``user``.
 
     Raises:
-        OSError: The kernel does not allow it, or the process has threads.
+        OSError: The kernel doesn't allow a namespace, or the process has threads.
     """
     global _entered
     if _entered:
@@ -106,7 +106,7 @@ def enter() -> str:
         else:
             _entered = "root"
             return _entered
-    # A process can't leave a user namespace that can't mount, so a child tries it first.
+    # A process can't leave a user namespace again. So a child first tries whether it can mount.
     if available() != "user":
         raise OSError(errno.EPERM, "the kernel allows this user no mount namespace")
     _unshare(user=True)
@@ -166,7 +166,7 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
     finally:
         for fd in fds:
             os.close(fd)
-    # The kernel makes directories without permissions in *work*; open them so they can be removed.
+    # The kernel makes directories without permissions in *work*, which kinetic couldn't remove.
     for folder, subfolders, _ in os.walk(work):
         for name in subfolders:
             os.chmod(os.path.join(folder, name), 0o700)
@@ -194,8 +194,8 @@ def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
             _create(point, view, scratch, in_volume=any(_is_inside(point, up) for up in mounted))
         if os.path.isdir(point) != os.path.isdir(view):
             kind = "directory" if os.path.isdir(view) else "file"
-            problem = f"is a {kind}, and there is something else there"
-            raise RuntimeError(f"the volume at {point} {problem}")
+            other = "file" if os.path.isdir(view) else "directory"
+            raise RuntimeError(f"the volume at {point} is a {kind}, but that path is a {other}")
         bind(view, point)
         mounted.append(point)
     try:
@@ -227,7 +227,7 @@ def _mirror(ancestor: str, point: str, view: str, scratch: str) -> None:
     stage = f"{scratch}/mirror-{len(os.listdir(scratch))}"
     os.mkdir(stage, 0o700)
     _mount("tmpfs", stage, "tmpfs", options=f"mode={mode:o}")
-    _mount(None, stage, flags=MS_UNBINDABLE)  # *ancestor* may contain *stage*: don't mirror it
+    _mount(None, stage, flags=MS_UNBINDABLE)  # don't mirror *stage*, which *ancestor* may contain
     with os.scandir(ancestor) as entries:
         for entry in entries:
             _mirror_entry(entry, f"{stage}/{entry.name}")
@@ -271,8 +271,8 @@ def _make_like(view: str, target: str) -> None:
 def _make_read_only(target: str) -> None:
     """Make the mount at *target* read-only.
 
-    A process in a user namespace may not remove a mount's flags, so the call repeats the flags
-    that the mount has.
+    The kernel doesn't let a process in a user namespace remove a mount's flags. So the call repeats
+    the flags that the mount has.
     """
     flags = os.statvfs(target).f_flag
     kept_flags = flags & KEPT_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 REQUEST_BYTES = 64 * 1024 * 1024
-"""Maximum bytes to read of a request; a longer one counts as unsigned."""
+"""Maximum bytes to read of a request; a longer request counts as unsigned."""
 
 
 READ_AHEAD = 1024 * 1024
@@ -29,8 +29,8 @@ class Opening:
 
     Args:
         trusts_claim: Take a new claim as proof that the attempt isn't closed, which saves a
-            request. Another process can still close the attempt after the claim, while this
-            process is cut off from the store.
+            request. The proof fails if this process is cut off from the store after the claim, and
+            another process then closes the attempt.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Opening:
         return self._made_claim or self._read_claimant() == self._executor
 
     def is_void(self) -> bool:
-        """Return whether this attempt was closed before it began, so that it must not run."""
+        """Return whether another process closed this attempt before it began."""
         try:
             return self._read_claimant() == wire.VOID
         except KeyError:
@@ -101,7 +101,7 @@ class Opening:
         return True
 
     def _open_first_item(self) -> wire.Item | None:
-        """Return the item if this is its first attempt, without outcome or requests; else None."""
+        """Return an open item if this is its first attempt, without outcome or requests."""
         if self._order.attempt != 1:
             return None
         known_open = self._trusts_claim and self._made_claim
@@ -139,7 +139,7 @@ def read_input(objects: Objects, part: wire.Input) -> bytes:
 
 
 def timeout_message(order: wire.Order, called: bool) -> str:
-    """Return the message about a job that ran out of time; *called*: was its function called?"""
+    """Return the message about a job that ran out of time before or after its function's call."""
     if called:
         return f"ran longer than its timeout of {order.timeout:g} s"
     limit = wire.start_allowance(order.debug_s) + (order.timeout or 0.0)

@@ -32,8 +32,8 @@ MAX_CONCURRENT = 16
 LARGE_BYTES = 1024 * 1024
 """Upload larger files one by one, because each upload takes memory of the job."""
 
-NAMED_FILES = 5
-"""The most files that the message about files without an upload names."""
+MAX_NAMED_FILES = 5
+"""Maximum number of files that the message about missing uploads names."""
 
 
 def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
@@ -54,7 +54,7 @@ def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -
         mirror = Mirror(url, folder)
         own_prefix = f"{order.store}/outputs/{order.group_id or order.job_id}"
         if order.attempt > 1 or not order.output_dir.startswith(own_prefix):
-            mirror.fetch()  # a first attempt's own prefix is still empty
+            mirror.fetch()  # otherwise the prefix is new, and still empty
         os.environ[VARIABLE] = folder
         mirror.start()
         return mirror
@@ -99,8 +99,8 @@ class Mirror:
         free = shutil.disk_usage(self._folder).free
         if size > free // 2:
             _log(
-                f"{self._url} has {size:,} bytes, and the job's disk has {free:,} left; "
-                f"{VARIABLE} starts empty"
+                f"{self._url} has {size:,} bytes, more than half of the {free:,} bytes that are "
+                f"free on the job's disk; the directory {VARIABLE} starts empty"
             )
             return
         _downloads().fetch_under(self._bucket(), self._url, blobs, self._prefix, self._folder)
@@ -122,9 +122,9 @@ class Mirror:
         self._previous = current
 
     def finish(self, stopping: Stopping, grace: float) -> None:
-        """Upload all changed files, and report those that fail.
+        """Upload all changed files, and log the names of the files that weren't uploaded.
 
-        A job that was asked to end spends at most half of its *grace* on this.
+        If the platform asked the job to end, the upload may take half of *grace* (seconds).
         """
         if os.getpid() != self._owner_pid:
             return  # this is a fork of the job, and the job itself uploads
@@ -141,11 +141,13 @@ class Mirror:
         current = self._list_files()
         unsent = sorted(name for name in current if self._uploaded.get(name) != current[name])
         if unsent:
-            more = f" and {len(unsent) - NAMED_FILES} more" if len(unsent) > NAMED_FILES else ""
+            more_count = len(unsent) - MAX_NAMED_FILES
+            more = f" and {more_count} more" if more_count > 0 else ""
             reason = next(
                 (f" ({self._errors[name]})" for name in unsent if name in self._errors), ""
             )
-            _log(f"not uploaded to {self._url}: {', '.join(unsent[:NAMED_FILES])}{more}{reason}")
+            names = ", ".join(unsent[:MAX_NAMED_FILES])
+            _log(f"these files were not uploaded to {self._url}: {names}{more}{reason}")
 
     def _scan_regularly(self) -> None:
         while not self._finishing.wait(SCAN_S):
@@ -204,7 +206,7 @@ class Mirror:
 
 
 def _downloads() -> Any:
-    # Every fork would run the exit callback of the thread pools that this module imports.
+    # If the warm parent imported this module, every fork would run its thread pools' exit callback.
     return importlib.import_module(".downloads", __package__)
 
 

@@ -1,7 +1,7 @@
 """Stop and find a job's processes with the kernel's help: signals, orphans, marks.
 
 ``/proc`` shows a part of a process's memory: the environment with which its program started.
-`Mark` writes a job's executor (the ID of its process) into this memory.
+`Mark` writes a job's executor (kinetic's ID of its process) into this memory.
 So ``/proc`` shows the executor for every process of the job: forks copy the memory, and executed
 programs inherit the variable.
 """
@@ -44,7 +44,7 @@ class Stopping:
         self._armed = False
 
     def install(self) -> None:
-        """Handle the signals of `STOP_SIGNALS`, also those that are blocked and pending.
+        """Handle the signals of `STOP_SIGNALS` from now on, and those that are already pending.
 
         Call this in the main thread.
         """
@@ -99,7 +99,7 @@ def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
     return signals
 
 
-# These hooks are plain C calls, so no signal handler runs in them: Python ignores a hook's error.
+# These hooks are C calls, so no signal handler runs in them: Python would ignore its `Stopped`.
 _previous_mask = _signal_set()
 _block_stop_signals = functools.partial(
     _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOP_SIGNALS), _previous_mask
@@ -128,7 +128,7 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the single-threaded *parent* dies; exit if it has."""
+    """Let the kernel kill this process when *parent* (single-threaded) dies; exit if it is dead."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if _getppid() != parent:
@@ -142,8 +142,8 @@ def ignore_signal(number: int, frame: object) -> None:
 def children(parent: int | None = None) -> list[int]:
     """Return the children of this process or of *parent*, including zombies.
 
-    The process must be single-threaded. The kernel lists children by position: if one is reaped
-    between two reads, the kernel skips another one. Two equal readings prove that it skipped none.
+    The parent must be single-threaded. The kernel lists children by position: if the parent reaps
+    one between two reads, the kernel skips another. Two equal readings prove that it skipped none.
     """
     if not LINUX:
         return []

@@ -66,7 +66,7 @@ def _install(subject: str, *arguments: str) -> None:
             raise
     if process.returncode:
         raise RuntimeError(
-            f"can't install {subject}: `{os.path.basename(command[0])}` ended with "
+            f"can't install {subject}: `{os.path.basename(command[0])}` exited with code "
             f"{process.returncode}:\n{''.join(lines)}"
         )
     importlib.invalidate_caches()
@@ -79,6 +79,6 @@ def _install_command(subject: str) -> list[str]:
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install"]
     raise RuntimeError(
-        f"can't install {subject}: this image has no uv; use a base image "
-        "that was made from what kinetic gives for it"
+        f"can't install {subject}: this image has neither uv nor pip; install uv into it, or build "
+        "the base image with `kinetic build-image`"
     )

@@ -3,8 +3,8 @@
 A spare is the folder of a job that has ended: its workspace, and a record of
 what ``stat`` returned for each file before the job's function was called. The next
 job gets the folder by one rename, and restores only the files that differ from the
-record. So most jobs copy no file. Every change of a file changes its ``ctime``, which
-no program can set.
+record. So most jobs copy no file. The record shows every change of a file, because each
+change sets the file's ``ctime``, and no program can set it back.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 WORKSPACE, RECORD = "workspace", ".record"
 TICK_S, TICKS = 0.001, 50
-"""The pause (seconds) between checks whether a file system's clock has advanced; their number."""
+"""The pause (seconds) and the number of checks whether a file system's clock has advanced."""
 
 
 def can_keep(folder: str) -> bool:
-    """Probe whether the file system of *folder* shows every change of a file by its ``ctime``.
+    """Return whether *folder* can have spares: its file system updates ``ctime`` at every change.
 
-    A file system in memory fails the probe: after a read through a memory mapping, a write through
+    A file system in memory fails this test: after a read through a memory mapping, a write through
     this mapping leaves the ``ctime`` as it was.
     """
     import mmap  # only the supervisor needs this module
@@ -56,7 +56,7 @@ def can_keep(folder: str) -> bool:
 
 
 def project_of(names: Collection[str]) -> str:
-    """Return the project digest of a folder with the entries *names*; empty if it's no spare."""
+    """Return the project digest of a spare with the entries *names*; empty for other folders."""
     records = (name.removesuffix(RECORD) for name in names if name.endswith(RECORD))
     return next(records, "") if WORKSPACE in names else ""
 
@@ -70,7 +70,7 @@ def write_record(work: str, digest: str) -> None:
     """Record the state of each file in the workspace in *work*, for a later `restore`.
 
     Call this while the workspace has only files and folders of the project *digest*. If the file
-    system's clock doesn't advance, there is no record, because it could miss a change.
+    system's clock doesn't advance, kinetic writes no record, because a record could miss a change.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     folders: dict[str, int] = {"": os.lstat(root).st_mode}
@@ -100,8 +100,9 @@ def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list
 def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
     """Restore the workspace of a spare to its original content.
 
-    *fill* copies the missing files; it gets their paths in the workspace. Returns False
-    if there is no record, or if the workspace can't be restored and was renamed to ``broken``.
+    *fill* gets the missing files' paths in the workspace, and copies the files. Returns False if
+    there is no record. If restoring fails, this function renames the workspace to ``broken``, and
+    returns False.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     try:
@@ -117,7 +118,7 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
         if _restore(root, known["folders"], known["files"], fill):
             write_record(work, digest)
         return True
-    except (OSError, ValueError):  # kinetic can't remove the job's files, or the record is damaged
+    except (OSError, ValueError):  # can't remove the old job's files, or the record is damaged
         with contextlib.suppress(OSError):
             os.unlink(record)
         with contextlib.suppress(FileNotFoundError):
@@ -165,7 +166,7 @@ def _file_state(status: os.stat_result) -> list[int]:
 
 
 def _wait_past(moment: int, path: str) -> bool:
-    """Touch *path* until its ``ctime`` is after *moment* (in ns); return False if it stays."""
+    """Touch *path* until its ``ctime`` is after *moment* (ns); return False after all `TICKS`."""
     for _ in range(TICKS):
         os.utime(path)
         if os.stat(path).st_ctime_ns > moment:

@@ -3,7 +3,7 @@
 A view is a copy, or an overlay if the content is large. No other job sees what a job writes
 to its view. In a local run, a Data with ``fuse=True`` from kinetic's store becomes a read-only
 mount, or a copy if the job can't mount. In a pod, the cluster mounts each Data with ``fuse=True``
-before the job starts, and kinetic fills the path of a volume in place.
+before the job starts, and kinetic writes the content of a volume directly to its path.
 """
 
 from __future__ import annotations
@@ -23,83 +23,83 @@ from . import namespace, workspace
 if TYPE_CHECKING:
     from ..protocol.wire import DataRef
     from ..stores.objects import Objects
-    from .workspace import Site
+    from .workspace import JobPlace
 
 FUSE_FOLDER = "/_kinetic/fuse-data"
-"""The folder with the numbered mounts for arguments, in a pod's container."""
+"""The folder in a pod's container with the numbered mounts of ``fuse`` Data that are arguments."""
 
 SMALL_BYTES = 1 << 18
-"""A file up to this size is read by one request."""
+"""Read a file up to this size in one request."""
 
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 
-def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
+def prepare(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -> None:
     """Give this process a private view of each Data, and show volumes at their paths.
 
-    If there are volumes, call it before you start threads.
+    If there are volumes, the process must not have started threads yet.
 
     Raises:
         RuntimeError: A Data is missing in the store or can't be mounted, or a volume's path
             can't be used.
-        ValueError: Content is not what was submitted.
+        ValueError: The content differs from what was submitted.
         OSError: The disk is full, or the kernel refuses a mount.
     """
-    if site.exclusive:
-        paths = _fill_in_place(refs, objects, site)
+    if place.exclusive:
+        paths = _fill_in_place(refs, objects, place)
     else:
-        paths = _mount_views(refs, objects, site)
+        paths = _mount_views(refs, objects, place)
     stand_ins.data_paths[:] = paths
 
 
-def _mount_views(refs: Sequence[DataRef], objects: Objects, site: Site) -> list[str]:
+def _mount_views(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -> list[str]:
     """Make a view of each Data in the job's directory, and mount the volumes; return the paths."""
     if any(ref.mount is not None for ref in refs):
-        _enter_namespace(site)
+        _enter_namespace(place)
     volumes: dict[str, str] = {}
     paths: list[str] = []
     for index, ref in enumerate(refs):
-        view = _make_view(ref, objects, site, os.path.join(site.work, "data", str(index)))
+        view = _make_view(ref, objects, place, os.path.join(place.work, "data", str(index)))
         if ref.mount is None:
             paths.append(view)
             continue
         point = os.path.normpath(ref.mount)
-        _check_point(point, objects, site)
+        _check_point(point, objects, place)
         source = view if ref.is_dir or _names_file(ref, point) else os.path.dirname(view)
         if volumes.setdefault(point, source) != source:
             raise RuntimeError(f"two volumes have the same path, {point}")
         paths.append(point + view.removeprefix(source))
     if volumes:
-        namespace.mount_volumes(volumes, os.fspath(site.work))
+        namespace.mount_volumes(volumes, os.fspath(place.work))
     return paths
 
 
-def _fill_in_place(refs: Sequence[DataRef], objects: Objects, site: Site) -> list[str]:
-    """Fill the path of each volume in a file system that only this job uses; return the paths."""
+def _fill_in_place(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -> list[str]:
+    """Write each Data to its path in a file system that only this job uses; return the paths."""
     paths = _fuse_paths(refs)
-    # An outer volume's folder is empty only before the volumes inside it are filled.
+    # Start with the outer volumes: their folders must be empty, and inner volumes would fill them.
     for index, ref in sorted(enumerate(refs), key=lambda pair: pair[1].mount or ""):
         if index in paths:
             continue
-        folder = os.path.join(site.work, "data", str(index))
+        folder = os.path.join(place.work, "data", str(index))
         if ref.mount is not None:
             point = os.path.normpath(ref.mount)
-            _check_point(point, objects, site)
+            _check_point(point, objects, place)
             folder = os.path.dirname(point) if _names_file(ref, point) else point
-            _make_volume_folder(folder, is_empty=ref.is_dir)
-        paths[index] = _make_view(ref, objects, site, folder)
+            _make_volume_folder(folder, must_be_empty=ref.is_dir)
+        paths[index] = _make_view(ref, objects, place, folder)
     return [paths[index] for index in range(len(refs))]
 
 
-def _make_volume_folder(folder: str, *, is_empty: bool) -> None:
+def _make_volume_folder(folder: str, *, must_be_empty: bool) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
-        if is_empty and os.listdir(folder):
+        if must_be_empty and os.listdir(folder):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), folder)
     except OSError as exc:
         raise RuntimeError(
-            f"a volume cannot be at {folder}: {exc.strerror}; choose a path that the image does "
-            "not have and its user may make, or pass the Data as an argument"
+            f"a volume cannot be at {folder}: {exc.strerror}; choose a path that doesn't exist in "
+            "the image and that its user may create, or pass the Data as an argument"
         ) from exc
 
 
@@ -121,14 +121,14 @@ def _fuse_paths(refs: Sequence[DataRef]) -> dict[int, str]:
     return paths
 
 
-def _enter_namespace(site: Site) -> None:
+def _enter_namespace(place: JobPlace) -> None:
     try:
-        if not site.mounts:
+        if not place.mounts:
             raise OSError("mounts are switched off here")
         namespace.enter()
     except OSError as exc:
         raise RuntimeError(
-            f"volumes need a private mount namespace, and this machine gives none ({exc}); "
+            f"volumes need a private mount namespace, which this machine doesn't allow ({exc}); "
             "pass the Data as an argument instead: the function then gets its path"
         ) from exc
 
@@ -136,7 +136,7 @@ def _enter_namespace(site: Site) -> None:
 def _names_file(ref: DataRef, point: str) -> bool:
     """Return whether the mount *point* is the path of the single file *ref* itself.
 
-    Otherwise *point* is a directory, in which a single file lies.
+    Otherwise *point* is a directory: the Data itself, or the folder that contains its single file.
     """
     named = not ref.is_dir and os.path.basename(point) == _file_name(ref)
     return named and not os.path.isdir(point)
@@ -146,7 +146,7 @@ def _file_name(ref: DataRef) -> str:
     return ref.name or ref.uri.rpartition("/")[2]
 
 
-def _check_point(point: str, objects: Objects, site: Site) -> None:
+def _check_point(point: str, objects: Objects, place: JobPlace) -> None:
     """Raise RuntimeError if a volume at *point* would hide files of the kernel or the job."""
     real_path = os.path.realpath(point)
     if not os.path.isabs(point) or real_path == "/":
@@ -155,7 +155,7 @@ def _check_point(point: str, objects: Objects, site: Site) -> None:
         "/dev/shm", real_path
     ):
         raise RuntimeError(f"a volume cannot be at {point}: the kernel's own files are there")
-    own_paths = [site.work, site.cache, getattr(objects, "root", site.work)]
+    own_paths = [place.work, place.cache, getattr(objects, "root", place.work)]
     for path in (*own_paths, sys.prefix, os.__file__):
         if _contains(real_path, os.path.realpath(path)):
             raise RuntimeError(f"a volume at {point} would hide {path}, which the job needs")
@@ -167,49 +167,49 @@ def _contains(folder: str, path: str) -> bool:
     return path == folder or path.startswith(folder + "/")
 
 
-def _make_view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
+def _make_view(ref: DataRef, objects: Objects, place: JobPlace, folder: str) -> str:
     """Fill the private *folder* with the content of *ref*; return the path of the content."""
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     if "://" in ref.uri:
         downloads: Any = importlib.import_module(".downloads", __package__)
-        path: str = downloads.download(ref, folder, site)
+        path: str = downloads.download(ref, folder, place)
         return path
-    content = _manifest(ref, objects)
+    content = _read_manifest(ref, objects)
     weight = workspace.Weight(len(content.entries), content.size)
-    read_only = ref.fuse and _can_mount(site)
-    if read_only or workspace.worth_mounting(weight, mounts=site.mounts):
+    read_only = ref.fuse and _can_mount(place)
+    if read_only or workspace.worth_mounting(weight, mounts=place.mounts):
         suffix = ref.uri.rpartition("/")[2].removeprefix("manifest")
-        cache_folder = os.path.join(site.cache, "data", ref.digest + suffix)
+        cache_folder = os.path.join(place.cache, "data", ref.digest + suffix)
         tree = workspace.shared_tree(cache_folder, lambda part: _build(part, ref, content, objects))
         if read_only:
             os.mkdir(folder, 0o700)
             namespace.bind(tree.path, folder, read_only=True)
         else:
-            layers = os.path.join(site.work, "layers", f"data-{os.path.basename(folder)}")
-            workspace.make_view(tree, folder, layers, mounts=site.mounts)
+            layers = os.path.join(place.work, "layers", f"data-{os.path.basename(folder)}")
+            workspace.make_view(tree, folder, layers, mounts=place.mounts)
     else:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         _build(folder, ref, content, objects)
     return folder if content.is_dir else f"{folder}/{content.entries[0].path}"
 
 
-def _can_mount(site: Site) -> bool:
-    """Return whether mounts are allowed and this process is in its own mount namespace now."""
+def _can_mount(place: JobPlace) -> bool:
+    """Enter a private mount namespace if possible; return whether this process is in one."""
     try:
-        _enter_namespace(site)
+        _enter_namespace(place)
     except RuntimeError:
         return False
     return True
 
 
-def _manifest(ref: DataRef, objects: Objects) -> Manifest:
-    """Read the manifest of *ref*, and verify that it is the one that was submitted."""
+def _read_manifest(ref: DataRef, objects: Objects) -> Manifest:
+    """Read the manifest of *ref*, and verify its hash."""
     try:
         content = Manifest.from_bytes(objects.get(ref.uri)[0])
     except KeyError:
         raise _missing_error(ref.uri) from None
-    hashed = (content.content_hash(), content.name(ref.digest), content.is_dir)
-    if hashed != (ref.digest, ref.uri, ref.is_dir) or not (ref.is_dir or content.entries):
+    identity = (content.content_hash(), content.name(ref.digest), content.is_dir)
+    if identity != (ref.digest, ref.uri, ref.is_dir) or not (ref.is_dir or content.entries):
         raise ValueError(f"{ref.uri} is not what was submitted: its hash differs")
     return content
 
@@ -256,6 +256,6 @@ def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects)
 
 def _missing_error(name: str) -> RuntimeError:
     return RuntimeError(
-        f"{name} is no longer in the store; delete what is left of it "
-        f"({'/'.join(name.split('/')[:2])}/) and submit again, which uploads the Data"
+        f"{name} is no longer in the store; delete all objects under "
+        f"{'/'.join(name.split('/')[:2])}/ and submit again: kinetic then uploads the Data again"
     )

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ..protocol.wire import Code
     from ..stores.objects import Objects
 
-READ_AT_ONCE = 1 << 18
+ONE_READ_BYTES = 1 << 18
 MIB = 1 << 20
 
-_SHA256 = re.compile("[0-9a-f]{64}")  # here, so that no fork compiles it
+_SHA256 = re.compile("[0-9a-f]{64}")  # compiled here, once for all forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
         if (found := find_tree(folder)) is not None:
             return found
         part = os.path.join(folder, "part")
-        if os.path.isdir(part):  # its builder has died, because this process got the lock
+        if os.path.isdir(part):  # this process has the lock, so the builder of *part* has died
             _discard(part)
         os.mkdir(part, 0o700)
         try:
@@ -87,7 +87,7 @@ def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
         except BaseException:
             _discard(part)  # a failed build must not fill the disk
             raise
-        # The rename completes the tree in one step; the name has its weight.
+        # The rename completes the tree in one step; the new name contains the weight.
         tree = os.path.join(folder, f"tree-{weight.files}-{weight.size}")
         os.rename(part, tree)
         return Tree(tree, weight)
@@ -98,7 +98,7 @@ def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
 def _hold_tree(folder: str, tree: Tree) -> bool:
     """Lock *tree* until this process ends; return False if it no longer exists.
 
-    The descriptor stays open on purpose, because the tree may be mounted.
+    The descriptor, which has the lock, stays open on purpose: the tree may be mounted.
     """
     try:
         fd = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -148,18 +148,18 @@ def find_tree(folder: str) -> Tree | None:
 
 
 def make_view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
-    """Make *target*, a new directory, a private and writable view of *tree*.
+    """Create the directory *target* as a private, writable view of *tree*.
 
     *layers* is a directory on the same file system, in which an overlay keeps what the job
     writes. Returns whether the view is a copy.
 
     Raises:
-        RuntimeError: *tree* is incomplete.
+        RuntimeError: A process has added files to *tree*, or removed or changed some.
     """
     if worth_mounting(tree.weight, mounts=mounts) and _mount_overlay(tree.path, target, layers):
         return False
     if copy(tree.path, target) != tree.weight:
-        message = f"{tree.path} was changed; remove it and submit again, which unpacks it again"
+        message = f"{tree.path} was changed; remove it and submit again: kinetic makes it anew"
         raise RuntimeError(message)
     return True
 
@@ -236,7 +236,7 @@ def copy_file(source: str, target: str, mode: int | None = None) -> int:
         mode = status.st_mode & 0o777 if mode is None else mode
         target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            if status.st_size > READ_AT_ONCE:
+            if status.st_size > ONE_READ_BYTES:
                 return _copy_content(source_fd, target_fd)
             content = os.read(source_fd, status.st_size + 1)
             if os.write(target_fd, content) != len(content):
@@ -249,7 +249,7 @@ def copy_file(source: str, target: str, mode: int | None = None) -> int:
 
 
 def _copy_content(source_fd: int, target_fd: int) -> int:
-    """Copy one file, in the kernel if it can do that; return the number of bytes."""
+    """Copy the content of one file, in the kernel if possible; return the number of bytes."""
     size = 0
     if hasattr(os, "copy_file_range"):
         try:
@@ -258,7 +258,7 @@ def _copy_content(source_fd: int, target_fd: int) -> int:
             return size
         except OSError:
             if size:
-                raise  # otherwise these file systems may not support the call
+                raise  # if the first call fails, these file systems may not support it
     with open(source_fd, "rb", closefd=False) as source, open(target_fd, "wb", closefd=False) as to:
         while content := source.read(MIB):
             size += to.write(content)
@@ -272,15 +272,15 @@ def _discard(folder: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """The directories of a job, and the abilities of its machine.
+class JobPlace:
+    """Where a job runs: its directories, and what its machine allows.
 
     ``work`` is the job's own directory, which kinetic removes after the job. The jobs of this
     machine share ``cache``. ``mounts`` allows a private mount namespace. ``exclusive`` says that
     only this job uses the file system, as in a pod. ``log`` returns the last lines of the log; it
-    is None if the platform keeps the log. ``on_call`` reports that the function is called; without
-    it, a file does so (see `time_limit`). ``reusable`` says that a later job may reuse ``work``;
-    see `spares`.
+    is None if the platform keeps the log. ``on_call`` reports that the function is called; if it is
+    None, the job writes a file instead (see `time_limit`). ``reusable`` says that a later job may
+    reuse ``work`` (see `spares`).
     """
 
     work: str | Path
@@ -292,8 +292,8 @@ class Site:
     reusable: bool = False
 
     @classmethod
-    def of(cls, local: Mapping[str, Any]) -> Site:
-        """Return the site of a local job, from the first line of its message."""
+    def of(cls, local: Mapping[str, Any]) -> JobPlace:
+        """Return the place of a local job; *local* is the first line of the job's message."""
         work, cache = local["work"], local["cache"]
         return cls(work=work, cache=cache, mounts=local["mounts"], reusable=local["spares"])
 
@@ -311,7 +311,7 @@ class Site:
         return f"install {library} for {sys.executable}, which runs local jobs"
 
 
-def prepare(code: Code | None, objects: Objects, site: Site) -> None:
+def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     """Make the workspace, or restore one that an ended job has left (see `spares`).
 
     Sets the working directory and ``sys.path`` of this process like those of the caller's process.
@@ -321,31 +321,31 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> None:
         RuntimeError: The archive is no longer in the store.
         ValueError: The archive was changed, or is damaged.
     """
-    work = os.fspath(site.work)
+    work = os.fspath(place.work)
     root = f"{work}/{spares.WORKSPACE}"
     if code is None:
         os.mkdir(root, 0o700)
     elif not spares.restore(
-        work, code.digest, lambda missing: _copy_missing(code, objects, site, missing)
+        work, code.digest, lambda missing: _copy_missing(code, objects, place, missing)
     ):
         layers = f"{work}/layers/workspace"
-        copied = make_view(_project_tree(code, objects, site), root, layers, mounts=site.mounts)
-        if copied and site.reusable:
+        copied = make_view(_project_tree(code, objects, place), root, layers, mounts=place.mounts)
+        if copied and place.reusable:
             spares.write_record(work, code.digest)
     _enter_workspace(code, root)
 
 
-def _project_tree(code: Code, objects: Objects, site: Site) -> Tree:
+def _project_tree(code: Code, objects: Objects, place: JobPlace) -> Tree:
     if not _SHA256.fullmatch(code.digest):
         raise ValueError(f"{code.digest!r} isn't a SHA-256")
-    folder = f"{site.cache}/code/{code.digest}"
+    folder = f"{place.cache}/code/{code.digest}"
     return shared_tree(folder, lambda target: _unpack(code, objects, folder, target))
 
 
-def _copy_missing(code: Code, objects: Objects, site: Site, missing: Iterable[str]) -> None:
-    tree = _project_tree(code, objects, site)
+def _copy_missing(code: Code, objects: Objects, place: JobPlace, missing: Iterable[str]) -> None:
+    tree = _project_tree(code, objects, place)
     for path in missing:
-        copy_file(tree.path + path, f"{site.work}/{spares.WORKSPACE}{path}")
+        copy_file(tree.path + path, f"{place.work}/{spares.WORKSPACE}{path}")
 
 
 def _enter_workspace(code: Code | None, root: str) -> None:
@@ -361,12 +361,12 @@ def _enter_workspace(code: Code | None, root: str) -> None:
             sys.path.insert(0, entry)
 
 
-def prefer_jax(environment: MutableMapping[str, str], code: Code | None, site: Site) -> None:
+def prefer_jax(environment: MutableMapping[str, str], code: Code | None, place: JobPlace) -> None:
     """Set Keras's backend to JAX if no backend is set, and JAX is installed or in the project."""
     if "KERAS_BACKEND" in environment:
         return
     entries = () if code is None else code.sys_path
-    folders = [_path_within(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
+    folders = [_path_within(f"{place.work}/{spares.WORKSPACE}", entry) for entry in entries]
     in_project = [f"{folder}/{name}" for folder in folders for name in ("jax", "jax.py")]
     if has_jax() or any(map(os.path.exists, in_project)):
         environment["KERAS_BACKEND"] = "jax"
@@ -374,7 +374,7 @@ def prefer_jax(environment: MutableMapping[str, str], code: Code | None, site: S
 
 @functools.cache
 def has_jax() -> bool:
-    """Return whether this interpreter has JAX; a warm parent asks once for all its forks."""
+    """Return whether this interpreter has JAX; a warm parent looks once, for all its forks."""
     return PathFinder.find_spec("jax") is not None
 
 

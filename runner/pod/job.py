@@ -23,7 +23,7 @@ from ..job import by_value, processes
 from ..job.attempt import Invocation, take_all
 from ..job.opening import Opening
 from ..job.processes import Stopped
-from ..job.workspace import Site
+from ..job.workspace import JobPlace
 from ..pauses import pauses
 from ..protocol import outcomes, wire
 from ..protocol.outcomes import Death
@@ -294,7 +294,7 @@ class _Job:
         work = os.path.join(folder, "work")
         os.mkdir(work, 0o700)
         os.chdir(work)
-        self._site = Site(
+        self._place = JobPlace(
             work=work,
             cache=os.path.join(folder, "cache"),
             mounts=False,
@@ -368,7 +368,7 @@ class _Job:
     def _make_attempt(self, kind: type[Invocation], executor: str) -> PodAttempt:
         """Return the attempt, whose call is of the class *kind*."""
         pod = self._pod
-        call = kind(self._order, self._objects, self._site, self._stopping, executor)
+        call = kind(self._order, self._objects, self._place, self._stopping, executor)
         invoke = call.run
         if isinstance(call, HostCall) and pod.hosts is not None:
             call.hosts = pod.hosts

@@ -20,8 +20,8 @@ STAND_IN = """
 import json
 import os
 
-def main(order, key, executor, site):
-    site.report_call()
+def main(order, key, executor, place):
+    place.report_call()
     facts = json.loads(order.client["facts"])
     print(*facts["lines"], sep="\\n", flush=True)
     if facts["gate"]:

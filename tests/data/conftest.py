@@ -46,13 +46,13 @@ if job["uid"] is not None:
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, like a process after exec
 refs = [wire.DataRef(**ref) for ref in job["refs"]]
 code = wire.Code(**job["code"]) if job["code"] else None
-site = workspace.Site(work=Path(job["work"]), cache=Path(job["cache"]), mounts=job["mounts"])
+place = workspace.JobPlace(work=Path(job["work"]), cache=Path(job["cache"]), mounts=job["mounts"])
 objects = directory.DirectoryObjects(Path(job["store"]))
 answer = {}
 try:
     exec(job["before"])
-    views.prepare(refs, objects, site)
-    workspace.prepare(code, objects, site)
+    views.prepare(refs, objects, place)
+    workspace.prepare(code, objects, place)
     paths = [stand_ins.data_path(k) for k in range(len(refs))]
     exec(job["body"])
 except Exception as error:
@@ -136,12 +136,12 @@ class Machine:
         assert process.returncode == 0, output
         return json.loads(output.splitlines()[-1])
 
-    def site(self) -> workspace.Site:
-        """Make the site of a job that runs in this process, which may not mount."""
+    def place(self) -> workspace.JobPlace:
+        """Make the place of a job that runs in this process, which may not mount."""
         self.runs += 1
         work = self.folder / f"work-{self.runs}"
         work.mkdir()
-        return workspace.Site(work=work, cache=self.cache, mounts=False)
+        return workspace.JobPlace(work=work, cache=self.cache, mounts=False)
 
 
 @pytest.fixture

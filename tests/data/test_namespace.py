@@ -308,10 +308,10 @@ async def test_mount_paths_that_are_refused(machine: Machine, ship: Ship) -> Non
         f"""
         import dataclasses
         for number, mount in enumerate({mounts!r}):
-            own_site = dataclasses.replace(site, work=site.work / str(number))
-            own_site.work.mkdir()
+            own_place = dataclasses.replace(place, work=place.work / str(number))
+            own_place.work.mkdir()
             try:
-                views.prepare([dataclasses.replace(refs[0], mount=mount)], objects, own_site)
+                views.prepare([dataclasses.replace(refs[0], mount=mount)], objects, own_place)
             except Exception as error:
                 answer[mount] = f"{{type(error).__name__}}: {{error}}"
         """,
@@ -338,7 +338,7 @@ async def test_a_volume_at_or_below_a_file_is_an_error(machine: Machine, ship: S
     answer = machine.run("", await ship({"a": b"1"}, f"{file}/below"))
     assert answer["error"].startswith("NotADirectoryError")
     answer = machine.run("", await ship({"a": b"1"}, str(file)))
-    assert "is a directory, and there is something else" in answer["error"]
+    assert "is a directory, but that path is a file" in answer["error"]
 
 
 async def test_without_mounts_the_error_names_an_alternative(machine: Machine, ship: Ship) -> None:

@@ -63,7 +63,7 @@ def read_tree(root: Path) -> Any:
 
 def prepare_views(refs: list[wire.DataRef], store: DirectoryStore, folder: Path) -> list[Path]:
     """Prepare views in this process, which may not mount, and return their paths."""
-    views.prepare(refs, store_objects(store), Machine(folder).site())
+    views.prepare(refs, store_objects(store), Machine(folder).place())
     return [Path(stand_ins.data_path(k)) for k in range(len(refs))]
 
 
@@ -140,8 +140,8 @@ async def test_large_content_is_mounted_where_possible(
     refs = [await ship(tree), await ship({"big.bin": big}, file="big.bin")]
     body = """
     mounted = [line.split()[4] for line in open("/proc/self/mountinfo") if " overlay " in line]
-    own = (path for path in mounted if path.startswith(f"{site.work}/"))
-    answer["mounted"] = sorted(os.path.relpath(path, site.work) for path in own)
+    own = (path for path in mounted if path.startswith(f"{place.work}/"))
+    answer["mounted"] = sorted(os.path.relpath(path, place.work) for path in own)
     answer["found"] = sum(len(names) for _, _, names in os.walk(paths[0]))
     answer["byte"] = open(paths[1], "rb").read(1).hex()
     answer["name"] = os.path.basename(paths[1])
@@ -285,7 +285,7 @@ async def test_objects_of_a_remote_store_are_fetched(
     tree = {"small": b"1", "large": os.urandom(1 << 19)}
     ref = await ship(make_tree("tree", tree, executable=["large"]))
     objects = RemoteObjects(store_objects(store))
-    views.prepare([ref], objects, machine.site())
+    views.prepare([ref], objects, machine.place())
     view = Path(stand_ins.data_path(0))
     assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
     assert os.access(view / "large", os.X_OK)

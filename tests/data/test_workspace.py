@@ -51,7 +51,7 @@ def archive(
 def preparation_error(machine: Machine, code: wire.Code) -> Exception:
     """Prepare the workspace and return the error that this raises."""
     with pytest.raises((OSError, RuntimeError, ValueError)) as caught:
-        workspace.prepare(code, machine.objects, machine.site())
+        workspace.prepare(code, machine.objects, machine.place())
     return caught.value
 
 
@@ -263,8 +263,8 @@ def test_a_copy_has_the_contents_and_modes(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "d" / "e").mkdir(parents=True)
     (source / "big").write_bytes(os.urandom(3_000_000))
-    (source / "edge").write_bytes(b"x" * workspace.READ_AT_ONCE)
-    (source / "edge+1").write_bytes(b"x" * (workspace.READ_AT_ONCE + 1))
+    (source / "edge").write_bytes(b"x" * workspace.ONE_READ_BYTES)
+    (source / "edge+1").write_bytes(b"x" * (workspace.ONE_READ_BYTES + 1))
     (source / "d" / "none").write_bytes(b"")
     (source / "big").chmod(0o755)
     (source / "d").chmod(0o555)

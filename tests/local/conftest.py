@@ -23,10 +23,10 @@ STAND_IN = """
 import json
 
 
-def main(order, key, executor, site):
+def main(order, key, executor, place):
     order = json.loads(order.client["facts"])
-    site.report_call()
-    space = {"order": order, "key": key, "executor": executor, "site": site, "code": 0}
+    place.report_call()
+    space = {"order": order, "key": key, "executor": executor, "place": place, "code": 0}
     exec(compile(order["source"], "<job>", "exec"), space)
     return space["code"]
 """

@@ -31,7 +31,7 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
     source = (
         "import json, os, sys\n"
         "print(json.dumps([dict(os.environ), os.getcwd(), key.hex(), executor, sys.argv,"
-        " str(site.work), str(site.cache), order['more'], os.getsid(0) == os.getpid(),"
+        " str(place.work), str(place.cache), order['more'], os.getsid(0) == os.getpid(),"
         " open('/dev/stdin').read(), sys.modules['__main__'].__dict__.get('__file__'), gc()]))"
     )
     job = spec(

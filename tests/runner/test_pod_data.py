@@ -83,7 +83,7 @@ def test_a_single_object_is_fetched_as_one_file(pods: Pods, server: GcsServer) -
 @pytest.mark.parametrize(
     ("uri", "is_dir", "message"),
     [
-        ("gs://kn-test/nothing/", True, "nothing at gs://kn-test/nothing/"),
+        ("gs://kn-test/nothing/", True, "no objects under gs://kn-test/nothing/"),
         ("gs://kn-test/nothing", False, "no object gs://kn-test/nothing"),
         ("gs://kn-test/up/", True, "name of a file"),
         ("gs://kn-test/both/", True, "both an object and a folder"),
@@ -121,8 +121,8 @@ from kinetic._runner.job import workspace
 
 # A process with a second thread cannot enter a namespace; this simulates a container.
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-site = workspace.Site(work={work!r}, cache={work!r} + "/c", mounts=False, exclusive=True)
-views.prepare([wire.DataRef(uri="gs://kn-test/set/", mount={point!r})], None, site)
+place = workspace.JobPlace(work={work!r}, cache={work!r} + "/c", mounts=False, exclusive=True)
+views.prepare([wire.DataRef(uri="gs://kn-test/set/", mount={point!r})], None, place)
 print(stand_ins.data_path(0), open({point!r} + "/a").read())
 """
 
