@@ -60,8 +60,8 @@ __all__ = [
     "submit",
 ]
 
-# Importing kinetic loads only this file; the first use of a name loads the module that has it.
-_HOMES = {
+# Importing kinetic loads only this file; the first use of a name loads the name's module.
+_MODULES = {
     name: module
     for module, names in {
         "": "aio collections data debug errors job_status jobs outcome",  # submodules
@@ -84,21 +84,21 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    home = "kinetic._version" if name == "__version__" else _HOMES.get(name)
-    if home is None:
+    module = "kinetic._version" if name == "__version__" else _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name) if home else import_module(f"kinetic.{name}")
+    value = getattr(import_module(module), name) if module else import_module(f"kinetic.{name}")
     globals()[name] = value
     return value
 
 
-# keras-kinetic installs a folder of the same name, and its files replace ours. Checking for a file
-# that only keras-kinetic has takes microseconds.
+# keras-kinetic also installs a folder named kinetic, and its files replace ours. Only keras-kinetic
+# has the file that this line looks for.
 if _os.path.exists(_os.path.join(__path__[0], "core", "core.py")):
     import warnings
 
     warnings.warn(
-        f"keras-kinetic is installed in {__path__[0]}, too, and files of both are mixed there; "
+        f"{__path__[0]} has files of keras-kinetic and of kinetic-aio, which replace each other; "
         "to fix it, run: pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio",
         stacklevel=2,
     )

@@ -2,7 +2,7 @@
 
 Shared contents are code, functions, requirements, and `Data` in a store, and their unpacked copies
 on this machine. The collector keeps contents that an unfinished job, or a batch that wasn't cleaned
-up, refers to. It also keeps recently used contents, because a new submission may rely on them.
+up, refers to. It also keeps recently used contents, because a new submission may need them.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def choose_units(
     kept_s: float,
     now: float,
 ) -> list[Unit]:
-    """Return the units to remove: those beyond the age limit, then the least recently used ones.
+    """Return the units to remove: units beyond the age limit, and those used least recently.
 
-    It chooses the latter only while the remaining units together exceed the size limit. It keeps
-    units whose name is *needed*, and those used in the last *kept_s* seconds.
+    Choose the latter only while the remaining units together exceed the size limit. Keep units
+    whose name is *needed*, and units that were used in the last *kept_s* seconds.
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
@@ -111,7 +111,7 @@ def choose_units(
 
 
 def local_store(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return the store of local jobs: KINETIC_STORE if that's a path, else one in *home*."""
+    """Return the store of local jobs: KINETIC_STORE if it is a path, else a folder in *home*."""
     configured = environ.get("KINETIC_STORE") or ""
     return (
         Path(configured).expanduser() if configured and "://" not in configured else home / "store"
@@ -192,10 +192,10 @@ def collect(
     store_limits: Limits,
     builds: Objects | None = None,
 ) -> Collection:
-    """Remove contents beyond *limits* from the caches of *home*, and unneeded ones from stores.
+    """Remove contents beyond *limits* from the caches of *home*, and unneeded contents from stores.
 
     *store_limits* apply to the shared contents of *store*, and to the build contexts in *builds*.
-    Also removes from *store* the remains of batches whose process died. Skips files that can't be
+    Also remove from *store* the remains of batches whose process died. Skip files that can't be
     removed.
     """
     freed: defaultdict[str, Freed] = defaultdict(Freed)
@@ -220,7 +220,8 @@ def collect(
 def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
     """Remove shared content that nothing refers to, and the remains of batches.
 
-    Stops at an error of the file system: an unreadable manifest may refer to any content.
+    After an error of the file system, remove nothing more: an unreadable manifest may refer to any
+    content.
     """
     with contextlib.suppress(OSError):
         # List the content before the manifests. A submission that stores a manifest later has
@@ -309,9 +310,8 @@ class _Store:
     def needed_names(self, batches: Sequence[ListedObject], *, data: bool) -> set[str]:
         """Return the names of shared contents that a batch, or an unfinished job, still refers to.
 
-        A batch refers to them until its results are collected or it is cleaned up.
-
-        Includes the `Data` that inputs refer to only if *data* is true.
+        A batch refers to contents until its results are collected or it is cleaned up. If *data* is
+        false, leave out the `Data` that inputs refer to.
         """
         parts = {listed.name: listed.name.split("/") for listed in batches}
         ended = {path_parts[1] for path_parts in parts.values() if path_parts[2:] == ["collected"]}
@@ -355,7 +355,7 @@ class _Store:
 ITEM_FOLDERS = ("inputs/", "logs/", "attempts/", "values/")
 """The folders of a batch with objects of its items, in the order of their removal.
 
-Inputs go first, so that a process that starts late finds none and ends.
+Inputs are removed first: a process of the batch that starts late then finds no input, and ends.
 """
 
 ITEMS = TypeVar("ITEMS", bound=ListedObject)
@@ -364,8 +364,8 @@ ITEMS = TypeVar("ITEMS", bound=ListedObject)
 def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
     """Return the objects that a batch with collected results no longer needs, in removal order.
 
-    The outcomes of closed attempts stay. Without such an outcome, the attempt's process could
-    commit another one if it is still alive.
+    The outcomes of closed attempts stay. If the process of such an attempt is still alive, it could
+    otherwise commit another outcome.
     """
     found: list[ITEMS] = []
     objects = [*batch]
@@ -378,7 +378,7 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
 
 
 def _is_closed(listed: ListedObject) -> bool:
-    """Return whether *listed* is an outcome that may be by another process than the attempt's."""
+    """Return whether *listed* is an outcome that another process may have written."""
     outcome = _outcome_of(listed)
     return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 

@@ -15,7 +15,7 @@ _DOCUMENT = tomllib.loads(Path(__file__).with_name("explanations.toml").read_tex
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Explain one code. ``message`` is what you see; ``…`` stands for names and figures."""
+    """One error code. ``message`` is the error's message, with ``…`` for names and figures."""
 
     code: str
     title: str
@@ -25,9 +25,9 @@ class Entry:
 
 
 GROUPS: Mapping[str, str] = _DOCUMENT["groups"]
-"""The titles of the groups of codes, by the beginning that the codes of a group share."""
+"""The titles of the groups of codes, by the prefix that all codes of a group share."""
 
 ENTRIES = tuple(Entry(code, **fields) for code, fields in _DOCUMENT["codes"].items())
 
 BY_CODE = {entry.code: entry for entry in ENTRIES}
-"""The entries by their code."""
+"""The entries by code."""

@@ -13,7 +13,7 @@ from kinetic import configuration
 PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().upper()
-"""The value of KINETIC_LOG_LEVEL when this module was loaded; WARNING without it."""
+"""The value of KINETIC_LOG_LEVEL when this module was loaded; WARNING if it wasn't set."""
 
 
 class _KineticFilter(logging.Filter):
@@ -31,7 +31,7 @@ class _KineticFilter(logging.Filter):
         if record.pathname.startswith(PACKAGE_FOLDER):
             return record.levelno >= self._level
         if self._logger.level != self._logger_level:
-            return True  # the program has changed the level since, and the logger applies it
+            return True  # the program has changed the logger's level since, so that level applies
         return record.levelno >= (self._original_level or logging.getLogger().level)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_COMPARED = 80
-"""Maximum length of a word to compare: the cost grows with the square of the length."""
+"""Compare no longer words, because the cost grows with the square of the length."""
 
 
 def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
@@ -28,9 +28,9 @@ def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 
 
 
 def suggest(word: str, known: Collection[str], *, otherwise: str = "") -> str:
-    """Return ``did you mean …?``, or *otherwise* if no *known* name resembles *word*.
+    """Return ``did you mean …?`` with the *known* names that resemble *word*.
 
-    By default, list the known names then.
+    If no name resembles *word*, return *otherwise* or, if that is empty, a list of all known names.
     """
     if names := nearest(word, known):
         return f"did you mean {join_with_or(repr(name) for name in names)}?"
@@ -48,24 +48,24 @@ _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 
 _COMMAND = re.compile(
     r"""(?!\x1b\[[0-9;:]*m)(?:                   # anything but a style
-        (?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]         # CSI: moves, clears, asks for an answer
-        | (?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])    # OSC, DCS and the like, with all they say
+        (?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]         # CSI: moves, clears, or queries
+        | (?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])    # OSC, DCS and the like, with their content
           [^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?
-        | \x1b[ -/]*[0-~]                        # two characters, or a few
+        | \x1b[ -/]*[0-~]                        # a sequence of two or more characters
         | [\x00-\x08\x0b-\x1f\x7f-\x9f]          # a control character, or the rest of a sequence
     )""",
     re.VERBOSE,
 )
 
 _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
-"""The part of a line that text after a carriage return overwrites."""
+"""The part of a line up to its last carriage return: the text after it overwrites that part."""
 
 
 def remove_control_sequences(text: str) -> str:
-    """Return *text* for a terminal: colors stay, all other control sequences go.
+    """Remove all control sequences from *text* except colors, newlines, and tabs.
 
-    A line that carriage returns overwrite, as progress bars do, keeps its last state. Newlines and
-    tabs stay. *text* may be a piece of a longer text.
+    If carriage returns overwrite a line, as in a progress bar, the result has only the last version
+    of that line. *text* may be a piece of a longer text.
     """
     if "\r" in text:
         text = _OVERWRITTEN.sub(lambda line: "".join(_STYLE.findall(line[0])), text)
@@ -78,7 +78,7 @@ def unstyled(text: str) -> str:
 
 
 MAX_LINE = 200
-"""Default for the maximum length of `one_line`, in characters."""
+"""Default for the maximum length of the text that `one_line` returns, in characters."""
 
 
 def format_duration(seconds: float) -> str:
@@ -108,7 +108,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
-    """Format a handle on one line: its ID, the first of *facts*, then the other nonempty facts."""
+    """Format a handle on one line: its ID (the first of *facts*) and the other nonempty facts."""
     identity, *rest = [(name, one_line(repr(value), 60)) for name, value in facts.items() if value]
     return f"{kind}({', '.join([identity[1], *(f'{name}={text}' for name, text in rest)])})"
 
@@ -121,7 +121,7 @@ def handle_bundle(
 ) -> dict[str, str]:
     """Format a handle for a notebook: as text, and as HTML with *counts* and a link to *file*.
 
-    The link is relative for a file below the current directory, where the notebook probably is.
+    If *file* is below the current directory, the link is relative: the notebook is probably there.
     """
     import html  # only a notebook needs these
     import urllib.parse
@@ -149,12 +149,12 @@ def _relative_path(file: Path) -> str:
     """Return the path relative to the current directory; empty if *file* isn't below it."""
     try:
         return file.relative_to(file.cwd()).as_posix()
-    except (ValueError, OSError):  # the directory may be deleted
+    except (ValueError, OSError):  # OSError: the current directory was deleted
         return ""
 
 
 def shorten_middle(text: str, limit: int) -> str:
-    """Format as `one_line`, but cut the middle of a long text: the end often has the reason."""
+    """Do as `one_line`, but cut a long text in the middle: its end often has the reason."""
     line = one_line(text, 1 << 16)
     head = limit // 3
     if len(line) <= limit:

@@ -12,7 +12,7 @@ from pathlib import Path
 def replacing(path: Path) -> Generator[Path]:
     """Yield a temporary path; the file that the block writes there replaces *path* at the end.
 
-    A reader of *path* finds the old file or the new one. If the block fails, the old one stays.
+    A reader of *path* finds the old file or the new file. If the block fails, the old file stays.
     """
     temporary = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""The contents of a local path at one moment: its files, their digests, and the hash of all."""
+"""The contents of a local path at one moment: its files, their digests, and one hash of all."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
 
     Raises:
         DataError: Something in *path* can't be read, is neither a file nor a directory, or changes
-            while it is hashed. Also if *is_dir* is no longer true of *path*.
+            while it is hashed. Or *path* was a directory and is now a file, or the reverse.
         Abandoned: *stop* was set.
     """
     if os.path.isdir(path) != is_dir:
@@ -88,7 +88,7 @@ def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
 
 
 def read(file: str, entry: Entry, root: str) -> bytes:
-    """Read a small file and verify its digest; `DataError` says that it has changed."""
+    """Read a small file; raise `DataError` if its digest isn't that of *entry*."""
     try:
         with open(file, "rb") as content:
             body = content.read(entry.size + 1)
@@ -117,7 +117,7 @@ def sha256(file: str, path: str, stop: threading.Event) -> str:
 
 def changed_error(file: str, root: str) -> DataError:
     """Make the error about a changed file."""
-    message = f"{file} changed since it was hashed; make a new Data({root!r}) when it is at rest"
+    message = f"{file} changed since it was hashed; make a new Data({root!r}) after the changes"
     return DataError(message, path=root)
 
 
@@ -191,7 +191,7 @@ def _hash_entry(path: str, file: str, root: str, stop: threading.Event) -> tuple
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            message = f"{file} is neither a file nor a directory; Data cannot carry it, remove it"
+            message = f"{file} is neither a file nor a directory, so Data can't ship it; remove it"
             raise DataError(message, path=root)
         stamp = _stamp(status)
         digest = _hashes.get((file, path, stamp))
@@ -240,7 +240,7 @@ def _check_stop(stop: threading.Event) -> None:
 
 def _unreadable_error(file: str, root: str, exc: OSError) -> DataError:
     if isinstance(exc, FileNotFoundError) and os.path.islink(file):
-        message = f"{file} is a link to nothing; remove it, or Data({root!r}) cannot be carried"
+        message = f"{file} links to a missing file, so Data({root!r}) can't be shipped; remove it"
     else:
-        message = f"{file} cannot be read: {exc.strerror or exc}; Data({root!r}) cannot be carried"
+        message = f"{file} cannot be read: {exc.strerror or exc}; Data({root!r}) can't be shipped"
     return DataError(message, path=root)

@@ -35,8 +35,8 @@ T = TypeVar("T")
 async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run *work* in a worker thread, and return its result.
 
-    If the caller is cancelled, this waits up to 60 seconds for *work* to end, because a thread
-    can't be stopped. Then it raises the cancellation.
+    If the caller is cancelled, wait up to 60 seconds for *work* to end, because a thread can't be
+    stopped. Then raise the cancellation.
     """
     call = functools.partial(work, *args, **kwargs)
     future = asyncio.ensure_future(anyio.to_thread.run_sync(call))
@@ -69,7 +69,7 @@ async def await_shared(task: asyncio.Task[T], owner: str) -> T:
 
 
 async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Run *work* concurrently; if one fails or this is cancelled, end the others, then raise."""
+    """Run *work* concurrently; on a failure or a cancellation, cancel and await the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
@@ -105,7 +105,8 @@ async def release(
 
     After *grace* seconds without a new value of *progress*, cancel *work*. Log a failure of *work*
     instead of raising it, because the caller already raises another error. Raise a cancellation of
-    the caller once *work* has ended; if the caller was already *interrupted*, cancel *work* first.
+    the caller after *work* has ended. If *interrupted* is true, because the caller was interrupted
+    before, a cancellation also cancels *work*.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {operation}")

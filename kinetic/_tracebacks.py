@@ -17,7 +17,7 @@ REMOTE_TRACEBACK = "Remote traceback of "
 _OWN_PACKAGES = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "importlib")
 
 
-def own_frames() -> int:
+def count_own_frames() -> int:
     """Count the frames of kinetic from the caller's to the first one outside kinetic.
 
     With this number as ``stacklevel``, a warning names the first line outside kinetic.
@@ -30,7 +30,7 @@ def own_frames() -> int:
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return *trace* from the first frame outside kinetic and the libraries that run it, if any."""
+    """Return the part of *trace* that begins outside kinetic and its libraries, if any."""
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] not in _OWN_PACKAGES:
             return trace
@@ -45,7 +45,7 @@ def of_the_caller(error: E) -> E:
 
 
 def hint(error: BaseException) -> str:
-    """Return the code of *error* and the command that explains it; empty if it isn't kinetic's."""
+    """Return the error code and the command that explains it; empty if kinetic defines no code."""
     from kinetic.errors import BatchError, KineticError  # only an error needs this module
 
     if not isinstance(error, (KineticError, BatchError)):
@@ -57,10 +57,10 @@ class _OwnFramesLeftOut:
     """Leave kinetic's frames out of exceptions that a public function raises.
 
     It does so for exceptions of jobs, for kinetic's errors, for errors that `of_the_caller` has
-    marked, for cancellation, and for Ctrl-C. Other exceptions keep all frames, because they are
-    defects. kinetic's errors also get their `hint` as a note. A traceback doesn't show a library's
-    exception as the cause of kinetic's error, because the error's message describes it;
-    ``__context__`` keeps it.
+    marked, for cancellation, and for Ctrl-C. Other exceptions keep all frames, because they show
+    defects of kinetic. kinetic's errors also get their `hint` as a note. If a library's exception
+    caused an error of kinetic, the traceback doesn't show that exception: the error's message
+    describes the cause, and ``__context__`` keeps the exception.
     """
 
     def __call__(self, function: F) -> F:
@@ -105,7 +105,7 @@ class _OwnFramesLeftOut:
 
 
 def _first_from_user_code(error: BaseException | None) -> BaseException | None:
-    """Return the first exception in the chain of *error* that passed the user's code, if any."""
+    """Return the first exception in the chain of *error* that has a frame of the user's code."""
     while error is not None and not _passed_through_user_code(error.__traceback__):
         error = error.__cause__ or error.__context__
     return error

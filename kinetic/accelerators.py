@@ -22,7 +22,7 @@ Ambiguous names mean:
   (``b200`` is eight). A TPU generation without a number is its default slice:
   eight chips for ``v6e`` and ``v5p``, four for the others.
 * ``gpu`` is one L4, ``tpu`` is ``v5litepod-4``. A number alone means that many H100s
-  (16 means A100s). If no GPU machine has that many, it means TPU chips.
+  (16 means A100s). If no GPU machine has that many, the number means TPU chips.
 * ``a100`` is the model with 40 GB; ``v5e`` is ``v5litepod``; ``h100-mega`` is
   a different machine from ``h100``, with a faster network.
 * If several shapes have equally many chips, a number means the default shape
@@ -101,7 +101,7 @@ class Accelerator:
 
     @property
     def multi_host(self) -> bool:
-        """Whether it has several hosts, which must start together."""
+        """Whether the accelerator has several hosts, which must start together."""
         return self.hosts > 1
 
     @property
@@ -113,8 +113,8 @@ class Accelerator:
     def node_selector(self) -> dict[str, str]:
         """The labels that a node must have for a pod of this job.
 
-        For a layout on more hosts than the usual one, this includes the machine type. Nodes of both
-        layouts share all other labels, so without the type a pod could take half of a larger
+        For a layout on more hosts than the usual one, the labels include the machine type. Nodes of
+        both layouts share all other labels, so without the type a pod could take half of a larger
         machine. `node_affinity` has the label that may have several values.
         """
         selector: dict[str, str] = {}
@@ -175,8 +175,8 @@ class Tpu:
     """A generation of TPU.
 
     A number alone means the first of ``slices`` with that many chips. GKE takes other shapes, too:
-    AxBxC with A≤B≤C, multiples of four, more than 64 chips, and at most ``largest``. That is 0
-    for two-dimensional generations. ``cores`` maps numbers that mean TensorCores, such as the 8 of
+    AxBxC with A≤B≤C, multiples of four, more than 64 chips, and at most ``largest``. ``largest`` is
+    0 for two-dimensional generations. ``cores`` maps numbers of TensorCores, such as the 8 of
     ``v3-8``, to chips. ``labels`` are other GKE labels that keras-kinetic uses for the generation.
     """
 
@@ -360,7 +360,7 @@ TPUS: Mapping[str, Tpu] = {
 }
 
 BARE_GPUS: Mapping[int, str] = {1: "h100", 2: "h100", 4: "h100", 8: "h100", 16: "a100"}
-"""The GPU model for a bare number of GPUs; newer hardware never changes it."""
+"""The GPU model for a bare number of GPUs; newer hardware never changes this table."""
 
 BARE_TPUS: Mapping[int, str] = {
     **dict.fromkeys((1, 4), "v5litepod"),
@@ -369,7 +369,7 @@ BARE_TPUS: Mapping[int, str] = {
     **dict.fromkeys((64, 128, 256), "v5litepod"),
     **dict.fromkeys((512, 1024, 2048, 4096), "v4"),
 }
-"""The TPU generation for a bare number of chips; newer hardware never changes it."""
+"""The TPU generation for a bare number of chips; newer hardware never changes this table."""
 
 
 MOST_HOSTS = 1024

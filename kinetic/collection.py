@@ -20,7 +20,7 @@ class Freed:
 class Collection:
     """The removed contents, by their folder: ``store/code``, ``cache/data``, ….
 
-    ``freed`` has no folder from which nothing was removed.
+    ``freed`` leaves out folders from which nothing was removed.
     """
 
     freed: Mapping[str, Freed]

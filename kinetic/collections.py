@@ -27,7 +27,7 @@ def map(
     Args:
         submit_fn: ``f.run_async`` of a decorated *f*, or *f* itself; also inside
             ``functools.partial``, whose arguments go before those of each input.
-        inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+        inputs: One job runs for each input. Any iterable, also lazy, infinite, or async.
         input_mode: How an input becomes arguments. ``single``: it is the only argument; ``args``: a
             sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives keyword arguments, a
             list or tuple positional ones, anything else is the only argument.
@@ -35,7 +35,7 @@ def map(
         retries: How many times a failed item may run again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
-        name, tags: `list_batches` finds the batch by these.
+        name, tags: `list_batches` finds the batch by this name and these tags.
         project, cluster: Where the batch runs. None: where the function's settings say.
         window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit if
             the length of *inputs* is known, else twice *max_concurrent*.
@@ -53,7 +53,7 @@ def map(
         TypeError: *submit_fn* doesn't come from a decorated function.
 
     kinetic archives the project and pickles the function once for all inputs, so it must know the
-    function: it refuses a callable that submits in another way.
+    function. It refuses any other callable that submits jobs.
 
     Example::
 

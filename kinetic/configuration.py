@@ -1,16 +1,16 @@
 """Choose the value of each setting, and derive the backend from the settings.
 
 The first source that has a value wins: the argument (anything but None), the ``KINETIC_*`` variable
-(anything but empty), the active profile, the default. The project has one more source after the
-profile: GOOGLE_CLOUD_PROJECT.
+(anything but empty), the active profile, the default. The setting ``project`` has one more source
+after the profile: the variable GOOGLE_CLOUD_PROJECT.
 
 The backend is the argument, else KINETIC_BACKEND, else the profile's, else ``gke`` if a project or
-KINETIC_KUBE_CONTEXT is configured, else ``local``. An accelerator with several hosts turns ``gke``
-into ``pathways``, because its pods must start together.
+KINETIC_KUBE_CONTEXT is configured, else ``local``. For an accelerator with several hosts, ``gke``
+becomes ``pathways``, because the accelerator's pods must start together.
 
 GOOGLE_CLOUD_PROJECT chooses ``gke`` only for an accelerator that this machine lacks, or if a
-cluster is configured for kinetic. gcloud's shells, editors, and ``.env`` files set the
-variable, so it alone doesn't say that the user wants to upload source and pay for machines.
+cluster is configured for kinetic. Cloud Shell, editors, and ``.env`` files also set the variable.
+So it doesn't prove that the user wants to upload source and pay for machines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kinetic import profiles
-from kinetic._devices import gpus_here, tpus_here
+from kinetic._devices import gpu_ids, has_tpus
 from kinetic._messages import suggest
 from kinetic.errors import ConfigurationError
 
@@ -45,7 +45,7 @@ DEFAULTS: Mapping[str, str] = {
 VARIABLES: Mapping[str, str] = {
     "KINETIC_BACKEND": "gke, pathways, or local",
     "KINETIC_PROJECT": "the GCP project",
-    "GOOGLE_CLOUD_PROJECT": "the GCP project, after the profile's; not for jobs on CPUs",
+    "GOOGLE_CLOUD_PROJECT": "the GCP project if neither KINETIC_PROJECT nor a profile names one",
     "KINETIC_ZONE": "the GCP zone (us-central1-a)",
     "KINETIC_CLUSTER": "the GKE cluster (kinetic-cluster)",
     "KINETIC_NAMESPACE": "the Kubernetes namespace (default)",
@@ -75,11 +75,11 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_PRICES": "a JSON file with your own prices: accelerator to US dollars per hour",
     "KINETIC_LOG_LEVEL": "the level of kinetic's own log (as your program configures it)",
     "KINETIC_PROGRESS": "how to show progress: auto, live, plain, or off (auto)",
-    "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",
+    "KINETIC_NO_TTY_DEBUG": "1: allow debug=True without a terminal (off)",
     "KINETIC_DEBUG_PORT": "the port where f() with debug=True listens for the editor (5678)",
-    "KINETIC_DEBUG_WAIT_S": "seconds a job waits for its debugger, and you for the job (600)",
+    "KINETIC_DEBUG_WAIT_S": "seconds a job waits for a debugger, and debug_attach for a job (600)",
     "KINETIC_PACKAGE_ROOT": "the project's root, instead of the one found by its markers",
-    "KINETIC_NO_DEFAULT_EXCLUDES": "1: ship the files that are left out by default (off)",
+    "KINETIC_NO_DEFAULT_EXCLUDES": "1: also ship the files that are excluded by default (off)",
     "KINETIC_CONTEXT_SIZE_WARN_MB": "warn about a larger project archive, in MB (100)",
     "KINETIC_PAYLOAD_SIZE_WARN_MB": "warn about larger pickled arguments, in MB (50)",
     "KINETIC_JOB_ID": "in a job: its ID",
@@ -104,10 +104,10 @@ class Target:
 
     ``why`` is a phrase that says how the backend was chosen; equality ignores it. ``store`` is a
     bucket or directory instead of the backend's own, ``kube_context`` a context of the kubeconfig
-    instead of the cluster's own address. ``run_as_user`` is the user ID of pods. None: that of the
-    image or, if the store is a directory, that of this process. ``store_claim`` is the
-    PersistentVolumeClaim by which pods mount that directory. None: they mount the same path of
-    their node.
+    instead of the cluster's own address. ``run_as_user`` is the user ID of pods. None: the image's
+    user or, if the store is a directory, this process's user. ``store_claim`` is the
+    PersistentVolumeClaim by which pods mount the store's directory. None: pods mount the same path
+    of their node.
     """
 
     backend: str
@@ -133,12 +133,15 @@ class _Settings:
     profile: profiles.Profile | None
 
     def find(self, name: str) -> tuple[str | None, str]:
-        """Return the value and its origin. A default, or None without one, has an empty origin."""
+        """Return the value, and a phrase that names its source; the phrase of a default is empty.
+
+        If no source has a value, and there is no default, the value is None.
+        """
         argument = self.arguments.get(name)
         if argument is not None:
             if not argument:
                 raise ConfigurationError(
-                    f"{name} is empty; leave it out to take the configured one"
+                    f"the argument {name} is empty; leave it out to use the configured value"
                 )
             return argument, f"the argument {name}"
         variable = f"KINETIC_{name.upper()}"
@@ -165,7 +168,7 @@ def resolve(
     accelerator: Accelerator | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Target:
-    """Choose every setting; an argument of None leaves it to the other sources.
+    """Choose every setting; an argument of None leaves its setting to the other sources.
 
     Reads the file of profiles, and may look for the accelerator's devices on this machine.
 
@@ -288,7 +291,7 @@ def _check_numbers(environ: Mapping[str, str]) -> None:
     for name, (kind, least) in _NUMBER_RULES.items():
         text = environ.get(name) or str(least)
         try:
-            is_valid = kind(text) >= least  # nan fails, too
+            is_valid = kind(text) >= least  # False for nan
         except ValueError:
             is_valid = False
         if not is_valid:
@@ -320,7 +323,7 @@ def _choose_backend(settings: _Settings, accelerator: Accelerator | None) -> tup
 
 
 def _implied_backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
-    """Return the backend if no source names one, and a phrase that says why."""
+    """Return the backend that the other settings imply, and a phrase that says why."""
     for setting in ("project", "kube_context"):
         value, origin = settings.find(setting)
         if value:
@@ -348,9 +351,9 @@ def _is_on_this_machine(accelerator: Accelerator, environ: Mapping[str, str]) ->
         case "cpu":
             return True
         case "gpu":
-            return len(gpus_here(environ)) >= accelerator.count
+            return len(gpu_ids(environ)) >= accelerator.count
         case "tpu":
-            return tpus_here()
+            return has_tpus()
 
 
 def checked_backend(name: str, origin: str) -> str:
@@ -369,7 +372,7 @@ def checked_backend(name: str, origin: str) -> str:
 def home(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where kinetic keeps its files on this machine, as an absolute path.
 
-    That is KINETIC_HOME, else ``~/.kinetic``; it need not exist.
+    The folder is KINETIC_HOME, else ``~/.kinetic``; it need not exist.
 
     Raises:
         ConfigurationError: KINETIC_HOME isn't set and the user has no home directory, or the path
@@ -382,7 +385,7 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     except UnicodeEncodeError:
         raise ConfigurationError(
             f"the path of kinetic's files, {str(path)!r}, isn't UTF-8; set KINETIC_HOME to a "
-            "folder whose name is"
+            "path in UTF-8"
         ) from None
     return path
 
@@ -416,7 +419,7 @@ def _user_home(environ: Mapping[str, str]) -> Path:
 
 
 def debug_wait_s() -> float:
-    """Return how many seconds a debug job waits for a debugger, and `debug_attach` for the job."""
+    """Return how long, in seconds, a job waits for a debugger, and `debug_attach` for a job."""
     return number("KINETIC_DEBUG_WAIT_S", DEBUG_WAIT_S)
 
 
@@ -432,5 +435,5 @@ def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
     level = LOG_LEVELS.get(name.strip().upper())
     if level is None:
         hint = suggest(name, LOG_LEVELS)
-        raise ConfigurationError(f"KINETIC_LOG_LEVEL has no level {name!r}; {hint}")
+        raise ConfigurationError(f"KINETIC_LOG_LEVEL is {name!r}, which isn't a level; {hint}")
     return level

@@ -14,8 +14,8 @@ def ensure_credentials(project: str, zone: str | None = None, cluster: str | Non
 
     Args:
         project: The GCP project.
-        zone: The zone of the cluster; None for the configured one.
-        cluster: The GKE cluster; None for the configured one.
+        zone: The zone of the cluster. None: the configured zone.
+        cluster: The GKE cluster. None: the configured cluster.
 
     Raises:
         ConfigurationError: There is no such cluster, or it can't be reached from here.

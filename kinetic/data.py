@@ -25,14 +25,14 @@ class Data:
     """A file or directory that should be available where the function runs.
 
     Wraps a local path, a Cloud Storage URI (``gs://bucket/prefix/``), or a Hugging Face dataset
-    (``hf://owner/name?split=train``). As an argument, also inside lists, tuples, and dicts, or as a
-    volume, it arrives as the plain path of a directory or file. A job may write there; its changes
-    reach neither the store nor another job.
+    (``hf://owner/name?split=train``). Pass the object as an argument, also inside lists, tuples,
+    and dicts, or as a volume. The function gets the plain path of a directory or file. A job may
+    write to that path; its changes reach neither the store nor another job.
 
-    kinetic reads a local path once, when it first hashes or ships it: this object stands for those
-    contents. After a change, create another `Data`. Directories that are symbolic links are
-    left out; links to files arrive as the files. Empty directories and the permission to execute
-    are kept.
+    kinetic reads a local path once, when it first hashes or ships the path: this object stands for
+    those contents. After a change, create another `Data`. kinetic leaves out symbolic links to
+    directories, and ships a link to a file as that file. It keeps empty directories, and the
+    permission to execute.
 
     A Cloud Storage URI with a trailing slash names a directory; without the slash, it names a
     single object.
@@ -120,7 +120,7 @@ class Data:
         return self.__kinetic_snapshot__().digest
 
     def __kinetic_snapshot__(self, stop: threading.Event | None = None) -> Snapshot:
-        """Return the contents of a local path for the engine; walk and hash it the first time.
+        """Return the contents of a local path for the engine; the first call walks and hashes it.
 
         Raises:
             DataError: Something in the path can't be read, is neither a file nor a directory, or
@@ -174,7 +174,7 @@ def _is_directory_uri(uri: str, fuse: bool) -> bool:
     if not is_dir and "." not in name.rpartition("/")[2]:
         from absl import logging
 
-        logging.warning("%s is taken as one object; a directory is written %s/", uri, uri)
+        logging.warning("%s names one object; to name a directory, write %s/", uri, uri)
     return is_dir
 
 

@@ -32,7 +32,7 @@ DEBUGPY_PORT = DEBUG_PORT
 """The port that a plain call with ``debug=True`` forwards, unless KINETIC_DEBUG_PORT is set."""
 
 DEBUG_WAIT_TIMEOUT = DEBUG_WAIT_S
-"""Seconds that a job waits for its debugger, and `wait_for_debug_server` for the job."""
+"""Seconds that a job waits for its debugger, and that `wait_for_debug_server` waits for a job."""
 
 
 def wait_for_debug_server(

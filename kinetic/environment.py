@@ -37,9 +37,9 @@ _STORAGE_VARIABLES = (
 def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of *environ* that *patterns* match; call this once per submission.
 
-    A pattern is a name, or the beginning of names followed by ``*``. A beginning
-    never matches variables that belong to this process or machine, such as ``PATH`` and
-    ``VIRTUAL_ENV``; only their full names do. Names that are not set are left out.
+    A pattern is a name, or the beginning of names followed by ``*``. A pattern with ``*`` never
+    matches a variable that belongs to this process or machine, such as ``PATH`` or ``VIRTUAL_ENV``:
+    give its full name. The result leaves out names that aren't set.
 
     One warning lists the captured names that look like those of secrets.
     """

@@ -9,12 +9,12 @@ KineticError
 │   ├── BuildError                     .build_id  .log_url
 │   └── LaunchError                    .reason  .passing: the platform refused the job
 ├── JobError(RuntimeError)             .job_id: a submitted job has no value
-│   ├── JobFailed                      it raised an exception that can't be rebuilt here
-│   ├── JobLost                        it died without an outcome: .reason  .exit_code
-│   ├── JobCancelled                   it was cancelled
-│   ├── SubmitterLost                  its batch's submitter has ended
+│   ├── JobFailed                      the job's exception can't be rebuilt here
+│   ├── JobLost                        the job died without an outcome: .reason  .exit_code
+│   ├── JobCancelled                   the job was cancelled
+│   ├── SubmitterLost                  the submitter of the job's batch has ended
 │   └── ResultTimeout(TimeoutError)    the job keeps running; only the wait ended
-├── InputsUnfinished                   the submitter ended early: .stored inputs of the batch
+├── InputsUnfinished                   the submitter ended early: .stored counts the stored inputs
 ├── BackendError                       store or platform failed: .retryable  .retry_after
 │   ├── ClientClosed                   the client was closed: open another
 │   ├── AuthError                      credentials are missing, or lack a permission
@@ -270,7 +270,7 @@ class ClientClosed(BackendError):
 
 
 class AuthError(BackendError):
-    """You lack a permission."""
+    """Credentials are missing, or lack a permission."""
 
     code = "KN403"
     passing = True
@@ -295,7 +295,7 @@ class Conflict(BackendError):
 
 
 class AlreadyThere(Conflict):
-    """The object exists: another process made it, or a request whose reply was lost."""
+    """The object exists: another process made it, or this process did and the reply was lost."""
 
     code = "KN407"
 
@@ -314,7 +314,7 @@ class Refused(BackendError):
 
 
 class Expired(BackendError):
-    """The cluster no longer has the version from which a watch should continue: list again."""
+    """The cluster no longer has the version from which a watch should continue; list again."""
 
     code = "KN409"
 

@@ -23,7 +23,7 @@ from typing import (
     overload,
 )
 
-from kinetic._tracebacks import of_the_caller, own_frames, own_frames_left_out
+from kinetic._tracebacks import count_own_frames, of_the_caller, own_frames_left_out
 from kinetic.options import (
     MapOptions,
     MapSettings,
@@ -47,7 +47,7 @@ R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 Owner = TypeVar("Owner")
 
-IN_A_JOB = "KINETIC_JOB_ID"
+JOB_VARIABLE = "KINETIC_JOB_ID"
 """The environment variable that only jobs have."""
 
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 else:
 
     class _FunctionAttributes(Generic[R_co]):
-        """The base class at run time: annotations here would count as those of the function."""
+        """The base class at run time. Python would take annotations here for the function's."""
 
         __slots__ = ()
 
@@ -69,18 +69,21 @@ else:
 class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     """A function with the settings of its jobs; `run` creates it.
 
-    A call runs the function in a job and returns the function's value. Inside a job, a call is an
-    ordinary call, and starting other jobs is refused. This object pickles as the plain function.
+    A call runs the function in a job and returns the function's value. Inside a job, a call runs
+    the function directly, and kinetic refuses to start other jobs. This object pickles as the plain
+    function.
     """
 
     # The settings are in slots, because functools.wraps copies the instance's dict to a wrapper.
-    __slots__ = ("__dict__", "__weakref__", "_is_async", "_options", "_plain", "_receiver", "_root")
+    __slots__ = (
+        *("__dict__", "__weakref__", "_is_async", "_options", "_plain", "_receiver", "_unbound"),
+    )
 
     def __init__(self, function: Callable[P, R_co], options: Options) -> None:
         self._plain: Callable[..., R_co] = function
         self._options = options
-        self._receiver: tuple[Any, ...] = ()  # only for a bound method: its instance
-        self._root: RemoteFunction[..., R_co] | None = None  # for a bound method: the unbound one
+        self._receiver: tuple[Any, ...] = ()  # of a bound method: its instance
+        self._unbound: RemoteFunction[..., R_co] | None = None  # of a bound method: its function
         self._is_async = _is_async(function)
         _copy_metadata(self, function)
         if self._is_async and sys.version_info >= (3, 12):
@@ -99,8 +102,8 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         """Run the function in a job, print its output, and return its value.
 
         The call owns the job: Ctrl-C cancels and removes it. An ``async def`` returns a coroutine
-        to await in any loop; cancelling the await cancels the job. Inside a job, this is an
-        ordinary call.
+        to await in any loop; cancelling the await cancels the job. Inside a job, the call runs the
+        function directly.
 
         Args:
             args, kwargs: The function's own arguments; kinetic pickles them.
@@ -110,11 +113,11 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
             JobError: The job has no value.
             Exception: The exception that the function raised.
         """
-        if IN_A_JOB in os.environ:
+        if JOB_VARIABLE in os.environ:
             return self.local(*args, **kwargs)
         from kinetic import aio, jobs
 
-        function: Callable[..., Any] = self._root or self
+        function: Callable[..., Any] = self._unbound or self
         submit_and_wait: Callable[..., Any] = aio.run if self._is_async else jobs.run
         value: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
         return value
@@ -131,7 +134,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     def run_async(self, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Start the function in a job and return the job's handle.
 
-        Returns once the platform has accepted the job; it may start later.
+        Returns when the platform has accepted the job; the job may start later.
 
         Args:
             args, kwargs: The function's own arguments; kinetic pickles them.
@@ -139,7 +142,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         Raises:
             SubmissionError: The job could not be submitted.
 
-        If you press Ctrl-C during this call, it removes the job.
+        If you press Ctrl-C during this call, kinetic removes the job.
 
         Example::
 
@@ -148,7 +151,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         """
         from kinetic import jobs
 
-        return jobs.submit(self._root or self, *self._receiver, *args, **kwargs)
+        return jobs.submit(self._unbound or self, *self._receiver, *args, **kwargs)
 
     @overload
     def run_async_map(
@@ -174,7 +177,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         """Run the function once for each input, and return the batch's handle at once.
 
         Args:
-            inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+            inputs: One job runs for each input. Any iterable, also lazy, infinite, or async.
             input_mode: How an input becomes arguments. ``single``: it is the only argument;
                 ``args``: a sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives
                 keyword arguments, a list or tuple positional ones, anything else is the only
@@ -183,7 +186,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
             retries: How many times a failed item may run again.
             fail_fast: Start nothing more after the first failure.
             cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
-            name, tags: `list_batches` finds the batch by these.
+            name, tags: `list_batches` finds the batch by this name and these tags.
             project, cluster: Where the batch runs. None: where the function's settings say.
             window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit
                 if the length of *inputs* is known, else twice *max_concurrent*.
@@ -199,8 +202,8 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
                 such an input fails, with a `SubmissionError`.
             SubmissionError: The function or its project can't be shipped.
 
-        If you press Ctrl-C during this call, it removes what it created. When your script ends,
-        it first submits the rest of the inputs; Ctrl-C then stops that.
+        If you press Ctrl-C during this call, kinetic removes the batch. When your script ends, its
+        process first submits the rest of the inputs; Ctrl-C then ends the process at once.
 
         Example::
 
@@ -254,7 +257,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
 
     def _bound_to(self, receiver: object) -> Self:
         bound = type(self)(self._plain, self._options)
-        bound._receiver, bound._root = (receiver,), self
+        bound._receiver, bound._unbound = (receiver,), self
         bound.__wrapped__ = types.MethodType(self._plain, receiver)
         return bound
 
@@ -341,7 +344,7 @@ def run(*args: Any, **settings: Any) -> Any:
 
     Raises:
         ConfigurationError: A value is wrong.
-        TypeError: You don't decorate a function, or ``volumes`` isn't a dict of `Data`.
+        TypeError: The decorated object isn't a function, or ``volumes`` isn't a dict of `Data`.
 
     Example::
 
@@ -381,16 +384,12 @@ def _warn_of_preemption(settings: Options) -> None:
         warnings.warn(
             "debug=True with spot=True: the machine may be preempted while you debug on it",
             UserWarning,
-            stacklevel=own_frames(),
+            stacklevel=count_own_frames(),
         )
 
 
 def _require_runnable(function: Callable[P, R]) -> Callable[P, R]:
-    """Return *function* if it can run in a job.
-
-    Raises:
-        TypeError: The function can't run in a job; the message says what to do instead.
-    """
+    """Return *function*, or raise `TypeError` if it can't run in a job."""
     if reason := _reason_for_refusal(function):
         raise of_the_caller(TypeError(reason))
     return function

@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("runner", help="write the runner, for your own image")
     runner.add_argument("folder")
-    base = commands.add_parser("base", help="write what a base image is built from")
+    base = commands.add_parser("base", help="write the build context of a base image")
     base.add_argument("category", choices=("cpu", "gpu", "tpu"))
     base.add_argument("folder")
     base.add_argument("--python", help="the Python of the image (default: this one's)")

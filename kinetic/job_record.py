@@ -1,4 +1,4 @@
-"""The description of a job that a handle keeps; it needs no connection."""
+"""The description of a job, which a handle keeps and can read without a connection."""
 
 from __future__ import annotations
 

@@ -91,14 +91,14 @@ class JobHandle(JobRecord, Generic[T]):
         backend: ``gke``, ``pathways`` or ``local``.
         project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
             objects are.
-        image_uri: The container image it runs in; empty on this machine.
-        accelerator: The hardware that it runs on, such as ``tpu-v6e-8``.
+        image_uri: The container image that the job runs in; empty on this machine.
+        accelerator: The hardware that the job runs on, such as ``tpu-v6e-8``.
         func_name, display_name: The function's name, and the name to show.
-        created_at: When it was submitted: UTC, ISO 8601.
+        created_at: When the job was submitted: UTC, ISO 8601.
         group_id, group_kind, group_index: The ID and the kind of the job's batch, and the job's
             index in it; None for a single job.
         debug: Whether the job waits for a debugger.
-        price: The list price of its accelerator when it was submitted.
+        price: The list price of the job's accelerator when the job was submitted.
 
     Example::
 
@@ -209,7 +209,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Copy the files of the output directory here, and return how many there are.
 
         Args:
-            folder: Where to copy them. kinetic makes it, and overwrites files of the same name.
+            folder: Where to copy them. kinetic creates this folder, and overwrites files in it.
 
         Raises:
             OSError: The files can't be written.
@@ -229,8 +229,8 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             timeout: Seconds to wait; after that, the job keeps running. None: no limit.
-            cleanup: Remove the job and its objects once the value is here. None: yes, unless it is
-                a debug job. A failed job stays.
+            cleanup: Remove the job and its objects after the value has arrived. None: remove them,
+                unless the job is a debug job. A failed job stays.
             cleanup_timeout: Seconds that the removal may take.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
             stream_logs: Print the job's output while you wait.
@@ -275,8 +275,8 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             follow: Print the output so far and all later output until the job ends; return None.
-            attempt: Only the output of this attempt, counted from 1. None: of the last attempt;
-                with *follow*, also of later attempts.
+            attempt: Only the output of this attempt, counted from 1. None: that of the last attempt
+                and, with *follow*, of later attempts.
 
         Raises:
             ConfigurationError: *attempt* isn't an int of at least 1, or None.
@@ -320,7 +320,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             k8s: Remove the job from the platform.
-            gcs: Remove its objects from the store. An item's objects stay with its batch.
+            gcs: Remove the job's objects from the store. The objects of a batch's item stay.
             cleanup_timeout: Seconds to wait for the job's end.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
         """
@@ -366,12 +366,12 @@ class BatchHandle(Generic[T, X]):
     ``f.run_async_map(...)``, `attach_batch`, or `list_batches`.
 
     Args:
-        batch: The batch's handle in `kinetic.aio`; make none yourself.
+        batch: The batch's handle in `kinetic.aio`; don't create a handle yourself.
 
     Attributes:
         group_id: The ID by which `attach_batch` finds the batch from any process.
         name, tags: The name and tags that you gave it.
-        created_at: When it was submitted: UTC, ISO 8601.
+        created_at: When the batch was submitted: UTC, ISO 8601.
 
     Example::
 
@@ -390,8 +390,9 @@ class BatchHandle(Generic[T, X]):
         self.created_at = batch.created_at
         self._loop_thread = PORTAL.current
         self._async_handle = batch
+        # The references are weak, because a batch can have infinitely many items.
         self._sync_handles: weakref.WeakValueDictionary[int, JobHandle[T]]
-        self._sync_handles = weakref.WeakValueDictionary()  # a batch can have infinitely many items
+        self._sync_handles = weakref.WeakValueDictionary()
         self._open_blocks = 0
         """How many ``with`` blocks of this batch are open."""
 
@@ -502,7 +503,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def unavailable_children(self) -> dict[int, str]:
-        """The job ids of items whose objects are damaged or forged, by index."""
+        """The job IDs of items whose objects are damaged or forged, by index."""
         return self._aio.unavailable_children
 
     def wait(self, *, timeout: float | None = None) -> None:
@@ -631,7 +632,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """The most jobs that may be unfinished at once; None means no limit."""
+        """The limit of jobs that are unfinished at once; None means no limit."""
         return self._aio.max_concurrent
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
@@ -694,7 +695,7 @@ class BatchHandle(Generic[T, X]):
         Returns how many items run again.
 
         Args:
-            indices: Run only the items with these indices. None: all of them.
+            indices: Run only the items with these indices. None: all such items.
 
         Raises:
             NotFound: The batch has no such item, or was cleaned up.
@@ -711,14 +712,14 @@ class BatchHandle(Generic[T, X]):
         """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
         Args:
-            inputs: The inputs after the `stored` ones, if an iterator died with its process.
+            inputs: The inputs after the `stored` ones, if the process with the iterator has ended.
             seal: Declare that there are no inputs after the stored ones.
             force: Take over now; don't wait up to 45 s to see whether the old submitter is alive.
 
         Raises:
             Conflict: Another process submits the batch.
-            ConfigurationError: The batch has all its inputs, and you gave more; or this process
-                lacks a variable that the batch captured.
+            ConfigurationError: You pass inputs, but the batch has all its inputs. Or this process
+                lacks an environment variable that the batch captured.
             NotFound: The batch was cleaned up.
         """
         resume = functools.partial(self._aio.resume, inputs=inputs, seal=seal, force=force)
@@ -733,7 +734,7 @@ class BatchHandle(Generic[T, X]):
         """Let the batch continue after the ``with`` block.
 
         Args:
-            seal: Take no more inputs; the batch has only those taken so far.
+            seal: Take no more inputs; the batch has only the inputs that it took before.
         """
         PORTAL.call(self._aio.detach, seal=seal)
         self._open_blocks = 0
@@ -766,7 +767,7 @@ def _bundle(
 def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """Start ``function(*args, **kwargs)`` and return the job's handle.
 
-    Returns once the platform has accepted the job; it may start later.
+    Returns when the platform has accepted the job; the job may start later.
 
     Args:
         function: The function to run, plain or decorated.
@@ -780,7 +781,7 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
         LaunchError: The platform refused the job.
         BackendError: The store or the platform doesn't answer.
 
-    If you press Ctrl-C during this call, it removes the job.
+    If you press Ctrl-C during this call, kinetic removes the job.
 
     Example::
 
@@ -829,7 +830,7 @@ def run_async_map(
 
     Args:
         function: A plain function, or one with a kinetic decorator.
-        inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+        inputs: One job runs for each input. Any iterable, also lazy, infinite, or async.
         input_mode: How an input becomes arguments. ``single``: it is the only argument; ``args``: a
             sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives keyword arguments, a
             list or tuple positional ones, anything else is the only argument.
@@ -837,7 +838,7 @@ def run_async_map(
         retries: How many times a failed item may run again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
-        name, tags: `kinetic.list_batches` finds the batch by these.
+        name, tags: `kinetic.list_batches` finds the batch by this name and these tags.
         project, cluster: Where the batch runs. None: where the function's settings say.
         window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit if
             the length of *inputs* is known, else twice *max_concurrent*.
@@ -853,8 +854,8 @@ def run_async_map(
             such an input fails, with a `SubmissionError`.
         SubmissionError: The function or its project can't be shipped.
 
-    If you press Ctrl-C during this call, it removes what it created. When your script ends, it
-    first submits the rest of the inputs; Ctrl-C then stops that.
+    If you press Ctrl-C during this call, kinetic removes the batch. When your script ends, its
+    process first submits the rest of the inputs; Ctrl-C then ends the process at once.
 
     Example::
 
@@ -868,11 +869,11 @@ def run_async_map(
 
 @own_frames_left_out
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
-    """Return the handle of a job, or of an item of a batch. Any process may have submitted it.
+    """Return the handle of a single job, or of a batch's item, that any process submitted.
 
     Args:
         job_id: The job's ID.
-        project, cluster: Where it runs. None: as the environment, the profile, or the default says.
+        project, cluster: Where the job runs. None: as environment, profile, or default says.
 
     Raises:
         ConfigurationError: *job_id* isn't the ID of a job.
@@ -893,11 +894,11 @@ def attach_batch(
     poll_interval: float = 10.0,
     poll_timeout: float | None = None,
 ) -> BatchHandle[Any]:
-    """Return the handle of a batch that any process submitted; it observes and submits nothing.
+    """Return the handle of a batch that any process submitted; this call submits no items.
 
     Args:
         group_id: The batch's ID.
-        project, cluster: Where it runs. None: as the environment, the profile, or the default says.
+        project, cluster: Where the batch runs. None: as environment, profile, or default says.
         poll_interval: Accepted for compatibility; has no effect.
         poll_timeout: Seconds from now that a wait on this handle waits for items that another
             process has yet to submit; then it raises `ResultTimeout`. None: no limit.
@@ -1033,18 +1034,18 @@ async def _finish_submitting() -> None:
     await asyncio.gather(*(_until_submitted(batch) for batch in tuple(_UNSUBMITTED_BATCHES)))
 
 
-SOON_S = 0.5
-"""How many seconds the exit waits for submissions before it logs this wait."""
+SILENT_WAIT_S = 0.5
+"""How many seconds the exit waits for submissions before it logs that it waits."""
 
 
 async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
-    """Wait until *batch* has submitted its inputs.
+    """Wait until *batch* has submitted its inputs, and log a long wait.
 
-    Log a long wait and, if Ctrl-C ended the script, that the batch goes on.
+    If Ctrl-C ended the script, also log that the batch continues.
     """
     await batch.let_run()
     try:
-        async with asyncio.timeout(SOON_S):
+        async with asyncio.timeout(SILENT_WAIT_S):
             await batch.submitted()
     except TimeoutError:
         logging.warning(

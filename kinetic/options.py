@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for a value: ``holds`` checks it; in the error, ``requirement`` follows "must be"."""
+    """A rule: ``holds`` checks a value; in the error, ``requirement`` follows "must be"."""
 
     requirement: str
     holds: Callable[[Any], bool]
@@ -142,7 +142,7 @@ _SETTING_RULES = {
 
 
 def check(**values: object) -> None:
-    """Check arguments, which are given by name, each by the rule for its name.
+    """Check each argument by the rule for its name.
 
     Raises:
         ConfigurationError: A value is wrong: the message has its name, the rule, and the value.
@@ -237,10 +237,10 @@ class RunOptions(TypedDict, total=False):
 class Options:
     """The settings of a decorated function.
 
-    ``timeout`` is the seconds that one attempt may run, counted from the call of the function;
-    ``start_timeout`` the seconds that it may wait to start. ``memory`` is bytes, or text such as
-    ``"4Gi"``. None leaves a setting to environment, profile, and default. ``parsed_accelerator`` is
-    what ``accelerator`` and ``spot`` name.
+    ``timeout`` is how many seconds one attempt may run, counted from the call of the function.
+    ``start_timeout`` is how many seconds one attempt may wait to start. ``memory`` is bytes, or
+    text such as ``"4Gi"``. None leaves a setting to environment, profile, and default.
+    ``parsed_accelerator`` is the accelerator that ``accelerator`` and ``spot`` name.
 
     Raises:
         ConfigurationError: A value is wrong.

@@ -54,9 +54,9 @@ class Row:
 class Estimate:
     """The cost so far and in total: an estimate by list prices, not a bill.
 
-    ``hours`` are the accelerator-hours, of all chips and hosts together, of attempts that ended.
-    ``expected_hours`` are the hours of all attempts, also future ones; None if unknown. Waiting,
-    starting, and idle machines don't count.
+    ``hours`` counts the hours that ended attempts used the accelerator, with all its chips and
+    hosts. ``expected_hours`` counts those of all attempts, also future ones; None if unknown. The
+    time of waiting, starting, and idle machines doesn't count.
     """
 
     accelerator: str
@@ -112,7 +112,7 @@ def price_of(
 ) -> Price | None:
     """Return the price of *accelerator* in the region of *zone*; None if unknown.
 
-    If not *listed*, only your own prices count, because the list prices are those of GKE.
+    If *listed* is false, use only your own prices, because the list prices are those of GKE.
 
     Raises:
         ConfigurationError: The file that KINETIC_PRICES names is invalid.
@@ -150,8 +150,8 @@ def budget_price(
     raise ConfigurationError(
         f"budget= is in US dollars, and no price of {accelerator} "
         f"{f'in {zone}' if listed else 'on this machine'} is known: write "
-        f'{{"{accelerator}": US_DOLLARS_AN_HOUR}} to a file and set {VARIABLE} to it, or leave '
-        "budget= out"
+        f'{{"{accelerator}": US_DOLLARS_AN_HOUR}} to a file and set {VARIABLE} to its path, or '
+        "leave budget= out"
     )
 
 
@@ -213,8 +213,8 @@ def _own_prices(environ: Mapping[str, str]) -> Mapping[str, float]:
             raise ValueError("it isn't an object of names and numbers")
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"{VARIABLE} names {path}, which is wrong: {exc}; write "
-            '{"gpu-l4": 0.71} there, US dollars an hour'
+            f"{VARIABLE} names {path}, which isn't a file of prices: {exc}; write US dollars an "
+            'hour to it, such as {"gpu-l4": 0.71}'
         ) from exc
     entries = cast("dict[str, Any]", content)
     prices: dict[str, float] = {}

@@ -45,8 +45,8 @@ SETTINGS = (
 )
 """The settings of a profile; kinetic writes the first four into every profile."""
 
-ALWAYS_WRITTEN = 4
-"""How many of `SETTINGS`, from the first on, a profile in the file has even without a value."""
+ALWAYS_WRITTEN = SETTINGS[:4]
+"""The settings that the file has for each profile; null if the profile has no value for one."""
 
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}", re.ASCII)
 
@@ -253,7 +253,7 @@ def save(path: Path, profiles: Profiles) -> None:
 
 
 def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
-    """Read, *change*, and write the profiles, one process at a time; return the new ones.
+    """Read, *change*, and write the profiles, one process at a time; return the new profiles.
 
     Raises:
         ProfileError: `load`, `save`, or *change* failed, or another file operation; the file of
@@ -276,5 +276,5 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _as_document(profile: Profile) -> dict[str, Any]:
-    always = {setting: profile.settings.get(setting) for setting in SETTINGS[:ALWAYS_WRITTEN]}
+    always = {setting: profile.settings.get(setting) for setting in ALWAYS_WRITTEN}
     return {**always, **profile.settings, **profile.extra}

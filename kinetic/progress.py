@@ -15,10 +15,10 @@ class Progress:
 
     Attributes:
         total: How many items there will be; None while unknown.
-        waiting, running, succeeded, failed, cancelled, lost: Each known item counts in one of them.
+        waiting, running, succeeded, failed, cancelled, lost: How many items are in each state.
         retried: How many attempts were retries.
         retried_after: Pairs of a reason, such as ``preempted``, and the number of retries after it.
-            The most frequent is first. Only retries that this process has seen count.
+            The most frequent reason is first. Only retries that this process has seen count.
         elapsed: Seconds since the batch was submitted.
         rate: Items that ended per second, over the last 30 s or the last 20 items.
         eta: Seconds until the last item ends at this rate; None while unknown.

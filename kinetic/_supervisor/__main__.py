@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from kinetic._devices import cpus_here, gpus_here
+from kinetic._devices import count_cpus, gpu_ids
 from kinetic._runner.job import processes
 from kinetic._runner.protocol import private
 from kinetic._supervisor import jobs, parents, supervisor
@@ -53,7 +53,7 @@ def become_supervisor(home: Path, environ: Mapping[str, str]) -> Supervisor | No
         survivors = parents.kill_processes_of(str(paths.state))
         if survivors:
             write_log(f"processes of an earlier supervisor can't be killed: {survivors}")
-        slots = jobs.Slots(cpus_here(environ), gpus_here(environ))
+        slots = jobs.Slots(count_cpus(environ), gpu_ids(environ))
         table = Table(slots, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
         for name in table.restore(read(paths.journal), time.time()):
             paths.log(name).unlink(missing_ok=True)

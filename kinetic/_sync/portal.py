@@ -22,7 +22,7 @@ from absl import logging
 from kinetic._progress.steps import SHOW_FACTORY
 from kinetic._sync.loop_thread import Call, Hook, LoopThread, receive
 from kinetic._tasks import running_loop
-from kinetic._tracebacks import own_frames, own_frames_left_out
+from kinetic._tracebacks import count_own_frames, own_frames_left_out
 from kinetic.errors import PortalError
 
 P = ParamSpec("P")
@@ -196,7 +196,7 @@ class Portal:
             "kinetic.aio.run_async_map(f, ...)` for f.run_async_map(...); other calls have the "
             "same name in kinetic.aio",
             RuntimeWarning,
-            stacklevel=own_frames(),
+            stacklevel=count_own_frames(),
         )
 
     def forget_parent_loop(self) -> None:

@@ -14,7 +14,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from kinetic import configuration
-from kinetic._devices import cpus_here, gpus_here, memory_here
+from kinetic._devices import count_cpus, gpu_ids, memory_bytes
 from kinetic._runner.protocol import private
 from kinetic._supervisor.protocol import VERSION, SupervisorPaths
 from kinetic.aio.local.supervisor import running
@@ -87,15 +87,15 @@ class Machine:
         return Finding(state, evidence)
 
     async def _memory(self) -> Finding:
-        total, free = memory_here(), _free_memory()
+        total, free = memory_bytes(), _free_memory()
         if free is None:
             return ok(f"{total // MIB} MiB")
         evidence = f"{total // MIB} MiB, {free // MIB} MiB of it free"
         return warning(evidence) if free < MEMORY_LOW else ok(evidence)
 
     async def _processors(self) -> Finding:
-        gpus = len(gpus_here(self._environ))
-        return ok(f"jobs may use {cpus_here(self._environ)} CPUs and {gpus} GPUs together")
+        gpus = len(gpu_ids(self._environ))
+        return ok(f"jobs may use {count_cpus(self._environ)} CPUs and {gpus} GPUs together")
 
     async def _kernel(self) -> Finding:
         lacking: list[str] = []

@@ -111,7 +111,7 @@ def test_a_gs_uri_without_slash_and_suffix_warns(caplog: pytest.LogCaptureFixtur
         Data("gs://bucket/dataset/")
         Data("gs://bucket/weights.h5")
     assert [record.getMessage() for record in caplog.records] == [
-        "gs://bucket/dataset is taken as one object; a directory is written gs://bucket/dataset/"
+        "gs://bucket/dataset names one object; to name a directory, write gs://bucket/dataset/"
     ]
 
 
@@ -223,7 +223,7 @@ def test_the_error_names_a_file_that_cannot_be_uploaded(make_tree: MakeTree) -> 
     assert time.monotonic() - started < 60  # hashing does not wait for a writer
     (root / "pipe").unlink()
     (root / "dangling").symlink_to("nowhere")
-    with pytest.raises(DataError, match="dangling is a link to nothing"):
+    with pytest.raises(DataError, match="dangling links to a missing file"):
         Data(str(root)).content_hash()
     (root / "dangling").unlink()
     (root / "circle").symlink_to("circle")

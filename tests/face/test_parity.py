@@ -243,7 +243,7 @@ def test_every_public_name_is_lazy_and_listed_for_type_checkers() -> None:
     tree = ast.parse(Path(kinetic.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name for line in block.body for alias in line.names}  # type: ignore[attr-defined]
-    assert imported - {"__version__"} == set(kinetic.__all__) == set(kinetic._HOMES)
+    assert imported - {"__version__"} == set(kinetic.__all__) == set(kinetic._MODULES)
     assert set(dir(kinetic)) == {*kinetic.__all__, "__version__"}
     for name in kinetic.__all__:
         assert getattr(kinetic, name) is not None

@@ -44,7 +44,7 @@ def test_without_the_variable_only_warnings_appear(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, None, LATER)
     assert (code, out) == (0, "WARNING\n")
     others, kinetics = err.splitlines()
-    assert others == "WARNING:absl:its warning" and "is taken as one object" in kinetics
+    assert others == "WARNING:absl:its warning" and "names one object" in kinetics
 
 
 def test_level_info_shows_packing_uploads_and_started_jobs(tmp_path: Path, home: Path) -> None:
@@ -76,5 +76,5 @@ def test_an_unknown_level_is_refused_before_anything_is_uploaded(
     tmp_path: Path, home: Path, level: str
 ) -> None:
     code, _, err = run(tmp_path, level)
-    assert code == 1 and f"KINETIC_LOG_LEVEL has no level '{level}'" in err
+    assert code == 1 and f"KINETIC_LOG_LEVEL is '{level}', which isn't a level" in err
     assert not (home / "store").exists()

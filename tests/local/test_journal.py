@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from kinetic._devices import cpus_here, gpus_here
+from kinetic._devices import count_cpus, gpu_ids
 from kinetic._supervisor.journal import SPARE_LINES, Journal, read
 from kinetic._supervisor.protocol import Decoder, encode
 from tests import programs
@@ -80,7 +80,7 @@ def test_messages_are_the_same_wherever_the_stream_is_cut() -> None:
 
 
 def test_slots_come_from_the_environment_or_the_machine() -> None:
-    assert cpus_here({"KINETIC_LOCAL_SLOTS": "7"}) == 7
-    assert cpus_here({"KINETIC_LOCAL_SLOTS": "none"}) == cpus_here({}) >= 1
-    assert gpus_here({"CUDA_VISIBLE_DEVICES": ""}) == ()
-    assert gpus_here({"CUDA_VISIBLE_DEVICES": " 1, 0,1 ,-1,2"}) == ("1", "0")
+    assert count_cpus({"KINETIC_LOCAL_SLOTS": "7"}) == 7
+    assert count_cpus({"KINETIC_LOCAL_SLOTS": "none"}) == count_cpus({}) >= 1
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": " 1, 0,1 ,-1,2"}) == ("1", "0")

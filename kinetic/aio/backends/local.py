@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from kinetic import configuration
-from kinetic._devices import cpus_here, gpus_here, memory_here
+from kinetic._devices import count_cpus, gpu_ids, memory_bytes
 from kinetic._runner.protocol import private
 from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic.aio.images.current import CurrentInterpreter
@@ -55,8 +55,8 @@ def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -
         cluster=LocalCluster(home, environ),
         id_marker=BACKENDS["local"].id_marker,
         capacity=Capacity(
-            cpus=cpus_here(environ),
-            gpus=len(gpus_here(environ)),
-            memory_bytes=memory_here(),
+            cpus=count_cpus(environ),
+            gpus=len(gpu_ids(environ)),
+            memory_bytes=memory_bytes(),
         ),
     )
