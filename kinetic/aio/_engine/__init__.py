@@ -1,7 +1,7 @@
 """A submission of one item or many, from the call to its outcomes.
 
-May import the ports, the lease, `_net.retry`, packing, the values and the runner's
-protocol; nothing of an adapter.
+These modules may import the ports, the lease, `_net.retry`, packing, the values, and the runner's
+protocol. They may not import an adapter.
 
 A client and its handles reach these modules as attributes of this package. The package imports a
 module at its first use: imports take most of a first call's time, and one job needs few modules.

@@ -29,11 +29,11 @@ from kinetic.errors import AuthError, ConfigurationError, KineticError, NotFound
 from kinetic.options import MapSettings
 from kinetic.prices import budget_price, price_of
 
-LISTING = 32
+MANIFESTS_AT_ONCE = 32
 """Maximum number of manifests read at once."""
 
-MANY_UNBOUNDED = 100
-"""Above this count, a batch without ``max_concurrent`` logs a warning."""
+UNBOUNDED_WARNING_ABOVE = 100
+"""Above this number of inputs, kinetic logs a warning about a batch without ``max_concurrent``."""
 
 
 async def start(
@@ -44,12 +44,12 @@ async def start(
 ) -> Batch:
     """Pack the call once, write the manifest, take the lease, and start to submit the batch.
 
-    Cancelled: what was made of the batch is removed; shared content stays in the store.
+    Cancelled: kinetic removes the batch's objects; shared content stays in the store.
     """
     source = Source(inputs, settings.input_mode)
     if source.length == 0:
         raise ConfigurationError("inputs is empty: there is nothing to run")
-    if settings.max_concurrent is None and (source.length or 0) > MANY_UNBOUNDED:
+    if settings.max_concurrent is None and (source.length or 0) > UNBOUNDED_WARNING_ABOVE:
         logging.warning("max_concurrent=None starts all %d jobs at once", source.length)
     if source.known_inputs is not None and call.function is not None:
         await in_thread(check_inputs, call.function, source.known_inputs, source.mode)
@@ -80,7 +80,7 @@ async def _create(
 ) -> _lease.HeldLease:
     """Store the objects of a new batch, and take its lease.
 
-    If the process dies between two of the writes, a cleanup of the batch's ID removes the objects.
+    If the process dies between two writes, `remove` with the batch's ID removes the objects.
     """
     store, scope = session.platform.store, identity.scope
     environment = json.dumps(dict(uploaded.environment)).encode()
@@ -112,13 +112,13 @@ async def remove(session: Session, submission_id: str) -> None:
 
 
 async def attach(session: Session, group_id: str) -> Batch:
-    """Observe a batch that was submitted elsewhere."""
+    """Follow a batch and read its state; if it isn't finished, also watch its lease."""
     batch = await _open_batch(session, group_id)
     batch.follow(observed=False)
     if batch.submits:
         await batch.refresh()
         return batch
-    # If a step below raises, the batch stays in the session; attach again to repeat the steps.
+    # If a step below raises, the session keeps the batch; the next `attach` repeats the steps.
     await batch.look()
     await batch.observe_if_resumed()
     await delete_leftovers(batch.submission)
@@ -135,40 +135,45 @@ async def list_batches(
 ) -> list[Batch]:
     """Return the newest *count* batches (None: all) with this *name* and *tags*.
 
-    The session follows a batch once a method of its handle needs it. Batches without a manifest are
-    left out. A warning names batches that can't be read or verified.
+    The session doesn't follow a new batch until a method of the batch's handle needs that. The list
+    lacks batches without a manifest. A warning names batches that can't be read or verified.
     """
-    refused: dict[str, KineticError] = {}
+    errors: dict[str, KineticError] = {}
     found: list[tuple[str, str]] = []
     for info in await session.platform.store.list(wire.group_key("")):
         group_id = info.name.rpartition("/")[2]
         try:
             has_tags = (tags or {}).items() <= json.loads(info.metadata["tags"]).items()
         except MALFORMED:
-            refused[group_id] = WireError(f"its entry {info.name} is damaged")
+            errors[group_id] = WireError(f"{info.name} is damaged")
             continue
         if has_tags and (name is None or info.metadata.get("name") == name):
             found.append((info.metadata.get("created", ""), group_id))
     found.sort(reverse=True)
     listed: list[Batch] = []
-    for start_index in range(0, len(found), LISTING):
-        ids = [group_id for _, group_id in found[start_index : start_index + LISTING]]
-        opened = await all_or_none(*(_read_batch(session, group_id, refused) for group_id in ids))
+    for start_index in range(0, len(found), MANIFESTS_AT_ONCE):
+        ids = [group_id for _, group_id in found[start_index : start_index + MANIFESTS_AT_ONCE]]
+        opened = await all_or_none(*(_read_batch(session, group_id, errors) for group_id in ids))
         listed += [batch for batch in opened if batch is not None]
         if count is not None and len(listed) >= count:
             break
-    if refused:
-        names, first = ", ".join(refused), next(iter(refused.values()))
-        logging.warning("%d batches were left out, %s: %s", len(refused), names, first)
+    if errors:
+        names, first = ", ".join(errors), next(iter(errors.values()))
+        logging.warning(
+            "the list lacks %d batches that can't be read (%s); the first error is: %s",
+            len(errors),
+            names,
+            first,
+        )
     return listed[:count]
 
 
 async def _read_batch(
     session: Session,
     group_id: str,
-    refused: dict[str, KineticError],
+    errors: dict[str, KineticError],
 ) -> Batch | None:
-    """Return a batch, or None if it has no manifest or is refused; *refused* gets the error."""
+    """Return a batch; None if it has no manifest, or if reading it fails: then add to *errors*."""
     try:
         batch = await open_unread(session, group_id)
         if not batch.followed:  # `resume` needs to know how many inputs are stored
@@ -176,17 +181,17 @@ async def _read_batch(
     except NotFound:
         return None
     except (WireError, AuthError) as exc:
-        refused[group_id] = exc
+        errors[group_id] = exc
         return None
     return batch
 
 
 async def open_unread(session: Session, group_id: str) -> Batch:
-    """Return a batch after reading at most its manifest; a new batch isn't followed yet.
+    """Return a batch; read at most its manifest, and don't make the session follow it.
 
     Raises:
         NotFound: There is no such batch.
-        WireError: The manifest's signature isn't valid here, or its format is unknown.
+        WireError: The manifest's signature is wrong, or its format is unknown.
     """
     return known_batch(session, group_id) or await _open_batch(session, group_id)
 

@@ -1,4 +1,4 @@
-"""Begin a submission: name it, store what it needs, and remove all of it if that fails."""
+"""Begin a submission: name it and store what it needs; on a failure, remove what was stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.errors import Conflict, KineticError, SubmitterLost
 
 RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
-"""Stop retrying a launch before other processes give up the job, which they do after 60 s."""
+"""Retry a relaunch for 50 s: after 60 s, other processes end the job."""
 
 
 async def start_job(
@@ -34,7 +34,7 @@ async def start_job(
 
     Returns the fields of the job's handle, and a reference to the job.
 
-    Cancelled: the job is removed; shared content stays in the store.
+    Cancelled: kinetic removes the job; shared content stays in the store.
     """
     await session.limit.acquire()
     try:
@@ -103,7 +103,7 @@ async def _launch_again(
     arguments: wire.Input,
     number: int,
 ) -> None:
-    """Launch attempt *number* to replace the previous one, or end the job as that one ended."""
+    """Launch attempt *number*, or else end the job with the outcome of the previous attempt."""
     cluster, identity = session.platform.cluster, submission.identity
     name, previous = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
 
@@ -112,7 +112,7 @@ async def _launch_again(
         await builder.launch(0, number, arguments)
         submission.last_relaunched = number
 
-    async def is_wanted() -> bool:
+    async def is_needed() -> bool:
         item = await submission.look(0)
         if item.attempt < number or item.stopped:
             return False
@@ -120,7 +120,7 @@ async def _launch_again(
 
     why = ""
     try:
-        # The first host's outcome says that it was asked to stop; the platform may know why.
+        # The first host writes the outcome. If another host failed, only the platform knows why.
         observation = await retry(
             lambda: ending.host_end(submission, 0, number - 1),
             RELAUNCH_POLICY,
@@ -135,12 +135,12 @@ async def _launch_again(
         else:
             logging.info("%s was disrupted; launching it again as %s", previous, name)
             await retry(launch, RELAUNCH_POLICY, Outage(f"launching {name}"))
-            if await retry_forever(is_wanted, f"looking whether {name} is wanted"):
+            if await retry_forever(is_needed, f"checking whether {name} is needed"):
                 return
     except KineticError as exc:
-        logging.warning("%s cannot be launched again: %s", name, exc)
+        logging.warning("can't launch %s: %s", name, exc)
         why = str(exc)
-    # No attempt is wanted any more, or the platform refused it: remove what a launch left.
+    # The attempt isn't needed, or could not be launched: remove what a launch may have left.
     await release(cluster.delete(names=[name]), operation=f"removing {name}")
     if why:
         await retry_forever(
@@ -153,7 +153,7 @@ async def _launch_again(
 async def new_submission(
     session: Session, uploaded: prepare.UploadedCall, identity: Identity
 ) -> AsyncGenerator[Submission]:
-    """Follow a new submission while the block creates it; if the block fails, remove all of it."""
+    """Follow a new submission while the block creates it; if the block fails, remove it."""
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     submission.closes = True
     session.follow(submission, is_own=True)
@@ -175,7 +175,7 @@ async def new_submission(
 
 
 async def store_manifest(session: Session, identity: Identity, fields: Mapping[str, Any]) -> None:
-    """Sign the description of a new submission and create it."""
+    """Sign the manifest of a new submission, and store it."""
     store, name = session.platform.store, identity.manifest_name
     body = json.dumps(fields, sort_keys=True).encode()
     if not await store.create(name, signing.signed_json(identity.key, identity.scope, name, body)):
@@ -200,7 +200,7 @@ async def new_identity(
 async def identity_of(
     session: Session, submission_id: str, manifest: Mapping[str, Any] | None = None
 ) -> Identity:
-    """Return the identity of a job or batch; without *manifest*, it's only good for a removal."""
+    """Return the identity of a job or batch; without *manifest*, use it only for a removal."""
     fields = manifest or {}
     return _identity_class(submission_id)(
         id=submission_id,

@@ -1,7 +1,7 @@
-"""Delete jobs that a stop has made useless.
+"""Delete jobs that needn't run any more, because their items were stopped or have ended.
 
-The stop request alone cancels an item that hasn't begun; no job has to run for that. If its job
-stayed, it would wait and get a machine, only to find the stop request. By then the inputs may be
+A stop request cancels an item that hasn't begun; its job needn't run. If the job stayed on the
+platform, it would wait for a machine, only to find the stop request. By then, the inputs may be
 removed.
 """
 
@@ -24,30 +24,30 @@ from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Phase
 from kinetic.errors import KineticError
 
-PATIENCE_S = 30.0
-"""How long a batch waits for a platform to delete useless jobs, in seconds; then it goes on."""
+TIMEOUT_S = 30.0
+"""How long a batch waits for the platform to delete useless jobs, in seconds."""
 
 
 async def delete_all(submission: Submission, last_round: int) -> None:
     """Delete all jobs up to round *last_round*; the batch's nth retry request begins round n.
 
-    This selects jobs by their round, not only by their batch. So a delete request that reaches the
-    platform late doesn't delete the jobs of items that were retried since.
+    Each delete request names a round. So if the request reaches the platform late, it doesn't
+    delete the jobs of items that were retried in the meantime.
     """
     batch = submission.identity.id
-    for number in range(last_round + 1):  # each retry_failed() begins a round
+    for number in range(last_round + 1):
         await submission.cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
 
 
 async def delete_leftovers(submission: Submission) -> None:
-    """Delete the jobs of stopped items that a dead process has left."""
+    """Delete the jobs of stopped items that a process left on the platform when it died."""
     requests = submission.requests
     if not requests.all_stopped:
         return
     found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
     if not found:
         return
-    await submission.requests.look()  # requests are stored before their jobs are launched
+    await submission.requests.look()  # a retry request is stored before its jobs are launched
     live_attempts = [
         (int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT]))
         for observation in found
@@ -63,32 +63,32 @@ async def delete_leftovers(submission: Submission) -> None:
 
 
 async def delete_unwanted(submission: Submission, attempts: Iterable[tuple[int, int]]) -> None:
-    """Delete the jobs of *attempts*, pairs of item and number: in one request where possible.
+    """Delete the jobs of *attempts* (pairs of item and number), if possible in one request.
 
     A delete request that reaches the platform late does no harm: if a stopped item was retried,
     the next attempt's job has another name.
 
-    Stopped jobs end by themselves, so this only saves time. Errors are only logged, and so is a
-    platform that doesn't answer for 30 s.
+    Stopped jobs also end by themselves. So if the platform refuses the request, or doesn't answer
+    for 30 s, this only logs a warning.
     """
     names = [submission.identity.attempt_name(*attempt) for attempt in attempts]
     if not names:
         return
     batch = submission.identity.id
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await retry_forever(
                 lambda: submission.cluster.delete(names=names), f"deleting jobs of {batch}"
             )
     except (KineticError, TimeoutError) as exc:
         why = str(exc) or "the platform does not answer"
-        logging.warning("jobs of %s that were stopped end by themselves: %s", batch, why)
+        logging.warning("can't delete stopped jobs of %s, which end by themselves: %s", batch, why)
 
 
 async def withdraw_idle(submission: Submission, attempts: Iterable[tuple[int, int]]) -> None:
-    """Delete the jobs of attempts whose item has ended without them.
+    """Delete the jobs of attempts that can't start any more, because their items have ended.
 
-    The caller must have looked at the items before.
+    The caller must have read the items.
     """
     idle = [
         (index, number)
@@ -100,23 +100,23 @@ async def withdraw_idle(submission: Submission, attempts: Iterable[tuple[int, in
 
 
 async def delete_if_stopped(submission: Submission, index: int, number: int) -> None:
-    """Delete a job whose launch was under way when a stop came, so that the stop missed it."""
+    """Delete the job just launched if a stop came during the launch, and the job needn't run."""
     standing = submission.requests.standing(index)
     if standing.unwanted or number <= standing.base:
         await delete_unwanted(submission, [(index, number)])
         return
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await retry_forever(lambda: submission.look(index), f"looking at item {index}")
     except (KineticError, TimeoutError) as exc:
         name = submission.identity.attempt_name(index, number)
-        logging.warning("%s was stopped while it was launched: %s", name, exc)
+        logging.warning("%s was stopped during its launch; can't read its item: %s", name, exc)
         return
     await withdraw_idle(submission, [(index, number)])
 
 
 def _is_idle(item: wire.Item, number: int, base: int) -> bool:
-    """Return whether *item* has ended without attempt *number*, which can no longer start."""
+    """Return whether *item* has ended without attempt *number*, so that the attempt can't start."""
     if not item.state.final:
         return False
     if item.outcome is not None and item.attempt == number:

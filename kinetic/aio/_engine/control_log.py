@@ -16,17 +16,17 @@ from kinetic.errors import NotFound, WireError
 
 KINDS = ("stop", "retry")
 MERGE_S = 1.0
-"""Minimum interval between two stops of single items in the log, in seconds."""
+"""Minimum interval between two requests to stop single items, in seconds."""
 
 
 class ControlLog:
-    """The requests read so far; ``listeners`` are called with each new request."""
+    """The requests that this process has read; it calls ``listeners`` with each new request."""
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.entries: list[wire.Request] = []
         self.listeners: list[Callable[[wire.Request], None]] = []
         self.round = 0
-        """How many requests were retries; jobs that are launched now get it as their round."""
+        """The number of retry requests so far, which is the round of a job that is launched now."""
         self._store = store
         self._scope = scope
         self._key = key
@@ -68,7 +68,7 @@ class ControlLog:
                 content = await self._store.get(name)
             except NotFound:
                 return self.entries
-            if known == len(self.entries):  # if not, another task has noted the entry
+            if known == len(self.entries):  # otherwise, another task has added the entry
                 self._note(self._parse(content))
 
     async def look(self) -> None:
@@ -77,7 +77,7 @@ class ControlLog:
             await self.read()
 
     async def append(self, request: wire.Request) -> int:
-        """Add a request after all others; return its round, the number of earlier retries."""
+        """Add a request after all others; return the number of retry requests before it."""
         while True:
             slot, round_number = len(await self.read()), self.round
             if await self.append_at(slot, request):
@@ -89,7 +89,7 @@ class ControlLog:
         body, metadata = request.signed(self._key, self._scope, name)
         if not await self._store.create(name, body, metadata):
             return False
-        if slot == len(self.entries):  # if not, another task has noted the request
+        if slot == len(self.entries):  # otherwise, another task has added the request
             self._note(request)
         return True
 
@@ -119,25 +119,27 @@ class ControlLog:
             self._last_sent = loop.time()
 
     def _parse(self, content: Object) -> wire.Request:
-        """Verify and return a stored request; an unsigned one becomes one without effect."""
+        """Return a stored request; if its signature is wrong, its kind is `UNSIGNED`: no effect."""
         name = content.name
         try:
             request = wire.Request.verified(
                 content.body, content.metadata, self._key, self._scope, name
             )
         except frames.MALFORMED as exc:
-            raise WireError(f"the request {name} is damaged: {exc}; cancel the batch anew") from exc
+            raise WireError(
+                f"the request {name} is damaged: {exc}; clean up the batch, and submit it again"
+            ) from exc
         if request.kind == wire.UNSIGNED:
             logging.warning(
-                "the request %s is not signed by anybody who may submit here: it is ignored; see "
-                "who else can write to %s",
+                "kinetic ignores the request %s: nobody who may submit jobs here has signed it; "
+                "check who can write to %s",
                 name,
                 self._store.url,
             )
         if request.must and request.kind not in KINDS:
             raise WireError(
-                f"somebody asks for {request.kind!r} by {name}, which this kinetic does not know "
-                "and must not ignore; go on with the version that asked for it"
+                f"this version of kinetic doesn't know the request {request.kind!r} in {name}, and "
+                "must not ignore it; use the version that stored the request"
             )
         return request
 
