@@ -262,7 +262,7 @@ class JobHandle(JobRecord, Generic[T]):
                 on_status_change=portal_call.in_calling_thread(on_status_change),
             )
         except KeyboardInterrupt:
-            if self._async_handle is None or not self._async_handle.log_owed:
+            if self._async_handle is None or not self._async_handle.log_unprinted:
                 message = (
                     "interrupted: %s goes on. To wait for it: kinetic jobs result %s. "
                     "To end it: kinetic jobs cancel %s"

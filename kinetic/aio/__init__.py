@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {"BatchHandle": "kinetic.aio.batch", "JobHandle": "kinetic.aio.job"}
-"""The modules of the names that this module has not, except those of `kinetic.aio.client`."""
+"""Names of `__all__` → the module that defines them; by default `kinetic.aio.client`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -82,7 +82,7 @@ async def load_result(path: str | os.PathLike[str]) -> Any:
 
     Raises:
         OSError: The file can't be read.
-        ValueError: The file is damaged, or isn't such a file.
+        ValueError: The file is damaged, or `JobHandle.save_result` didn't write it.
         Exception: The classes of the value raise it while it is rebuilt.
     """
     from kinetic._runner.protocol import pickles
@@ -127,8 +127,8 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
 
     Cancelled: the thread finishes first; the archive stays in the cache.
 
-    The cache keeps an archive for at least an hour after its last use. If it can't be written, the
-    archive lasts until this process ends.
+    The cache keeps an archive for at least an hour after its last use. If the cache can't be
+    written, the archive lasts until this process ends.
 
     Example::
 

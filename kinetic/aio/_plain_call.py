@@ -138,7 +138,7 @@ async def _wait_owned(job: JobHandle[T], *, stream_logs: bool) -> T:
     try:
         return await job.result(stream_logs=stream_logs)
     except asyncio.CancelledError:
-        if not job.log_owed:
+        if not job.log_unprinted:
             await release(_cancel(job), operation=f"cancelling {job.job_id}")
         raise
 

@@ -16,7 +16,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process; a later process with the same ID isn't equal to it."""
+    """A process; a later process with the same process ID has another identity."""
 
     host: str
     boot: str
@@ -30,7 +30,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
-        """Return the process that *fields* name, None without any; `ValueError`: they are wrong."""
+        """Return the process in *fields*, or None without fields; `ValueError` if one is wrong."""
         if not fields:
             return None
         values: list[Any] = [fields.get(name) for name in cls.__slots__]
@@ -53,14 +53,14 @@ class ProcessIdentity:
         """Whether the process has certainly ended; False if this machine can't know."""
         return self.is_local and not self.is_alive
 
-    async def wait_for_end(self, patience: float) -> bool:
-        """Wait up to *patience* seconds until the process ends; return whether it certainly has."""
+    async def wait_for_end(self, timeout: float) -> bool:
+        """Wait up to *timeout* seconds for the process to end; return whether it certainly has."""
         if not self.is_local:
-            await asyncio.sleep(patience)
+            await asyncio.sleep(timeout)
             return False
-        # Count polls. A deadline would leave a last pause so short that a test's virtual clock
-        # stands still, and this loop would never end.
-        for _ in range(math.ceil(patience / POLL_S)):
+        # Count the polls instead of reading a clock. With a deadline, the last pause could be too
+        # short to advance the virtual clock of a test, and this loop would never end.
+        for _ in range(math.ceil(timeout / POLL_S)):
             if not self.is_alive:
                 return True
             await asyncio.sleep(POLL_S)
@@ -70,7 +70,7 @@ class ProcessIdentity:
 def _boot_id() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # Each container counts its processes separately, so the namespace belongs to the identity.
+        # Two containers can use the same process ID, so the namespace belongs to the identity.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""

@@ -51,7 +51,7 @@ class BatchHandle(Generic[T, X]):
     `Client.list_batches` only observes and stops nothing either, until you `resume` the batch.
 
     Args:
-        batch, attached, progress, poll_timeout: Set by the client; make no handle yourself.
+        batch, attached, progress, poll_timeout: Set by the client; don't make a handle yourself.
 
     Attributes:
         group_id: The ID by which `Client.attach_batch` finds the batch from any process.
@@ -182,7 +182,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
-        """The handles by index; None where no job was submitted, or not yet."""
+        """The handles by index; None for an item whose job isn't submitted."""
         known = range(self._batch.known)
         return [self._handle(i) if self._batch.submitted(i) else None for i in known]
 
@@ -324,8 +324,8 @@ class BatchHandle(Generic[T, X]):
 
         Items that fail don't end the loop. A returned value gives `Succeeded`, even if it is an
         exception. An input that could not be submitted gives `Failed`. The input is None if it
-        can't be rebuilt here. kinetic reads at most 32 values ahead. Several loops at once each get
-        every item.
+        can't be rebuilt here. kinetic reads at most 32 values ahead. If several loops run at once,
+        each gets every item.
 
         An ordered loop waits for the next item in order. Later items that have ended count as not
         read: with a ``window``, kinetic takes at most that many inputs beyond the awaited item.
@@ -458,7 +458,7 @@ class BatchHandle(Generic[T, X]):
         return self._report
 
     async def submitted(self) -> None:
-        """Wait until every input was submitted once, or can no longer be submitted."""
+        """Wait until this process has submitted every input, or has stopped submitting."""
         await self._batch.until_all_submitted()
 
     # --- collecting ---
@@ -564,7 +564,7 @@ class BatchHandle(Generic[T, X]):
                 elif not self._batch.items_removed:
                     await self._batch.collect(values, await self._read_history())
         except (BackendError, TimeoutError) as exc:
-            cause = str(exc) or "the timeout is over"
+            cause = str(exc) or "the timeout has passed"
             message = "%s: some of its objects remain (%s); results() or cleanup() removes them"
             logging.warning(message, self.group_id, cause)
 
@@ -575,7 +575,7 @@ class BatchHandle(Generic[T, X]):
         try:
             return history.pack_items(await history.read(self._batch))
         except KineticError as exc:
-            logging.warning("%s: its report will have no items: %s", self.group_id, exc)
+            logging.warning("a report about %s will have no items: %s", self.group_id, exc)
             return None
 
     def _build_error(
@@ -694,8 +694,8 @@ class BatchHandle(Generic[T, X]):
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
         """Run again the items that failed, were lost, or were cancelled; any process can do this.
 
-        Returns how many items run again. The batch's submitter starts them; without one, this
-        process resumes the batch. A ``batch_timeout`` then starts again.
+        Returns how many items run again. The batch's submitter starts them; without a submitter,
+        this process resumes the batch. The time of a ``batch_timeout`` starts anew.
 
         Args:
             indices: Run only the items with these indices. None: all of them.
@@ -719,7 +719,7 @@ class BatchHandle(Generic[T, X]):
         """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
         Args:
-            inputs: The inputs after the `stored` ones, if an iterator died with its process.
+            inputs: The inputs after the `stored` ones, if the process with their iterator died.
             seal: Declare that there are no inputs after the stored ones.
             force: Take over now; don't wait up to 45 s to see whether the old submitter is alive.
                 A living submitter stops submitting when it notices.
@@ -749,7 +749,7 @@ class BatchHandle(Generic[T, X]):
             k8s: Remove its jobs from the platform.
             gcs: Remove its objects from the store.
 
-        Cancelled: part of it may be removed; call it again to remove the rest.
+        Cancelled: a part may be removed; call `cleanup` again to remove the rest.
         """
         await self._batch.remove(jobs=k8s, objects=gcs)
 

@@ -54,19 +54,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_PACKING = 8
-"""Limit of calls that are packed at once: a thousand would block the loop."""
+"""Maximum number of calls packed at once; packing a thousand at once would block the loop."""
 
 
 class Client:
     """Submit functions from one event loop, and find jobs and batches.
 
-    ``async with Client() as client:`` closes it at the end: jobs and detached batches
-    continue, and submissions in progress are undone. You can open any number of clients, in one
-    loop or several.
+    The client closes at the end of ``async with Client() as client:``. Jobs and detached batches
+    then continue; kinetic undoes submissions in progress. You can open any number of clients, in
+    one loop or several.
 
     Args:
         backend, project, zone, cluster, namespace: Where to run functions whose decorator
-            doesn't say so. None: as the environment, the profile, or the default says.
+            doesn't say where. None: as the environment, the profile, or the default says.
         store: A directory or ``gs://bucket`` instead of the backend's own store.
         max_concurrent: Limit of unfinished attempts of this client. None: no limit.
         platform: Adapters for tests.
@@ -212,7 +212,7 @@ class Client:
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Submit a job, wait for it, and return its value; the awaiting task owns the job.
 
-        With ``debug=True`` it first forwards the debugger to port KINETIC_DEBUG_PORT (5678).
+        With ``debug=True``, kinetic first forwards the debugger to port KINETIC_DEBUG_PORT (5678).
 
         Args:
             function: The function to run, plain or decorated.
@@ -261,7 +261,7 @@ class Client:
 
         Args:
             function: A plain function, or one with a kinetic decorator.
-            inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+            inputs: Any iterable, lazy or infinite, sync or async. One job runs for each input.
             input_mode: How an input becomes arguments. ``single``: it is the only argument;
                 ``args``: a sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives
                 keyword arguments, a list or tuple positional ones, anything else is the only
@@ -271,7 +271,7 @@ class Client:
             fail_fast: Start nothing more after the first failure.
             cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
             name, tags: `list_batches` finds the batch by these.
-            project, cluster: Where it runs, instead of the function's own.
+            project, cluster: Where the batch runs. None: as the function's options say.
             window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit
                 if the length of *inputs* is known, else twice *max_concurrent*.
             batch_timeout: Seconds for the whole batch; then kinetic cancels it.
@@ -361,15 +361,15 @@ class Client:
         return _batch(batch, attached=True, poll_timeout=poll_timeout)
 
     async def full_id(self, prefix: str) -> str:
-        """Return the ID of the one job or batch in the store that begins with *prefix*.
+        """Return the only ID of a job or batch in the store that begins with *prefix*.
 
-        If *prefix* is a whole ID, returns it without checking that it exists.
+        If *prefix* is a full ID, return it without checking that it exists.
 
         Raises:
-            ConfigurationError: No ID can begin this way, or several do.
-            NotFound: No ID in the store begins this way.
+            ConfigurationError: *prefix* can't begin an ID, or several IDs begin with it.
+            NotFound: No ID in the store begins with *prefix*.
         """
-        if engine.ids.is_whole_id(prefix):
+        if engine.ids.is_full_id(prefix):
             return prefix
         return await engine.listing.full_id(await self._session_for_id(prefix, None, None), prefix)
 
@@ -378,7 +378,8 @@ class Client:
     ) -> None:
         """Remove a batch or a single job by its ID: jobs and objects; output directories stay.
 
-        This doesn't read the objects, so it also removes damaged ones. A missing ID isn't an error.
+        kinetic doesn't read the objects, so damaged ones are also removed. If there is no such ID,
+        this does nothing.
 
         Args:
             submission: The ID of a batch or of a single job.
@@ -388,7 +389,7 @@ class Client:
             ConfigurationError: The text isn't an ID, or is the ID of a batch's item.
             BackendError: The jobs don't end within 180 s, or a service does not answer.
 
-        Cancelled: part of it may be removed; call it again to remove the rest.
+        Cancelled: a part may be removed; call `cleanup` again to remove the rest.
         """
         check(submission=submission, project=project, cluster=cluster)
         engine.ids.refuse_item(submission)  # checks the ID before a platform opens
@@ -429,9 +430,9 @@ class Client:
     ) -> list[JobHandle[Any]]:
         """List the jobs that the platform knows, the newest first.
 
-        On a cluster that includes jobs on several hosts. On this machine it includes single jobs
-        that were neither cancelled nor cleaned up. Jobs whose objects are in another store are left
-        out.
+        On a cluster, the list includes jobs on several hosts. On this machine, it includes single
+        jobs that were neither cancelled nor cleaned up. It omits jobs whose objects are in another
+        store.
 
         Args:
             project, zone, cluster, namespace: Where to look. None: as the client's settings say.
@@ -451,10 +452,10 @@ class Client:
     async def collect(self) -> Collection:
         """Remove unused contents from the store and from this machine's caches.
 
-        From the store it removes code, functions, requirements, and `Data` without a reference that
-        were unused for a day. It also removes the remains of batches whose process died, and build
-        contexts from the bucket of builds. A batch refers to its content until its results
-        are collected or it is cleaned up; a job, until it ends. To remove a job's or batch's own
+        In the store, kinetic removes code, functions, requirements, and `Data` that nothing refers
+        to and nothing has used for a day. It also removes the remains of batches whose process
+        died, and build contexts from the bucket of builds. A job refers to its content until it
+        ends, a batch until `results` or `cleanup`. To remove a job's or batch's own
         objects, call ``cleanup(gcs=True)`` on it.
 
         The caches are the unpacked projects and `Data` in ``KINETIC_HOME/cache``, limited by
@@ -487,7 +488,7 @@ class Client:
     async def follow_record(self, record: JobRecord, *, whole: bool = True) -> JobRef:
         """Return a reference by which a handle that has no session follows its job.
 
-        Without *whole*, kinetic doesn't read or follow an item's batch: it reads only this item.
+        If the job is an item of a batch, *whole* says whether to read and follow the whole batch.
 
         Raises:
             NotFound: There is no such job in the store.
@@ -531,7 +532,7 @@ class Client:
     async def _session_for_id(
         self, given_id: str, project: str | None, cluster: str | None
     ) -> Session:
-        """Open the platform of a job or batch; its ID may name another backend than the client."""
+        """Open the platform of a job or batch; the ID may name a backend."""
         settings = self._settings(project=project, cluster=cluster)
         for backend, candidate in BACKENDS.items():
             if candidate.id_marker and f"-{candidate.id_marker}" in given_id:
@@ -553,7 +554,7 @@ class Client:
     ) -> Session:
         """Return the session for these settings; the first call opens its platform."""
         if os.getpid() != self._process:
-            raise ClientClosed("this client belongs to the process that was forked; open another")
+            raise ClientClosed("this client belongs to the parent process; open another client")
         if self.closed:
             raise ClientClosed(CLOSED)
         target = configuration.resolve(
@@ -631,7 +632,7 @@ async def _lifetime(client: Client) -> AsyncGenerator[None, None]:
 
 
 class _Shared:
-    """Has a function for each method of `Client`: it calls the method of the implicit client."""
+    """Turn each method of `Client` into a function that calls it on the implicit client."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(Client, name)

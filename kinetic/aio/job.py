@@ -55,8 +55,8 @@ T = TypeVar("T")
 _UNSET = object()
 
 NOT_ON_PLATFORM = (
-    "the platform doesn't have it: it is being submitted, or was deleted (certain one minute "
-    "after its submission)"
+    "the platform doesn't have the job: its submission isn't complete, or the job was deleted. One "
+    "minute after its submission, it was deleted"
 )
 
 LEAVING_S = 5
@@ -66,7 +66,7 @@ DRAIN_S = 1.0
 """How long the log of an ended job may stay silent while its process still runs, in seconds."""
 
 SILENCE_S = 10.0
-"""How long to wait for the next line of an ended job's log before giving up on it; seconds."""
+"""How long to wait for the next line of an ended job's log before giving up, in seconds."""
 
 
 @dataclass(eq=False, repr=False)
@@ -82,11 +82,11 @@ class JobHandle(JobRecord, Generic[T]):
         backend: ``gke``, ``pathways`` or ``local``.
         project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
             objects are.
-        image_uri: The container image it runs in; empty on this machine.
+        image_uri: The job's container image; empty for a job on this machine.
         accelerator: The hardware that it runs on, such as ``tpu-v6e-8``.
         func_name, display_name: The function's name, and the name to show.
         created_at: When it was submitted: UTC, ISO 8601.
-        group_id, group_kind, group_index: The job's batch, and the index of the batch's item.
+        group_id, group_kind, group_index: The job's batch, and the job's index in it.
         debug: Whether the job waits for a debugger.
         price: The list price of its accelerator when it was submitted.
 
@@ -104,8 +104,8 @@ class JobHandle(JobRecord, Generic[T]):
         self._value: Any = _UNSET
         self._read_lock = asyncio.Lock()
         self._cleaned = False
-        self.log_owed = False
-        """Whether the job has ended before its whole log was printed; internal."""
+        self.log_unprinted = False
+        """Whether the job has ended and its log isn't printed to the end; internal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.job_id == self.job_id
@@ -255,7 +255,7 @@ class JobHandle(JobRecord, Generic[T]):
         Args:
             timeout: Seconds to wait; after that, the job keeps running. None: no limit.
             cleanup: Remove the job and its objects once the value is here. None: yes, unless it is
-                a debug job. A failed job stays, and so does one whose output could not be printed.
+                a debug job. A failed job stays, and so does a job whose output couldn't be printed.
             cleanup_timeout: Seconds that the removal may take.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
             stream_logs: Print the job's output while you wait. Default: no.
@@ -280,11 +280,11 @@ class JobHandle(JobRecord, Generic[T]):
         if self._value is _UNSET:
             try:
                 ref = await self._follow()
-                item = await self._wait_ended(ref, timeout, stream_logs, on_status_change)
+                item = await self._wait_and_report(ref, timeout, stream_logs, on_status_change)
                 if item.state is not wire.ItemState.SUCCEEDED:
                     raise await self._failure(ref, item)
                 cleans_up = cleanup or (cleanup is None and not self.debug)
-                if cleans_up and self.log_owed:
+                if cleans_up and self.log_unprinted:
                     await self._end_processes(ref)
                     cleans_up = False
                 return cast(
@@ -309,7 +309,7 @@ class JobHandle(JobRecord, Generic[T]):
         """
         check(timeout=timeout)
         ref = await self._follow()
-        await self._wait_closed(ref, timeout)
+        await self._wait_final(ref, timeout)
         return ref.submission.status(ref.index)
 
     async def noted(self) -> dict[str, bool | int | float | str | None]:
@@ -371,7 +371,7 @@ class JobHandle(JobRecord, Generic[T]):
                 "another folder"
             )
         ref = await self._follow()
-        item = await self._wait_closed(ref, timeout)
+        item = await self._wait_final(ref, timeout)
         if item.outcome is None:
             raise JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
@@ -379,21 +379,21 @@ class JobHandle(JobRecord, Generic[T]):
             raise JobError(results.reason_text(outcome, body, self.job_id), job_id=self.job_id)
         return await results.save_value(ref.session.platform.store, outcome, body, Path(path))
 
-    async def _wait_ended(
+    async def _wait_and_report(
         self,
         ref: JobRef,
         timeout: float | None,
         stream_logs: bool | None,
         on_status_change: Callable[[JobStatus], None] | None,
     ) -> wire.Item:
-        """Wait for the job's end; until then, print the log and report statuses if asked to."""
+        """Wait for the job's end; until then, print the log and report each status, if asked to."""
         stop_notifying = self._notify(ref, on_status_change)
         printer = LogPrinter()
         printing = (
             ref.session.spawn(self._print(printer), name="print logs") if stream_logs else None
         )
         try:
-            item = await self._wait_closed(ref, timeout)
+            item = await self._wait_final(ref, timeout)
             if printing is not None:
                 await self._print_rest(ref, printer, printing)
             return item
@@ -410,7 +410,7 @@ class JobHandle(JobRecord, Generic[T]):
         After storing its outcome, the job's process may print more; nothing waits for that output.
         """
         cause, printed = "", -1
-        self.log_owed = True  # also if this is cancelled
+        self.log_unprinted = True  # also if this is cancelled
         try:
             await asyncio.wait({printing}, timeout=DRAIN_S)
             is_leaving = False
@@ -418,10 +418,10 @@ class JobHandle(JobRecord, Generic[T]):
                 is_leaving = not printing.done() and any(
                     observation.leaving for observation in await self._running(ref)
                 )
-            patience = DRAIN_S if is_leaving else SILENCE_S
+            line_timeout = DRAIN_S if is_leaving else SILENCE_S
             while not printing.done() and (printer.behind or printer.lines != printed):
                 printed = printer.lines
-                await asyncio.wait({printing}, timeout=patience)
+                await asyncio.wait({printing}, timeout=line_timeout)
             if printing.done():
                 cause = printing.result()
             elif is_leaving:
@@ -435,7 +435,7 @@ class JobHandle(JobRecord, Generic[T]):
             cause = "interrupted"
             raise
         finally:
-            self.log_owed = bool(cause)
+            self.log_unprinted = bool(cause)
             if cause:
                 logging.warning(
                     "printed only %d lines of the output of %s: %s; its log is kept: "
@@ -455,11 +455,11 @@ class JobHandle(JobRecord, Generic[T]):
         """Print the log; return why printing stopped early, or "" if nothing more can be read."""
         try:
             await printer.run(self.logs(follow=True))
-        except (NotFound, AuthError) as exc:  # this process can't read the job later either
+        except (NotFound, AuthError) as exc:  # a later read of the log would fail too
             logging.warning("can't show the output of %s: %s", self.job_id, exc)
         except BrokenPipeError:
             return "standard output was closed"
-        except Exception as exc:  # result() raises what is wrong with the job itself
+        except Exception as exc:  # an error of the job itself is raised by result()
             return str(exc)
         return ""
 
@@ -467,7 +467,7 @@ class JobHandle(JobRecord, Generic[T]):
         """End processes that still run `LEAVING_S` seconds after the outcome was stored.
 
         By then the runner has stored the end of the log. If `result` couldn't print the whole log,
-        it calls this instead of a cleanup, which would delete the log.
+        `result` calls this method instead of a cleanup, which would delete the log.
         """
         try:
             for _ in range(LEAVING_S):
@@ -500,8 +500,8 @@ class JobHandle(JobRecord, Generic[T]):
             await release(removal, operation=f"cleaning {self.job_id} up", grace=cleanup_timeout)
         return value
 
-    async def _wait_closed(self, ref: JobRef, timeout: float | None) -> wire.Item:
-        """Wait until the job has ended; raise the error if it was never submitted."""
+    async def _wait_final(self, ref: JobRef, timeout: float | None) -> wire.Item:
+        """Wait until the job has ended; if its submission failed, raise that error."""
         if (refusal := ref.submission.refusals.get(ref.index)) is not None:
             raise refusal
         item = ref.submission.item(ref.index)
@@ -523,7 +523,7 @@ class JobHandle(JobRecord, Generic[T]):
     def _notify(
         self, ref: JobRef, on_status_change: Callable[[JobStatus], None] | None
     ) -> Callable[[], None]:
-        """Call *on_status_change* with each new status; return a function that ends this."""
+        """Call *on_status_change* with each new status; return a function that stops the calls."""
         if on_status_change is None:
             return lambda: None
         last_status: JobStatus | None = None
@@ -553,7 +553,7 @@ class JobHandle(JobRecord, Generic[T]):
         return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id, cause)
 
     async def _host_cause(self, ref: JobRef, item: wire.Item) -> str:
-        """Return how a host other than the first ended the job; empty if none is known to have."""
+        """Return how a host other than the first ended the job; empty if no such host is known."""
         if not parse(self.accelerator).multi_host:
             return ""
         with suppress(BackendError):
@@ -564,7 +564,7 @@ class JobHandle(JobRecord, Generic[T]):
     def _attempt_names(self, ref: JobRef) -> list[str]:
         """Return the names of all attempts that the platform may have, from the first one on.
 
-        The last one isn't enough: a cancelled item's last attempt was never launched.
+        The last attempt isn't enough: if an item is cancelled, its last attempt was never launched.
         """
         submission, item = ref.submission, ref.submission.item(ref.index)
         last = item.attempt if item is not None else 1
@@ -617,7 +617,7 @@ class JobHandle(JobRecord, Generic[T]):
         if attempt is not None:
             return NoLog(
                 f"attempt {attempt} of {self.job_id} has no log: it never started, or the platform "
-                f"no longer keeps it; logs() returns that of attempt {item.attempt}"
+                f"no longer keeps it; logs() returns the log of attempt {item.attempt}"
             )
         if item.state.final:
             return NoLog(
@@ -672,13 +672,15 @@ class JobHandle(JobRecord, Generic[T]):
         with suppress(NotFound):  # another process has just removed the job
             await self._stop(ref, cleanup_timeout)
         if self.group_id is None and not await self._exists(ref):
-            # The job was removed before the stop was stored. Nothing reads the stop: remove it.
+            # A cleanup ended before the stop request was stored. Nothing reads the request, so
+            # remove it.
             store, scope = ref.session.platform.store, ref.submission.identity.scope
             await store.delete([info.name for info in await store.list(f"{scope}control/")])
 
     async def _stop(self, ref: JobRef, timeout: float) -> None:
         """Ask the job to end, and wait until it has."""
-        names = self._attempt_names(ref)  # before the stop, because a later retry may add attempts
+        # Name the attempts before the stop request: a later retry may add attempts.
+        names = self._attempt_names(ref)
         await ref.submission.requests.stop_items((ref.index,), "cancel")
         await ref.session.platform.cluster.delete(names=names)
         await ref.submission.look(ref.index)
@@ -707,7 +709,7 @@ class JobHandle(JobRecord, Generic[T]):
             cleanup_timeout: Seconds to wait for the job's end.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
 
-        Cancelled: part of it may be removed; call it again to remove the rest.
+        Cancelled: a part may be removed; call `cleanup` again to remove the rest.
         """
         try:
             ref = await self._follow()
@@ -797,7 +799,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def output_dir(self) -> str:
-        """What the job sees as ``KINETIC_OUTPUT_DIR``; empty before the handle's first request."""
+        """The job's value of ``KINETIC_OUTPUT_DIR``; empty before the handle's first request."""
         return self._ref.output_dir if self._ref is not None else ""
 
     async def outputs(self) -> list[str]:
@@ -823,7 +825,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Copy the files of the output directory here, and return how many there are.
 
         Args:
-            folder: Where to copy them. kinetic makes it, and overwrites files of the same name.
+            folder: Where to copy them. kinetic makes this folder and overwrites files in it.
 
         Raises:
             ConfigurationError: As `outputs`.

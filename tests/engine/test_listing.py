@@ -168,7 +168,7 @@ async def test_a_job_without_a_handle_is_left_out_with_a_warning(
         job = await client.submit(add, 1, 2)
         await job.wait()
         assert await client.list_jobs() == [job]
-    [warning] = [message for message in caplog.messages if "handle" in message]
+    [warning] = [message for message in caplog.messages if "list omits" in message]
     assert "100" in warning and "job-0000000000" in warning
 
 

@@ -28,10 +28,10 @@ def stored_files(home: Path) -> list[Path]:
     [
         (
             {"cpu": 1000},
-            r"cpu=1000 is more than .* take of this machine, \d+; .*KINETIC_LOCAL_SLOTS",
+            r"cpu=1000 is more than the \d+ CPUs that local jobs may use; .*KINETIC_LOCAL_SLOTS",
         ),
         ({"memory": "900Ti"}, r"memory='900Ti' is more than this machine has, \d+Mi; ask for less"),
-        ({"output_dir": "s3://b/o"}, "output_dir='s3://b/o' is not on this machine"),
+        ({"output_dir": "s3://b/o"}, "local jobs can't write to output_dir='s3://b/o'"),
     ],
 )
 async def test_what_this_machine_does_not_have_is_refused_before_anything_is_sent(
@@ -51,7 +51,7 @@ async def test_an_output_directory_of_the_configuration_is_refused_as_well(
 ) -> None:
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", "s3://b/o")
     async with aio.Client(backend="local") as client:
-        with pytest.raises(errors.ConfigurationError, match="not on this machine"):
+        with pytest.raises(errors.ConfigurationError, match="local jobs can't write to"):
             await client.submit(kinetic.run(accelerator="cpu")(write_here))
     assert stored_files(home) == []
 

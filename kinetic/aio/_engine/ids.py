@@ -14,7 +14,7 @@ from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.errors import ConfigurationError, NotFound
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
-_WHOLE_ID = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
+_FULL_ID = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
 _ITEM = re.compile(r"(grp-.+)-([0-9]+)", re.ASCII)
 
 
@@ -56,15 +56,15 @@ def refuse_item(submission_id: str) -> None:
         )
 
 
-def is_whole_id(text: str) -> bool:
-    """Return whether *text* is a whole ID, not a prefix of one."""
-    return _WHOLE_ID.fullmatch(_parse(text)[0]) is not None
+def is_full_id(text: str) -> bool:
+    """Return whether *text* is a full ID, not only the beginning of an ID."""
+    return _FULL_ID.fullmatch(_parse(text)[0]) is not None
 
 
 def _parse(text: str) -> tuple[str, int | None]:
     """Return the submission that an ID names, and the index if it is an item's ID."""
     _require_id(text)
-    matched = None if _WHOLE_ID.fullmatch(text) else _ITEM.fullmatch(text)
+    matched = None if _FULL_ID.fullmatch(text) else _ITEM.fullmatch(text)
     return (text, None) if matched is None else (matched[1], int(matched[2]))
 
 

@@ -46,7 +46,7 @@ def proven_death(attempt: wire.Attempt, observation: Observation | None) -> Deat
         if observation.phase not in (Phase.ENDED, Phase.GONE):
             return None
         if attempt.executor is not None and observation.executor not in ("", attempt.executor):
-            return None  # the process that ended is not the one that claimed it
+            return None  # another process than the one that ended has claimed the attempt
     reason = (
         observation.reason
         if observation is not None and observation.reason is not None
@@ -144,10 +144,10 @@ class ItemStates:
     # --- looking ---
 
     async def look(self, index: int) -> wire.Item:
-        """Read one item's objects now, and new requests only if these can change its state.
+        """Read one item's objects now, and new requests only if requests can change its state.
 
-        If the objects of an ended item are gone, this returns an item that has never started,
-        unless `results()` removed the objects.
+        If the objects of an ended item were removed, but not by `results()`, this returns an item
+        that never started.
         """
         known_requests = len(self.requests.entries)
         found = await self._list_item(index)
@@ -160,7 +160,7 @@ class ItemStates:
                 known_requests < len(self.requests.entries)
                 and self.requests.standing(index).stopped
             ):
-                # An attempt may have begun before the stop that was just read.
+                # An attempt may have begun before the stop request that was just read.
                 known_requests = len(self.requests.entries)
                 found = await self._list_item(index)
             if await self.read_collected():  # after the listing, which may lack removed objects
@@ -212,7 +212,7 @@ class ItemStates:
             await self.requests.read()
             if self.requests.standing(index).stopped:
                 return None  # this read doesn't show whether the next attempt has begun
-            if await self.read_collected():  # a slow write may arrive after the removal
+            if await self.read_collected():  # a slow process may write after the removal
                 return self._items.get(index)
         if len(self._cached) < MAX_CACHED and len(content.body) <= MAX_CACHED_BYTES:
             self._cached[index] = (number, outcome, content.body)
@@ -242,7 +242,7 @@ class ItemStates:
         return groups
 
     async def _look_at_block(self, prefix: str, indices: list[int]) -> None:
-        """List the items of one block; list again those that a request stopped in between."""
+        """List the items of one block; list again the items that were stopped meanwhile."""
         requests = self.requests
         while indices:
             known_requests = len(requests.entries)
@@ -296,8 +296,8 @@ class ItemStates:
         """Refuse to read items whose objects were removed."""
         if await self.read_collected():
             raise NotFound(
-                f"the results of {self.identity.id} were collected, and the objects of its items "
-                "removed: results() does that; with cleanup=False it keeps them"
+                f"results() has collected the values of {self.identity.id} and removed the objects "
+                "of its items; results(cleanup=False) keeps the objects"
             )
 
     async def _read_collected_fields(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class ItemStates:
         return await self.read_outcome(index, number)
 
     async def read_outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
-        """Do as `outcome`, but always by a request; an outcome in memory stays for waiters."""
+        """Return the outcome like `outcome`, but always send a request and keep a cached copy."""
         identity = self.identity
         name = wire.attempt_key(identity.scope, index, number, "outcome")
         try:
@@ -372,7 +372,7 @@ class ItemStates:
         item = self._items.get(index)
         has_value = item is not None and item.state is wire.ItemState.SUCCEEDED
         if has_value and outcome.kind is not wire.Kind.VALUE:
-            await self.refuse_collected()  # a slow write may arrive after the removal
+            await self.refuse_collected()  # a slow process may write after the removal
         return outcome, content.body
 
     async def value(self, index: int, outcome: wire.Outcome, body: bytes) -> Any:

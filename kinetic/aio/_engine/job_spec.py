@@ -24,11 +24,11 @@ from kinetic.aio.ports import JobSpec
 from kinetic.errors import BackendError
 
 LABEL_LENGTH = 200
-"""Maximum characters of a function's name in a label; a platform may change some of them."""
+"""Maximum characters of a function's name in a label; a platform may shorten the name further."""
 
 
 class JobSpecBuilder:
-    """Launches attempts, each with an order for the runner and a job for the platform."""
+    """Build the job of each attempt, which has an order for the runner, and launch it."""
 
     def __init__(self, session: Session, identity: Identity, uploaded: UploadedCall) -> None:
         self._cluster = session.platform.cluster
@@ -118,7 +118,7 @@ class JobSpecBuilder:
 
 
 def _path_as_loaded(root: str, function: Any) -> str:
-    """Return the path to *root* by which Python loaded the function; it may contain links."""
+    """Return the path of *root* by which Python loaded the function; links stay unresolved."""
     file = os.path.abspath(getattr(getattr(function, "__code__", None), "co_filename", ""))
     relative = os.path.relpath(os.path.realpath(file), root) if root else ""
     if relative and file.endswith(f"{os.sep}{relative}"):
@@ -146,7 +146,7 @@ def new_id(kind: str, id_marker: str) -> str:
 
 
 def _user_name() -> str:
-    """Return the submitting user's name; in a container there may be none."""
+    """Return the user's name, or their ID: in a container, a user may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -35,12 +35,12 @@ LAUNCHES_AT_ONCE = 32
 """Maximum number of launch requests under way at once."""
 
 UNCLEAR_S = 540.0
-"""How long to retry a launch without a definite answer, in seconds."""
+"""How long to retry a launch while it's unknown whether the platform took it, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """The part that all attempts of a batch share, and the lease that allows their launch."""
+    """What all attempts of a batch share, and the lease that allows their launch."""
 
     session: Session
     submission: Submission
@@ -64,7 +64,7 @@ class Launcher:
         on_change: Callable[[], None],
     ) -> None:
         self.unrequested: set[int] = set()
-        """Items whose attempt should start, but was not requested from the platform yet."""
+        """Items for whose next attempt this process has yet to send the launch request."""
         self.halted = False
         self._context = context
         self._builder = job_spec.JobSpecBuilder(
@@ -94,12 +94,12 @@ class Launcher:
         self._queue.put_nowait(start)
 
     def free(self, index: int) -> None:
-        """Free the slot in the client's limit that an item has taken, because it has an outcome."""
+        """Free the item's slot in the client's limit, if it has one: its attempt has an outcome."""
         if self._slots.pop(index, None) is not None:
             self._context.session.limit.release()
 
     def free_all(self) -> None:
-        """Free all slots in the client's limit: this process starts nothing more."""
+        """Free all slots in the client's limit, because this process starts nothing more."""
         for index in tuple(self._slots):
             self.free(index)
 
@@ -111,8 +111,8 @@ class Launcher:
     async def until_idle(self) -> None:
         """Wait until no launch request is under way.
 
-        A request counts as under way until `_launch` has deleted a new job that a stop made
-        unwanted.
+        If a stop request came during a launch, the launch is under way until `_launch` has deleted
+        the new job.
         """
         while self._requests_under_way:
             self._idle.clear()
@@ -144,7 +144,7 @@ class Launcher:
         limit = self._context.session.limit
         if start.index not in self._slots:
             await limit.acquire()
-            if start.index in self._slots:  # another attempt took the item's slot first
+            if start.index in self._slots:  # another attempt took a slot for the item meanwhile
                 limit.release()
         self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
@@ -164,10 +164,10 @@ class Launcher:
             if exc.passing and self._has_started():
                 batch = self._context.submission.identity.id
                 raise SubmitterLost(
-                    f"batch {batch} stopped submitting: the platform took no job for "
-                    f"{self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing is lost: "
-                    f"remove the cause, then kinetic.attach_batch({batch!r}).resume() goes on. "
-                    f"{exc}",
+                    f"this process stopped submitting batch {batch}, because the platform took no "
+                    f"job for {self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing is "
+                    "lost. To continue, remove the cause, then call "
+                    f"kinetic.attach_batch({batch!r}).resume(). {exc}",
                     job_id=batch,
                 ) from exc
             await self.report_refusal(index, exc, start.attempt)
@@ -180,7 +180,7 @@ class Launcher:
     async def _launch_until_answered(self, start: scheduler.Start) -> None:
         """Launch the attempt; retry while it's unknown whether the platform took it.
 
-        While a quota is used up, retry until ``start_timeout``; if that isn't set, for ever.
+        While a quota is used up, retry for ``start_timeout`` seconds; without it, retry forever.
         """
         clock = asyncio.get_running_loop().time
         started_at = clock()
@@ -222,7 +222,7 @@ class Launcher:
     async def _launch(
         self, index: int, attempt: int, arguments: wire.Input, data: tuple[wire.DataRef, ...]
     ) -> None:
-        """Ask the platform for the attempt's job; delete it if a stop came during the request."""
+        """Ask the platform for the attempt's job; delete it if a stop request came meanwhile."""
         submission, fence = self._context.submission, self._context.lease.fence
         self._requests_under_way += 1
         self.unrequested.discard(index)
@@ -264,6 +264,6 @@ class Launcher:
             submission.fail_refused(index, error)
             closed = True
         if closed and (item := submission.item(index)) is not None and item.state.final:
-            return  # `close_refused` has read the item, which posts an `ItemRead`
+            return  # `close_refused` has read the item; reading posts an `ItemRead`
         if closed:
             self._post(scheduler.Refused(index))

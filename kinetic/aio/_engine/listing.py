@@ -20,69 +20,78 @@ from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
 
-LISTING = 32
+MAX_READS = 32
 """Maximum number of jobs whose records are read at once."""
 
 MAX_NAMED = 5
 """Maximum number of IDs that an error about an ambiguous prefix names."""
 
 
-_Jobs = dict[tuple[str, int], str]
+_FoundJobs = dict[tuple[str, int], str]
 """Submission and index → when the job appeared, as ISO 8601; empty if unknown.
 
-The job's record was made a moment earlier; for a batch's item or a later attempt, maybe hours.
+The record of a single job is created a moment before its first attempt's job appears. The record of
+a batch's item, or of a job that was retried, can be hours older.
 """
 
-ANY_TIME = "~"
-"""Sorts after every time in ISO 8601."""
+NO_TIME = "~"
+"""Stands for an unknown time, and sorts after every time in ISO 8601."""
 
 SECOND_LENGTH = len("2026-01-01T00:00:00")
+"""Length of a time in ISO 8601 without fractions of a second and time zone."""
 
 
 async def records(
-    session: Session, other_backends: Iterable[Session], limit: int | None = None
+    session: Session, other_sessions: Iterable[Session], limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the records of the *limit* newest jobs, also of *other_backends*."""
-    found: _Jobs = {}
+    """Return the records of the *limit* newest jobs of *session* and *other_sessions*."""
+    found: _FoundJobs = {}
     await _find_jobs(session, found)
-    for other in other_backends:
+    for other in other_sessions:
         try:
             await _find_jobs(other, found)
-        except AuthError as exc:  # a user without jobs there needs no permission to list them
-            logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
-    # Only in a directory: in a bucket, this would take a listing of all objects.
+        except AuthError as exc:  # a user without jobs on this backend may lack the permission
+            logging.info("the list omits jobs on %s: %s", other.target.backend, exc)
+    # If the store is a directory, also find jobs in it. In a bucket, kinetic would have to list all
+    # objects.
     if (directory := directory_of(session.platform.store.url)) is not None:
         for job_id, created in (await in_thread(_unstopped_jobs, directory.objects.root)).items():
             found.setdefault((job_id, 0), created)
-    jobs = sorted(((appeared or ANY_TIME, *job) for job, appeared in found.items()), reverse=True)
+    jobs = sorted(((appeared or NO_TIME, *job) for job, appeared in found.items()), reverse=True)
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
-    position, size = 0, limit or LISTING
+    position, size = 0, limit or MAX_READS
     while position < len(jobs):
         if limit is not None and len(listed) >= limit:
-            oldest = listed[-1][0] if listed else ANY_TIME
+            oldest = listed[-1][0] if listed else NO_TIME
             if jobs[position][0][:SECOND_LENGTH] <= oldest[:SECOND_LENGTH]:
-                break  # the other records are older: each is made before its job appears
+                # Each record is created before its job appears, so the records that aren't read yet
+                # are older.
+                break
         listed += await _read_records(session, jobs[position : position + size], manifests)
         listed = sorted(listed, key=lambda entry: entry[:2], reverse=True)[:limit]
-        # Read more jobs: those whose objects are in another store gave no record.
-        position, size = position + size, min(2 * size, LISTING)
-    refused = [why for why in manifests.values() if isinstance(why, Exception)]
-    if refused:
-        why = refused[0]
-        logging.warning("left out, without a handle: %d jobs or batches; %s", len(refused), why)
+        # More reads may be needed: a job whose objects are in another store has no record here.
+        position, size = position + size, min(2 * size, MAX_READS)
+    unreadable = [error for error in manifests.values() if isinstance(error, Exception)]
+    if unreadable:
+        logging.warning(
+            "the list omits %d jobs or batches, because kinetic can't read their manifests; first "
+            "error: %s",
+            len(unreadable),
+            unreadable[0],
+        )
     return [record for _, _, record in listed]
 
 
-_Known = tuple[str, str, int]
+_FoundJob = tuple[str, str, int]
 """When a job appeared, its submission, and its index in the submission."""
 
-_Listed = tuple[str, _Known, dict[str, Any]]
-"""When a job's record was made, the `_Known` entry of the job, and the record."""
+_Listed = tuple[str, _FoundJob, dict[str, Any]]
+"""When a job's record was created, the `_FoundJob` entry of the job, and the record."""
 
 
 def _unstopped_jobs(store: Path) -> dict[str, str]:
-    """Return job ID → creation time (ISO 8601) of each single job that no request stops."""
+    """Return job ID → creation time (ISO 8601) of each single job without a stop request."""
     found: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError):
         for folder in os.listdir(store / "jobs"):
@@ -94,7 +103,7 @@ def _unstopped_jobs(store: Path) -> dict[str, str]:
     return found
 
 
-async def _find_jobs(session: Session, found: _Jobs) -> None:
+async def _find_jobs(session: Session, found: _FoundJobs) -> None:
     for observation in await session.platform.cluster.find(labels={"app": session.platform.app}):
         if LABEL_SUBMISSION in observation.labels:
             job = (observation.labels[LABEL_SUBMISSION], int(observation.labels[LABEL_INDEX]))
@@ -102,7 +111,7 @@ async def _find_jobs(session: Session, found: _Jobs) -> None:
 
 
 async def _read_records(
-    session: Session, jobs: Iterable[_Known], manifests: dict[str, Any]
+    session: Session, jobs: Iterable[_FoundJob], manifests: dict[str, Any]
 ) -> list[_Listed]:
     """Read the records of *jobs*; *manifests* caches each manifest, or the error of reading it."""
     names = [name for name in dict.fromkeys(name for _, name, _ in jobs) if name not in manifests]
@@ -128,7 +137,7 @@ async def full_id(session: Session, prefix: str) -> str:
     listed = await store.list(f"{folder}{prefix}")
     found = sorted({info.name.removeprefix(folder).partition("/")[0] for info in listed})
     if not found:
-        raise NotFound(f"no id in {store.url} begins with {prefix!r}")
+        raise NotFound(f"no ID in {store.url} begins with {prefix!r}")
     if len(found) > 1:
         shown = ", ".join(found[:MAX_NAMED]) + (", …" if len(found) > MAX_NAMED else "")
         raise ConfigurationError(

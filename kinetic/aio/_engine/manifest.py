@@ -69,7 +69,7 @@ async def _verify(session: Session, content: Object, submission_id: str) -> byte
     except ValueError as exc:
         raise WireError(
             f"{name} in {store} is not what its submitter signed: it was changed, or is of another "
-            "submission, namespace or KINETIC_HOME; nothing of it was used. See who can write to "
+            "submission, namespace or KINETIC_HOME; nothing of it was used. Check who can write to "
             f"that store; {removal}"
         ) from exc
 
@@ -131,8 +131,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the description of a single job.
 
-    It has the handle's *record*. ``shared`` names the shared objects that the job reads: no
-    collection removes these before the job's end.
+    The description contains the fields of the handle's *record*. ``shared`` names the shared
+    objects that the job reads: kinetic collects none of them before the job's end.
     """
     parts = (uploaded.function, uploaded.code, uploaded.image.requirements)
     names = [part.name for part in parts if part is not None]
@@ -151,8 +151,8 @@ def batch_manifest(
     """Return the description by which any process can observe a batch, or take it over.
 
     ``total`` is None if the number of inputs was unknown at the beginning. The description has the
-    names of the captured environment variables; a secret of the platform keeps their values. It has
-    the *price*, so that every submitter computes the budget with the same one.
+    names of the captured environment variables; a secret of the platform keeps their values. The
+    *price* is in the description, so that every submitter computes with the same price.
     """
     deadline, function = settings.batch_timeout, uploaded.call.function
     return {
@@ -172,7 +172,7 @@ def batch_manifest(
 
 
 def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
-    """Return the options with which the batch began."""
+    """Return the options with which the user submitted the batch."""
     terms = manifest["terms"]
     return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS})
 
@@ -245,5 +245,5 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
     except (KeyError, TypeError) as exc:
         raise WireError(
             f"the manifest of {manifest.get('group_id')} lacks a part: {exc!r}; "
-            "submit what is left in a new batch"
+            "submit the remaining inputs in a new batch"
         ) from exc

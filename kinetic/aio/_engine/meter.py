@@ -30,7 +30,7 @@ class Meter:
     def seconds(self) -> float:
         """Total run time of the attempts that ended, in seconds.
 
-        An attempt whose process died without an outcome counts as the average.
+        An attempt whose process died without storing its times counts with the average duration.
         """
         return self._total.seconds + self._total.untimed * self.average
 
@@ -63,7 +63,7 @@ class Meter:
 
 
 def _sum_attempts(attempts: Mapping[int, wire.Attempt]) -> _RunTime:
-    """Return the sums over ended attempts; leave out those that no process began."""
+    """Return the sums over ended attempts; leave out attempts that no process began."""
     seconds, timed, untimed = 0.0, 0, 0
     for attempt in attempts.values():
         outcome = attempt.outcome

@@ -22,7 +22,7 @@ from kinetic.errors import KineticError
 
 
 def counts_of(batch: Batch) -> dict[str, int]:
-    """Return how many items are in each state; empty if nothing has read the batch yet."""
+    """Return how many items are in each state; empty if this process hasn't read the batch yet."""
     if not batch.followed:
         return {}
     states = Counter(state_at(batch.submission, index) for index in range(batch.known))
@@ -30,7 +30,7 @@ def counts_of(batch: Batch) -> dict[str, int]:
 
 
 def follow_batch(batch: Batch) -> None:
-    """Show how far *batch* is until it is over, in the output of the cell that runs now."""
+    """In the output of the running cell, show how far *batch* is until the batch is over."""
     if not (batch.finished or is_shown(batch)):
         _spawn_in_notebook(
             batch.session, lambda: _show_batch(batch), f"display of {batch.group_id}"
@@ -38,7 +38,7 @@ def follow_batch(batch: Batch) -> None:
 
 
 def follow_job(job: JobRef) -> None:
-    """Show the state of a job until it has ended, in the output of the cell that runs now."""
+    """In the output of the running cell, show the state of a job until the job has ended."""
     item = job.submission.item(job.index)
     if item is None or not item.state.final:
         name = job.submission.identity.job_id(job.index)
@@ -48,7 +48,7 @@ def follow_job(job: JobRef) -> None:
 def _spawn_in_notebook(
     session: Session, work: Callable[[], Coroutine[Any, Any, None]], name: str
 ) -> None:
-    """Start *work* in a notebook, if this is the loop of *session* and it is open."""
+    """Start *work* if this is a notebook, on the loop of *session*, and *session* is open."""
     with contextlib.suppress(KineticError):  # no loop runs here, or the client is closed
         if in_notebook() and running_loop() is session.loop:
             session.spawn(work(), name=name)
@@ -56,7 +56,7 @@ def _spawn_in_notebook(
 
 async def _show_batch(batch: Batch) -> None:
     async with ShownProgress(batch, wanted=True):
-        if is_shown(batch):  # not if progress is switched off
+        if is_shown(batch):  # it isn't shown if progress is switched off
             async with contextlib.aclosing(progress(batch, interval=1.0)) as values:
                 async for _ in values:
                     pass

@@ -77,9 +77,9 @@ class PackedCall:
 class UploadedCall:
     """The shared part of all attempts of a submission, whose content is in the store.
 
-    ``data`` says, in the order of ``data_table``, where the store has its elements.
+    ``data`` says where the store has each element of ``data_table``, in the same order.
     ``captured_names`` are the names of the captured environment variables. ``client_versions``
-    describes this process; the runner compares its Python with the job's.
+    describes this process; the runner compares this process's Python with the job's.
     """
 
     call: Call
@@ -112,7 +112,7 @@ def single_call(
 
 
 def batch_call(function: Callable[..., Any], project: str | None, cluster: str | None) -> Call:
-    """Return the call of a batch, without inputs; None leaves the function's project or cluster."""
+    """Return the call of a batch, without inputs; None keeps the function's project or cluster."""
     plain, settings = settings_of(function)
     settings = settings.changed(
         project=project or settings.project, cluster=cluster or settings.cluster
@@ -130,7 +130,7 @@ async def pack(call: Call) -> PackedCall:
     Raises:
         PackError: The project, the function, or an argument can't be shipped.
 
-    Cancelled: the thread ends first; then kinetic removes the spool folder.
+    Cancelled: kinetic waits for the thread to end, and then removes the spool folder.
     """
     spool = scratch_folder()
     try:
@@ -205,8 +205,8 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         DataError: A `Data` changed while it was uploaded.
         BackendError: The store failed.
 
-    Cancelled: content-addressed objects may be left in the store; they are
-    shared, complete, and found by the next submission.
+    Cancelled: some content-addressed objects may already be in the store. They are complete, and
+    the next submission uses them.
     """
     store, options = session.platform.store, packed.call.options
     target = session.target
@@ -215,8 +215,8 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         _refuse_excess(capacity, options)
     if _writes_to_cloud_storage(session, output_dir) and not output_dir.startswith("gs://"):
         raise ConfigurationError(
-            f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
-            "keep; name a directory or a gs:// prefix, leave it out for one in the store, or "
+            f"local jobs can't write to output_dir={output_dir!r}; name a directory of this "
+            "machine or a gs:// prefix, leave output_dir out to use a directory in the store, or "
             'choose a backend other than "local"'
         )
     request = ImageRequest(
@@ -361,8 +361,8 @@ def _refuse_excess(capacity: Capacity, options: Options) -> None:
     cpus, memory = capacity.cpus, capacity.memory_bytes
     if options.cpu is not None and math.ceil(options.cpu) > cpus:
         raise ConfigurationError(
-            f"cpu={options.cpu:g} is more than local jobs may take of this machine, {cpus}; ask "
-            'for less, raise KINETIC_LOCAL_SLOTS, or choose a backend other than "local"'
+            f"cpu={options.cpu:g} is more than the {cpus} CPUs that local jobs may use; ask for "
+            'less, raise KINETIC_LOCAL_SLOTS, or choose a backend other than "local"'
         )
     if options.memory_bytes is not None and options.memory_bytes > memory:
         raise ConfigurationError(

@@ -176,11 +176,13 @@ async def _failure_message(batch: Batch, index: int) -> str:
 
 
 INTERVAL_S = 0.1
+"""Minimum seconds between two values of `progress`, and between two updates of the line."""
+
 REDRAW_S = 1.0
-"""Maximum seconds between two computations of the line, because its rate changes with time."""
+"""Maximum seconds between two updates of the line, which shows a rate that changes with time."""
 
 LAST_LINE_S = 1.0
-"""Maximum seconds that `ShownProgress` waits for the last line: a terminal may be stopped."""
+"""Maximum seconds to wait until the last line is drawn; a stopped terminal never draws it."""
 
 
 async def progress(batch: Batch, *, interval: float = INTERVAL_S) -> AsyncGenerator[Progress, None]:
@@ -247,7 +249,7 @@ class ShownProgress:
             await self._end(self._entry, stays=not isinstance(error, TimeoutError))
 
     async def _update_entry(self, entry: Entry) -> None:
-        """Keep the value that the display draws current, until the batch is over or `_end` runs."""
+        """Keep the displayed value up to date, until the batch is over or `_end` runs."""
         async with ItemCounter(self._batch) as counter:
             while not (counter.over or self._ending.is_set()):
                 counter.changed.clear()
@@ -262,7 +264,7 @@ class ShownProgress:
             entry.value = await counter.last() if needs_last else counter.value()
 
     async def _end(self, entry: Entry, *, stays: bool) -> None:
-        """Close the entry, and wait until its last line is drawn; *stays* leaves the line there."""
+        """Close the entry, and wait until its last line is drawn; with *stays*, the line stays."""
         from kinetic._progress.display import DISPLAY
 
         entry.stays = stays
@@ -275,7 +277,7 @@ class ShownProgress:
             drawn = asyncio.Event()
             DISPLAY.close(entry, _thread_safe_setter(drawn))
         if self._task.done() and not self._task.cancelled() and self._task.exception() is not None:
-            logging.warning("progress was not counted: %s", self._task.exception())
+            logging.warning("can't count the progress of the batch: %s", self._task.exception())
         if entry.drawn:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_LINE_S):

@@ -29,11 +29,11 @@ SLICE = 1000
 async def recover_state(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
-    """Read requests, inputs, attempts, and jobs, in this order; return what they mean as events.
+    """Read requests, inputs, attempts, and jobs, in this order; return the state as events.
 
     An attempt with a job or a claim, but no outcome, counts as running. If it has died, a task of
     the session closes it. An item whose attempt has neither job, claim, nor outcome may start. If
-    a request to stop or retry came by then, read everything again: the events lack its effect.
+    a new stop or retry request came meanwhile, read everything again: the events lack its effect.
 
     Raises:
         NotFound: The batch was cleaned up.
@@ -56,7 +56,7 @@ async def recover_state(
 
 
 async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
-    """Read how many inputs are stored, or, if a collection removed them, how many there were."""
+    """Read how many inputs are stored, or, if `results()` removed them, how many there were."""
     await inputs.read()
     if inputs.total is None and await submission.read_collected():
         inputs.total = submission.collected
@@ -84,7 +84,7 @@ def changes_since(submission: Submission, event: scheduler.Event) -> Iterator[sc
 async def _survey(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
-    """Return the batch's state as events; an empty list if a request came during the read."""
+    """Return the batch's state as events; an empty list if a new request came meanwhile."""
     batch, requests = submission.identity.id, submission.requests
     reading = f"reading the inputs of {batch}"
     await retry_forever(lambda: read_inputs(submission, inputs), reading)
@@ -108,7 +108,8 @@ async def _survey(
     jobs = await retry_forever(
         lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
     )
-    # A retry request precedes its jobs. Until the request is read, these jobs look idle.
+    # A retry request is stored before its jobs are launched. Without reading the request,
+    # `withdraw_idle` would delete these jobs.
     await retry_forever(requests.read, f"reading the requests of {batch}")
     if known_requests != len(requests.entries):
         return []  # the caller reads everything again
@@ -159,5 +160,5 @@ async def _survey(
 
 
 def count_of(inputs: InputIndex) -> int:
-    """Return how many items there are, as far as is known."""
+    """Return how many items there are, as far as this process knows."""
     return max(inputs.count, inputs.total or 0)  # `total` may count unstored inputs

@@ -22,13 +22,13 @@ class Pause(Outage):
     def warning_text(self, failure: Exception, failing_s: float) -> str:
         """Return the warning: the refusal and its remedy."""
         return (
-            f"{self.subject} is paused: kinetic retries for {self.patience_s:g} s "
-            f"(KINETIC_SUBMIT_PATIENCE) and then goes on. {failure}"
+            f"{self.subject} is paused: kinetic retries for at most {self.patience_s:g} s "
+            f"(KINETIC_SUBMIT_PATIENCE). {failure}"
         )
 
     def recovery_text(self) -> str:
         """Return the message for the end of the pause."""
-        return f"{self.subject} goes on"
+        return f"{self.subject} continues"
 
 
 async def retry_while_refused(

@@ -19,10 +19,10 @@ GONE_S = 180.0
 """How long to wait for jobs to end, or for the holder of a batch's lease to stop, in seconds."""
 
 CONFIRM_S = 0.01, 1.0
-"""First and longest pause before kinetic asks again whether deleted jobs are gone, in seconds."""
+"""First and longest pause between two checks whether deleted jobs still exist, in seconds."""
 
 UNDO_S = 25.0
-"""How long to wait for a job to end whose submission failed, in seconds."""
+"""How long to wait for the end of a job whose submission failed, in seconds."""
 
 
 async def remove(
@@ -38,14 +38,14 @@ async def remove(
 ) -> None:
     """Stop a submission, delete its jobs until there are none, and then delete its objects.
 
-    At every moment, a late process finds either the stop request or no inputs. If the store is too
-    full for the stop request, the platform ends the processes without it.
+    A process that starts late finds the stop request or no inputs, and so can't run the function.
+    If the store is too full for the stop request, deleting the jobs is enough to end the processes.
 
-    *names* are the jobs to delete; if it's empty, all jobs with the submission's label. *ended*
-    says that all processes of the submission have ended. *fresh* says that this process has just
-    made the submission, and that no other process submits it.
+    *names* are the jobs to delete; if *names* is empty, delete all jobs with the submission's
+    label. *ended* says that all processes of the submission have ended. *fresh* says that this
+    process has just made the submission, and that no other process submits it.
 
-    Cancelled: call `remove` again; it continues where it was.
+    Cancelled: call `remove` again to remove the rest.
     """
     store = session.platform.store
     if objects and not ended:
@@ -58,8 +58,8 @@ async def remove(
         await _delete_jobs(session, identity, names, timeout, ended=ended)
     if not objects:
         return
-    # Without a manifest, no process holds a lease: the manifest is created before the lease, and
-    # removed after this wait.
+    # Without a manifest, no process holds the lease: a submitter creates the manifest before the
+    # lease, and a removal deletes the manifest only after `_until_released`.
     if identity.leased and not fresh and await store.look(identity.manifest_name) is not None:
         await _until_released(session, identity)
         if jobs:  # the holder may have started jobs during the wait
@@ -94,12 +94,12 @@ async def until_gone(
     *,
     labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Wait until the platform has forgotten jobs that were deleted."""
+    """Wait until the platform no longer has the jobs that were deleted."""
     deadline, pauses = time.monotonic() + timeout, growing_pauses(*CONFIRM_S, 1.5)
     while found := await session.platform.cluster.find(names=names, labels=labels):
         if time.monotonic() > deadline:
             raise BackendError(
-                f"{found[0].name} was deleted and is still there after {timeout:g} s"
+                f"{found[0].name} was deleted, but the platform still has it after {timeout:g} s"
             )
         await asyncio.sleep(pause := next(pauses))
         if pause == CONFIRM_S[1]:  # another process may have launched more jobs
@@ -107,7 +107,7 @@ async def until_gone(
 
 
 async def _append_stop(session: Session, identity: Identity) -> None:
-    """Store the final stop in the first free slot; no later request has an effect."""
+    """Store a final stop request in the first free slot; no later request has an effect."""
     stop = wire.Request(kind="stop", cause=wire.CLEANUP)
     for slot in itertools.count():
         name = wire.control_key(identity.scope, slot)
@@ -131,9 +131,10 @@ async def _delete_jobs(
 
 
 async def _delete_objects(session: Session, identity: Identity) -> None:
-    """Delete the inputs first, and the requests to stop or retry last, after the manifest.
+    """Delete the inputs first, and the stop and retry requests last, after the manifest.
 
-    A process that takes the lease during the removal finds the stop, or no manifest.
+    A process that takes the lease during the removal finds the stop request or no manifest. In both
+    cases, the process starts nothing.
     """
     store, scope = session.platform.store, identity.scope
     listed = [info.name for info in await store.list(scope)]
@@ -150,7 +151,7 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
 
 
 async def _until_released(session: Session, identity: Identity) -> None:
-    """Wait until no process submits the batch; then take the lease if it still has a holder."""
+    """Wait until no process submits the batch; then take the lease unless it was released."""
     from kinetic.aio import _lease  # a single job has no lease
 
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope
@@ -158,7 +159,7 @@ async def _until_released(session: Session, identity: Identity) -> None:
         async with asyncio.timeout(GONE_S):
             lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
             if lease is not None and lease.held:
-                # The holder's machine may be suspended. Once the requests to stop are deleted, only
+                # The holder's machine may be suspended. After the removal of the stop request, only
                 # the loss of the lease keeps the holder from submitting again.
                 with contextlib.suppress(NotFound):
                     await _lease.acquire(store, scope, identity.submitter, clock, force=True)
@@ -167,7 +168,7 @@ async def _until_released(session: Session, identity: Identity) -> None:
         owner = found[0].owner if found else identity.submitter
         holder = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
         raise Unavailable(
-            f"{identity.id} was stopped, but {holder} has held it for more than {GONE_S:g} s: "
-            "its objects were not deleted; clean up again when that process has ended",
+            f"{identity.id} was stopped, but {holder} hasn't released it for {GONE_S:g} s, so its "
+            "objects were not deleted; clean up again when that process has ended",
             retryable=True,
         ) from None

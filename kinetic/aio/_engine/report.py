@@ -24,7 +24,7 @@ from kinetic.aio._engine.batch import Batch
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
 QUOTED = 20
-"""Number of groups of failures, the largest first, of which one failure is read in full."""
+"""Maximum number of groups of similar failures from each of which one failure is quoted."""
 
 MAX_CONCURRENT_READS = 8
 
@@ -32,7 +32,7 @@ MAX_CONCURRENT_READS = 8
 async def write(
     batch: Batch, path: str | os.PathLike[str], *, direction: Direction, metric: str | None
 ) -> Path:
-    """Write the page about *batch* as it is now, and return where it is.
+    """Write the page about *batch* as it is now, and return the path of the page.
 
     Raises:
         ConfigurationError: The page can't be written to *path*, or no result is a number named
@@ -116,7 +116,7 @@ async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Exampl
         except NotFound:
             return
         except (WireError, *frames.MALFORMED) as exc:
-            found[item.index] = Example(message=f"its outcome cannot be read: {exc}")
+            found[item.index] = Example(message=f"the outcome can't be read: {exc}")
             return
         if outcome.phase == "execute" and kind:
             texts["message"] = f"{kind}: {texts['message']}"

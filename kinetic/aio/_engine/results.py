@@ -21,7 +21,10 @@ from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
 
 STACK_GLOBAL = b"\x93"
+"""The opcode by which a pickle names a class or a function to import."""
+
 INLINE_BYTES = 64 * 1024
+"""Maximum size of a pickle that is loaded in the event loop's own thread."""
 
 
 def verified_outcome(
@@ -39,7 +42,7 @@ def verified_outcome(
 
 
 async def unpickled(content: bytes | memoryview) -> Any:
-    """Return the object that was pickled; a large one, or one that names a class, in a thread."""
+    """Unpickle *content*; use a worker thread if *content* is large or names a class."""
     if len(content) <= INLINE_BYTES and STACK_GLOBAL not in bytes(content):
         return pickles.load(content)  # imports nothing, because the pickle names no class
     return await anyio.to_thread.run_sync(pickles.load, content)
@@ -60,19 +63,20 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
                 await store.fetch(outcome.value[0], path)
                 return await anyio.to_thread.run_sync(_load_verified, path, *outcome.value)
         return await unpickled(body)
-    except (BackendError, WireError):  # the value exists, and the caller may ask for it again
+    except (BackendError, WireError):  # the value exists, so the caller can read it later
         raise
     except pickles.OtherPythonError as exc:
         raise JobFailed(
             f"{job_id} succeeded, but its value cannot be rebuilt in this process: {exc}; "
-            f"ask for it from Python {exc.version}, or return plain data",
+            f"read the result with Python {exc.version}, or return plain data",
             job_id=job_id,
             phase="result deserialization",
         ) from exc
     except Exception as exc:
         raise JobFailed(
             f"{job_id} succeeded, but its value cannot be rebuilt in this process: "
-            f"{type(exc).__name__}: {exc}; install what the job returned, or return plain data",
+            f"{type(exc).__name__}: {exc}; install the package that defines the returned value, or "
+            "return plain data",
             job_id=job_id,
             phase="result deserialization",
         ) from exc
@@ -81,7 +85,8 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
 async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Path) -> int:
     """Write the pickled value of a successful outcome to *path*; return its size in bytes.
 
-    Nothing is rebuilt. A file at *path* stays until the whole value replaces it.
+    kinetic doesn't unpickle the value. An older file at *path* stays until the whole value
+    replaces it.
     """
     with replacing(path) as partial:
         if outcome.value is None:
@@ -107,7 +112,7 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
 
 
 def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
-    """Return the exception of a failed outcome; add *cause* as a note if the text lacks it.
+    """Return the exception of a failed outcome; add *cause* as a note if its text lacks it.
 
     The result is the user's exception with the remote traceback as a note. If that exception can't
     be rebuilt here, the result is a `JobFailed` with its text. Call this in a worker
@@ -125,7 +130,7 @@ def _add_note(error: BaseException, note: str) -> None:
 
 
 def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
-    """Return the user's exception, or the `JobError` that stands for it."""
+    """Return the user's exception, or a `JobError` in its place."""
     if outcome.kind is wire.Kind.CANCELLED:
         return JobCancelled(f"{job_id} was cancelled ({outcome.phase})", job_id=job_id)
     content = frames.unpack(body)
@@ -192,7 +197,7 @@ class _ExceptionUnpickler(pickles.Unpickler):
         return cls if any(cls is known for known in self._known_classes) else fill(cls, state)
 
 
-# The classes that cloudpickle has sent by value, as long as something else refers to them.
+# The classes that cloudpickle has sent by value, while something else still refers to them.
 _SENT_CLASSES: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
 
 
@@ -224,7 +229,9 @@ def _failed_error(outcome: wire.Outcome, error_fields: dict[str, str], job_id: s
         _failure_text(outcome, error_fields),
     )
     if reason := error_fields.get("withheld"):
-        description += f"\nIt's shown as text because it can't be rebuilt here: {reason}"
+        description += (
+            f"\nThe exception is shown as text because it can't be rebuilt here: {reason}"
+        )
     error = JobFailed(
         f"{job_id} failed ({outcome.reason}): {description}",
         job_id=job_id,

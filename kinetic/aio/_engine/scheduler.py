@@ -113,7 +113,7 @@ class StartLimit:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The whole batch was stopped: from now on, only items that are reopened later start."""
+    """The whole batch was stopped: an item starts only if a later retry request reopens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ def _note_running(state: State, index: int, attempt: int) -> None:
 
 
 def _reopen(state: State, event: Reopened) -> Sequence[Action]:
-    """Make an item due again, unless it has succeeded, or its retry was applied before."""
+    """Make an item due again, unless it has succeeded or *event* was applied before."""
     index, attempt = event.index, event.attempt
     if index >= len(state.marks):  # this process hasn't read the item's input yet
         state.early_reopened[index] = event

@@ -38,7 +38,7 @@ def scratch() -> Generator[Path]:
 
 
 def sweep_scratch() -> None:
-    """Remove the folders that killed processes left. It blocks, and may take long."""
+    """Remove the folders that killed processes left. This call blocks, and may take long."""
     with contextlib.suppress(OSError), os.scandir(_parent()) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # the folder's owner may have just removed it

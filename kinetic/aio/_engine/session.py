@@ -41,16 +41,16 @@ REREAD_S = 10.0, 60.0
 """First and longest pause between two readings of a submission that has waiters, in seconds."""
 
 DOUBT_S = 0.2, 10.0
-"""The same pauses while an attempt is in doubt: it has ended, or may never start."""
+"""The same pauses while an attempt is in doubt: its end isn't stored, or it may never start."""
 
 SPREAD = 0.2
-"""Random part of these pauses, so that submissions that began together aren't read together."""
+"""Random share of a `REREAD_S` pause: submissions that began together are read separately."""
 
 ENDS_PER_TURN = 64
 """Maximum number of ended attempts that a settler handles before other tasks get a turn."""
 
 LIST_ABOVE = 8
-"""If more items than this were stopped, list them all: reading one alone takes four requests."""
+"""If more items than this were stopped, list them together: one alone takes four requests."""
 
 OWN_JOBS = ""
 """Name of the watch over the jobs that this client starts."""
@@ -71,8 +71,8 @@ class Session:
     """An open platform and the submissions that this client follows on it.
 
     One watch covers all jobs that this client starts, by their label. A submission
-    of another process gets its own watch. The session knows batches and submissions
-    as long as a handle, a waiter, or a coordinator holds them.
+    of another process gets its own watch. The session keeps a batch or a submission
+    only as long as a handle, a waiter, or a coordinator refers to it.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Session:
         for submission in tuple(self._submissions.values()):
             submission.abandon(
                 KineticError(
-                    f"the client was closed while {submission.identity.id} went on; "
-                    "attach to it to find its outcome"
+                    f"the client was closed before {submission.identity.id} ended; to get the "
+                    "outcome, attach to it with another client"
                 )
             )
         tasks = tuple(self._tasks)
@@ -244,12 +244,12 @@ class Session:
                     async for observation in observations:
                         pauses = growing_pauses(*PAUSES_S)
                         self._route(observation)
-            except NotFound as exc:  # the cluster lacks this kind of job; launches report it
-                logging.info("no jobs are watched: %s", exc)
+            except NotFound as exc:  # the cluster lacks this kind of job; a launch raises the error
+                logging.info("can't watch jobs: %s", exc)
             except KineticError as exc:
-                logging.warning("watching jobs was interrupted: %s; trying again", exc)
+                logging.warning("the watch over jobs was interrupted: %s; retrying", exc)
             except Exception:  # until the watch works again, waits may end a minute late
-                logging.exception("watching jobs was interrupted; trying again")
+                logging.exception("the watch over jobs was interrupted; retrying")
             await asyncio.sleep(next(pauses))
 
     def _route(self, observation: Observation) -> None:
@@ -304,7 +304,7 @@ class Session:
             self._settlers -= 1
 
     def _take_group(self) -> tuple[Submission, list[Evidence]]:
-        """Take the first entry; if its item was stopped, also those of stopped items after it."""
+        """Take the first entry; if its item was stopped, also take stopped items after it."""
         submission, evidence = self._queue.popleft()
         group = [evidence]
         if _is_stopped(submission, evidence):
@@ -323,7 +323,7 @@ async def _without_final(submission: Submission, group: list[Evidence]) -> list[
 
 
 def _is_stopped(submission: Submission, evidence: Evidence) -> bool:
-    """Return whether a request read so far stops the item, and its running attempt."""
+    """Return whether a stop request that was read stops the item and its running attempt."""
     return submission.requests.standing(evidence.index).unwanted
 
 
@@ -341,7 +341,7 @@ class JobRef:
         return self.submission.identity.output_dir(self.index)
 
     async def reconcile(self, *, explained: bool = False) -> wire.Item:
-        """Read the item, and if it's open, ask the platform; *explained* asks why it waits."""
+        """Read the item, and if it's open, ask the platform; if *explained*, also why it waits."""
         item = await ending.reconcile(self.submission, self.index, explained=explained)
         if (error := self.submission.final_error(self.index)) is not None:
             raise error

@@ -67,7 +67,7 @@ class Submission(ItemStates):
         self.cluster = cluster
         self.closes = not identity.leased
         """Whether this process writes the outcomes of dead attempts. For a batch, the lease's
-        holder does, or any process once the lease is free. For a stopped item, any process does."""
+        holder writes them, or any process if the lease is free or the item was stopped."""
         self.fence = 1
         """The number of the lease that this process has or had; it grows with each holder."""
         self.is_own = False
@@ -77,7 +77,7 @@ class Submission(ItemStates):
         self.relaunches_here = False
         """Whether this process is the submitter, and replaces disrupted attempts of this job."""
         self.last_relaunched = 0
-        """The last attempt that this process relaunched; it has ended if the platform lacks it."""
+        """The last attempt that this process relaunched; without a job, that attempt has ended."""
         self.missed_since: dict[int, float] = {}
         """Attempt that no process has launched yet → the loop's time of the first look for it."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
@@ -210,7 +210,7 @@ class Submission(ItemStates):
     # --- reading ---
 
     async def look_at_each(self, indices: Collection[int]) -> None:
-        """Do as `look_at_all`, but keep a forged outcome as the error of its own item.
+        """Read items like `look_at_all`, but keep a forged outcome as the error of its own item.
 
         Raises:
             WireError: A request is damaged, which concerns all items.
@@ -284,7 +284,7 @@ class Submission(ItemStates):
             self._notify(index, None)
 
     def reclaim(self) -> None:
-        """Forget which items no process submitted: a process submits the batch again."""
+        """Forget which items no process submits, because a process submits the batch again."""
         if self._stuck is not None:
             self.abandoned = self._stuck = None
 
@@ -312,7 +312,6 @@ class Submission(ItemStates):
             (latest.name, latest.phase, latest.executor)
             == (observation.name, observation.phase, observation.executor)
         )
-        # An answer may be older than a report of the watch that came meanwhile.
         if latest is previous or same_process:
             self.note(index, number, observation)
         return False
