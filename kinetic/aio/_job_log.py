@@ -17,13 +17,13 @@ from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import NoLog, NotFound
 
 LAST_BYTES = 1 << 20
-"""Limit of what `last` returns: a job can write a line of any length."""
+"""Maximum bytes that `last` returns, because a job can write a line of any length."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 """First and longest pause between checks for the log of a starting attempt, in seconds."""
 
 LOOK_S = 30.0
-"""Seconds between checks whether an attempt whose log is read has ended, if nothing reports it."""
+"""Seconds between checks whether the attempt has ended, in case its end isn't reported."""
 
 QUIET_S = 15.0
 """Seconds to wait for a line of an attempt that has ended but whose log stays open."""
@@ -96,7 +96,7 @@ async def lines(
 
 
 async def last(ref: JobRef, count: int) -> list[str]:
-    """Return the last *count* lines of the current attempt, and at most `LAST_BYTES` of them."""
+    """Return the last *count* lines of the current attempt, at most `LAST_BYTES` bytes."""
     kept, size = deque[bytes](), 0
     async with aclosing(lines(ref, tail=count)) as log_lines:
         async for line in log_lines:
@@ -110,7 +110,7 @@ async def last(ref: JobRef, count: int) -> list[str]:
 async def _until_silent(
     ref: JobRef, number: int, source: AsyncGenerator[str], *, follow: bool
 ) -> AsyncGenerator[str]:
-    """Yield the lines of *source*, an attempt's log; end also if the attempt has, and is silent.
+    """Yield the lines of an attempt's log; end also if the attempt has ended and no line comes.
 
     Otherwise, reading might never end. For example, the platform doesn't report the end of a log if
     the node was deleted, or while the pod waits for other pods.

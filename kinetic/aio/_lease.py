@@ -1,10 +1,10 @@
 """The lease of a batch: an object in the store that names the one process that submits the batch.
 
-The holder renews it. An observer never compares clocks with the holder: it measures by its own
-clock how long the lease stays unchanged. That clock also runs while a laptop sleeps. On the
-holder's machine an observer also sees when the holder's process ends.
+The holder renews the lease. An observer never compares clocks with the holder: it measures by its
+own clock how long the lease stays unchanged. That clock also runs while a laptop sleeps. An
+observer on the holder's machine also sees when the holder's process ends.
 
-A lease is the only object that is ever overwritten. A process that has lost the lease may no longer
+No object except a lease is ever overwritten. A process that has lost the lease may no longer
 start attempts.
 """
 
@@ -123,7 +123,7 @@ class HeldLease:
         self._sent = sent  # when the last acknowledged write was sent
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
-        # Whether requests may have come without a holder, and weren't read yet.
+        # Whether requests may have come while no process held the lease, and aren't read yet.
         self._has_unread_requests = False
 
     @property
@@ -160,13 +160,13 @@ class HeldLease:
                 pause = min(period, RETRY_S)
 
     async def renew(self) -> None:
-        """Record that this process is alive; raises as `until_may_start`, or a `BackendError`."""
+        """Record that this process is alive; raise like `until_may_start`, or a `BackendError`."""
         async with self._lock:
             if self._lease.held:
                 await self._write()
 
     async def release(self, control_seen: int = 0) -> None:
-        """Release the lease, so that another process can take it at once; raises as `renew`."""
+        """Release the lease, so that another process can take it at once; raise like `renew`."""
         async with self._lock:
             if self._lease.held and self.lost is None:
                 await self._write(held=False, control_seen=control_seen)
@@ -178,7 +178,7 @@ class HeldLease:
             await self._write(fence=self.fence + 1, held=True)
 
     def catch_up(self) -> None:
-        """Allow starts again, because the requests that came without a holder have been read."""
+        """Allow starts again: the caller has read the requests that came without a holder."""
         self._has_unread_requests = False
         self._changed.set()
 
@@ -208,15 +208,15 @@ class HeldLease:
         if lease is None:
             return SubmitterLost(f"batch {batch} was cleaned up meanwhile", job_id=batch)
         return SubmitterLost(
-            f"batch {batch} is submitted by {lease.holder_name} now (fence {lease.fence}, here "
-            f"{self.fence}); its jobs keep running: wait for it there, or attach to it here",
+            f"{lease.holder_name} now submits batch {batch} (fence {lease.fence}, here "
+            f"{self.fence}); the jobs keep running: wait for the batch there, or attach to it here",
             job_id=batch,
         )
 
 
 async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
     """Take the lease of a batch that was just made, or raise `SubmitterLost`."""
-    held = await _claim(store, scope, None, clock)
+    held = await _take(store, scope, None, clock)
     if held is None:
         stored = await read(store, scope)
         holder_name = stored[0].holder_name if stored is not None else "another process"
@@ -249,7 +249,7 @@ async def acquire(
     while True:
         holder = _holder(observer.seen, submitter)
         if force or observer.expired or holder is None:
-            if (held := await _claim(store, scope, observer.seen, clock)) is not None:
+            if (held := await _take(store, scope, observer.seen, clock)) is not None:
                 return held
         else:
             await holder.wait_for_end(LOOK_S)
@@ -317,10 +317,10 @@ class _Observer:
         return self._clock() - self._since >= EXPIRY_S
 
 
-async def _claim(
+async def _take(
     store: Store, scope: str, seen: StoredLease | None, clock: Clock
 ) -> HeldLease | None:
-    """Replace the lease that was *seen* with one of this process; None if another was faster."""
+    """Replace the lease *seen* with one of this process; None if another process was faster."""
     lease = Lease(owner=ProcessIdentity.current(), nonce=os.urandom(8).hex())
     name, sent = _object_name(scope), clock()
     generation: int | None = None

@@ -19,10 +19,10 @@ from kinetic._progress.entry import is_terminal
 from kinetic._tasks import all_or_none
 
 MAX_WAITING_CHARACTERS = 1 << 20
-"""When more characters than this wait to be printed, no more lines are read."""
+"""While more characters than this wait to be printed, `LogPrinter` reads no more lines."""
 
 PIECE_BYTES = 4096
-"""Bytes that a pipe or a terminal with any room takes at once, without blocking."""
+"""Bytes that a pipe or a terminal accepts without blocking, if `select` says that it has room."""
 
 POLL_S = 0.2
 """How often, in seconds, a thread that waits for room in a pipe checks whether to stop."""
@@ -31,7 +31,7 @@ POLL_S = 0.2
 class LogPrinter:
     """Print lines in blocks: all lines that wait go out in one write.
 
-    ``lines`` counts the printed lines; ``behind`` says whether it is printing or more lines wait.
+    ``lines`` counts the printed lines; ``behind`` says whether lines wait or are being printed.
     A terminal gets colors and no other control sequence; files and pipes get what the job wrote.
     """
 

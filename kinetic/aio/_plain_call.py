@@ -83,7 +83,7 @@ def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_SigtermHandler |
 
 
 def cancelled_on_sigterm() -> AbstractContextManager[_SigtermHandler | None]:
-    """Have SIGTERM cancel the running task, as `ending_on_sigterm`; the task ends its job."""
+    """Have SIGTERM cancel the running task, like `ending_on_sigterm`; the task ends its job."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     return ending_on_sigterm(lambda: loop.call_soon_threadsafe(task.cancel))
@@ -109,7 +109,7 @@ async def run_plain_call(
     ``KINETIC_DEBUG_PORT`` names.
 
     Raises:
-        ConfigurationError: *debug* needs a terminal, or the port is taken; nothing was submitted.
+        ConfigurationError: With *debug*, there is no terminal or the port is taken; no job exists.
         Exception: What the submission, `JobHandle.debug_attach`, or `JobHandle.result` raises.
 
     Cancelled, or on a SIGTERM that the program doesn't handle: the job is cancelled and removed,
@@ -129,7 +129,7 @@ async def run_plain_call(
 async def _submit(submit: Callable[[], Awaitable[JobHandle[T]]]) -> JobHandle[T]:
     try:
         return await submit()
-    except asyncio.CancelledError:  # the submission has undone itself
+    except asyncio.CancelledError:  # `submit` has undone the submission
         _report("interrupted during submission: the job was cancelled and removed")
         raise
 
@@ -154,12 +154,12 @@ async def _cancel(job: JobHandle[Any]) -> None:
 
 
 def _report(message: str) -> None:
-    """Log *message*: a warning in the sync API; asyncio programs report their cancellations."""
+    """Warn in the sync API; otherwise only inform, as asyncio programs report cancellations."""
     logging.log(logging.WARNING if SHOW_FACTORY.get() else logging.INFO, "%s", message)
 
 
 async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
-    """Submit a job, forward its debugger, and wait for its value; if it can't, remove the job."""
+    """Submit a job, forward its debugger, and wait for its value; on failure, remove the job."""
     engine.debugging.require_person()
     port = configuration.number("KINETIC_DEBUG_PORT", configuration.DEBUG_PORT)
     engine.debugging.require_port(port)

@@ -1,8 +1,8 @@
 """Content that many submissions share in the store.
 
-No cleanup deletes it, because other submissions may use it. `kinetic gc` and a lifecycle rule of
-the bucket delete it once its last use is long ago. So each submission that uses it renews the time
-of last use when that is older than `RENEWED_S`.
+No cleanup deletes such content, because other submissions may use it. `kinetic gc` and a lifecycle
+rule of the bucket delete content that was unused for long. So a submission renews the time of last
+use of the content that it uses, if that time is older than `RENEWED_S`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_CONCURRENT_REQUESTS = 16
-"""Limit of concurrent requests of a collection."""
+"""Maximum number of concurrent requests while `kinetic gc` collects a store."""
 
 DAY_S = 24 * 3600.0
 RENEWED_S = DAY_S / 2

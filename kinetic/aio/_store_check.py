@@ -22,7 +22,7 @@ async def check_listing(store: Store) -> None:
     """List a folder of *store*, and remove what killed checks left in it.
 
     Raises:
-        KineticError: The store doesn't exist, or refuses to list it.
+        KineticError: The store doesn't exist, or refuses the request.
     """
     found = [info.name for info in await store.list(FOLDER)]
     if left := [name for name in found if _is_old(name)]:

@@ -55,7 +55,7 @@ class Platform:
         clock: Measures leases, in seconds; it also runs while the machine sleeps.
         capacity: The machine's resources; None for a cluster, whose machines come and go.
         layout: Returns the accelerator in a layout that this platform has.
-        builds: The store of build contexts; closing the images closes it.
+        builds: The store of build contexts; ``images`` closes it.
     """
 
     store: Store

@@ -94,20 +94,20 @@ class Store(Protocol):
         ...
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """Overwrite *generation* and return the new one; Conflict if the object has another."""
+        """Overwrite *generation* and return the new one; `Conflict` if the object has another."""
         ...
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        """Return the object; NotFound if there is none.
+        """Return the object; raise `NotFound` if there is none.
 
-        An object of more than *limit* bytes comes with an empty body: kinetic has not written it.
+        An object of more than *limit* bytes isn't kinetic's, and is returned with an empty body.
         With *start*, the content begins at that byte and *limit* counts from there; the caller
         verifies such a part.
         """
         ...
 
     async def fetch(self, name: str, path: Path) -> None:
-        """Write the object's content to a new file at *path*, in flat memory."""
+        """Write the object's content to a new file at *path*, a piece at a time."""
         ...
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
@@ -201,8 +201,7 @@ class JobSpec:
 
     The client computes ``name`` before the first request, so that a repeated launch finds the
     first one's job. ``order`` is for the runner. ``environment`` is the same for all jobs of a
-    submission. It may hold the user's secrets: it goes to the job's process and nowhere else;
-    the runner adds ``wire.Order.variables``. An ``owned`` job ends, and leaves nothing, when
+    submission. @@`wire.Order.variables``. An ``owned`` job ends, and leaves nothing, when
     the process that launched it dies, if the platform can detect that.
     """
 
@@ -270,7 +269,7 @@ class Cluster(Protocol):
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        """Stop and forget jobs by name, or all with *labels*; ignore those that don't exist.
+        """Stop and remove jobs by name, or all with *labels*; ignore names that don't exist.
 
         Returns when the request is accepted; each process still gets its grace period.
         """
@@ -283,7 +282,7 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """Read jobs consistently: a name that is missing in the answer doesn't exist.
+        """Read jobs consistently: a job that is missing in the answer doesn't exist.
 
         With *explained*, also find why a few jobs wait, with a request each; `watch` always does.
         """

@@ -51,5 +51,5 @@ def _kind(environ: Mapping[str, str]) -> str:
     kind = value.strip().lower()
     if kind not in KINDS:
         hint = suggest(kind, KINDS, otherwise=f"there are {' and '.join(KINDS)}")
-        raise ConfigurationError(f"{VARIABLE} isn't a kind of pod sets with {value!r}; {hint}")
+        raise ConfigurationError(f"{VARIABLE}={value!r} isn't a kind of pod sets; {hint}")
     return kind
