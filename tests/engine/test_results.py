@@ -58,7 +58,7 @@ async def test_bytecode_of_another_python_is_not_run(platform: Platform) -> None
     version = frames.unpack(code).fields["python"]
     assert sys.version.startswith(version)
     body = frames.pack(frames.unpack(code).frames, {"python": "3.5"})
-    with pytest.raises(errors.JobFailed, match=r"of Python 3\.5; .* from Python 3\.5") as caught:
+    with pytest.raises(errors.JobFailed, match=r"of Python 3\.5; .* with Python 3\.5") as caught:
         await value_of(platform.store, wire.Outcome(kind=wire.Kind.VALUE), body, "job-1")
     assert caught.value.phase == "result deserialization"
     error = frames.pack([body], {"error": {"message": "what it said"}})

@@ -210,7 +210,7 @@ async def test_nothing_starts_while_the_lease_is_in_doubt(world: World) -> None:
         world.platform.store, "batches/b/", None, world.platform.clock, force=True
     )
     assert other.fence == 2
-    with pytest.raises(errors.SubmitterLost, match="submitted by process"):
+    with pytest.raises(errors.SubmitterLost, match="now submits batch"):
         await hold.renew()
     with pytest.raises(errors.SubmitterLost):
         await hold.until_may_start()
