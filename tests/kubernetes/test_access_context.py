@@ -308,7 +308,7 @@ async def test_a_proxy_sees_only_encrypted_traffic(config: Config, tmp_path: Pat
         ("contexts: [{name: c}]", "isn't a valid kubeconfig"),
         (
             "contexts: [{name: c, context: {cluster: a}}]",
-            "its context 'c' names 'a', which is none of the clusters",
+            "the context 'c' names 'a', which is none of the clusters",
         ),
         (
             "contexts: [{name: c, context: {cluster: a}}]\nclusters: [{name: a, cluster: {}}]",
@@ -317,7 +317,7 @@ async def test_a_proxy_sees_only_encrypted_traffic(config: Config, tmp_path: Pat
         (
             """contexts: [{name: c, context: {cluster: a, user: u}}]
 clusters: [{name: a, cluster: {server: "https://x.example"}}]""",
-            "its context 'c' names 'u', which is none of the users",
+            "the context 'c' names 'u', which is none of the users",
         ),
     ],
 )

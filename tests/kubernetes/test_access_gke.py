@@ -165,7 +165,7 @@ async def test_the_error_for_a_missing_cluster_lists_those_that_exist(google: Go
     with pytest.raises(ConfigurationError) as caught:
         await open_gke(google.target, google.environ, QUICK)
     assert "there is no GKE cluster 'lab' in europe-west4-b" in str(caught.value)
-    assert "it has b in x, lab in us-central1-a; set KINETIC_CLUSTER" in str(caught.value)
+    assert "the project has b in x, lab in us-central1-a; set KINETIC_CLUSTER" in str(caught.value)
     google.listed = answer({"error": {"code": 403, "message": "no"}}, 403)
     with pytest.raises(ConfigurationError, match="gcloud container clusters list"):
         await open_gke(google.target, google.environ, QUICK)

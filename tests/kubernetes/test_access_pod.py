@@ -50,7 +50,7 @@ async def test_the_address_may_be_ipv6(account: Path) -> None:
 async def test_the_error_says_what_a_pod_lacks(account: Path, missing: str) -> None:
     if missing != "variables":
         (account / missing).unlink()
-    with pytest.raises(ConfigurationError, match=r"there is none: .*mounts the token"):
+    with pytest.raises(ConfigurationError, match=r"can.t read it: .*mounts the token"):
         await open_pod({} if missing == "variables" else environ(account))
 
 

@@ -229,7 +229,7 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("others are before it", queued(), Reason.QUEUED, OPEN, ("'research'", "others are before it")),
     ("the queue evicted it", queued(reserved("WaitingForQuota"), {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate a workload"}), Reason.QUEUED, OPEN, ("evicted it (Preempted", "to accommodate a workload")),
     ("deactivated", queued({"type": "Evicted", "status": "True", "reason": "Deactivated", "message": "exceeding the maximum number of re-queuing retries"}, active=False), Reason.QUEUED, BLOCKED, ("deactivated", "re-queuing retries")),
-    ("machines were requested", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Pending", "message": "ETA: 2026-01-01T01:00:00Z"}]), Reason.QUEUED, OPEN, ("waits for dws", "ETA: 2026-01-01T01:00:00Z")),
+    ("machines were requested", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Pending", "message": "ETA: 2026-01-01T01:00:00Z"}]), Reason.QUEUED, OPEN, ("waits for admission check 'dws'", "ETA: 2026-01-01T01:00:00Z")),
     ("a check refused it", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Rejected", "message": "Capacity is not available"}]), Reason.QUEUED, BLOCKED, ("check 'dws'", "Capacity is not available")),
     # Nodes.
     ("one node is unwell, one has a taint", unplaced(TAINTED, a_node("a", L4, "node.kubernetes.io/not-ready=:NoSchedule", gpu="1"), a_node("b", L4, "team=other:NoSchedule", gpu="1"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, OPEN, ("a has temporary taint not-ready", "b has taint team=other", "wait")),

@@ -43,6 +43,6 @@ async def test_a_permission_granted_later_is_used(
         for _ in range(3):
             assert (await diagnostics.read_facts(ENTRY)).events == []
             await asyncio.sleep(0.02)  # longer than rights_s, so the next call asks again
-    assert caplog.text.count("explained without events") == 1, "the warning appears once"
+    assert caplog.text.count("explains without events") == 1, "the warning appears once"
     server.always = answer({"items": [EVENT]})
     assert (await diagnostics.read_facts(ENTRY)).events == [EVENT]

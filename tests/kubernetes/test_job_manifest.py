@@ -20,9 +20,9 @@ from kinetic.aio.backends import gke
 from kinetic.aio.images.container import COMMAND
 from kinetic.aio.kubernetes.manifests import (
     CONTAINER,
-    JOB_NAME,
+    JOB_NAME_LENGTH,
     KEY,
-    LABEL,
+    LABEL_LENGTH,
     MAX_SECRET_BYTES,
     NAME,
     Placement,
@@ -373,7 +373,7 @@ def test_the_secret_of_a_single_job_goes_with_its_job() -> None:
 @given(st.text())
 def test_any_text_makes_a_legal_name(text: str) -> None:
     name = object_name(text)
-    assert len(name) <= JOB_NAME
+    assert len(name) <= JOB_NAME_LENGTH
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name, re.ASCII)
     assert object_name(name) == name
 
@@ -382,7 +382,7 @@ def test_any_text_makes_a_legal_name(text: str) -> None:
 @given(st.text())
 def test_any_text_makes_a_legal_label(text: str) -> None:
     value = label_value(text)
-    assert len(value) <= LABEL
+    assert len(value) <= LABEL_LENGTH
     assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?", value, re.ASCII)
     assert label_value(value) == value
 

@@ -1,4 +1,4 @@
-"""Find a cluster: through a kubeconfig context, the pod's own cluster, or GKE."""
+"""Find a cluster's API server and the credentials: by a kubeconfig, in a pod, or on GKE."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
     if not existing:
         raise ConfigurationError(
             f"KINETIC_KUBE_CONTEXT names the context {name!r}, and there is no kubeconfig at "
-            f"{kubeconfig}; set KUBECONFIG to one, or KINETIC_PROJECT and KINETIC_CLUSTER to a GKE "
-            "cluster, which needs none"
+            f"{kubeconfig}; set KUBECONFIG to the kubeconfig, or name a GKE cluster, which needs "
+            "no kubeconfig, by KINETIC_PROJECT and KINETIC_CLUSTER"
         )
     try:
         merged = cast("ConfigNode", KubeConfigMerger(SEPARATOR.join(existing)).config)
@@ -132,7 +132,7 @@ def _parse_context(merged: ConfigNode, name: str) -> Context:
         return known[wanted]
 
     def section(kind: str, key: str) -> Section:
-        node = entry(kind, context[key], f"its context {name!r}")
+        node = entry(kind, context[key], f"the context {name!r}")
         folder = Path(node.path or ".").absolute().parent
         return Section(values=node.value[key] or {}, folder=folder)
 
@@ -142,7 +142,7 @@ def _parse_context(merged: ConfigNode, name: str) -> Context:
     server = cluster.text("server").rstrip("/")
     if not server.startswith(("https://", "http://")):
         raise ConfigurationError(
-            f"the cluster of the context {name!r} has no usable server: {server!r}; set it"
+            f"the cluster of the context {name!r} has no usable server: {server!r}; set its URL"
         )
     return Context(
         name=name,
@@ -154,17 +154,17 @@ def _parse_context(merged: ConfigNode, name: str) -> Context:
 
 
 REREAD_S = 60.0
-"""Seconds after which the file of a token is read again, because another program renews it. The
-kubelet renews the token of a service account when a fifth of its lifetime is left."""
+"""After this many seconds, kinetic reads a token's file again, because another program renews the
+token. The kubelet renews a service account's token when a fifth of the token's lifetime is left."""
 
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     """Return access by the context *name* of the files in KUBECONFIG, else ``~/.kube/config``.
 
-    The files are read again when their credentials expire or are refused.
+    When the credentials expire or a server refuses them, kinetic reads the files again.
 
     Raises:
-        ConfigurationError: No such context exists, or something in it is wrong.
+        ConfigurationError: No such context exists, or the context isn't valid.
         AuthError: The context gives no credentials.
     """
     first = await anyio.to_thread.run_sync(read_context, name, environ)
@@ -198,7 +198,7 @@ async def _renew_credentials(
     if context.server != first.server:
         raise Revoked(
             f"the context {context.name!r} names the server {context.server} now, and this "
-            f"client was opened for {first.server}; open another"
+            f"client was opened for {first.server}; open another client"
         )
     if "auth-provider" in user.values:
         raise ConfigurationError(
@@ -291,7 +291,7 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
     """Return access to the cluster of this pod, by the service account that Kubernetes mounted.
 
     Raises:
-        ConfigurationError: This isn't a pod, or it has no service account.
+        ConfigurationError: This process runs in no pod, or the pod has no service account.
     """
     folder = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
 
@@ -326,9 +326,9 @@ def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, C
         ca = (folder / "ca.crt").read_text()
     except (ConfigException, OSError) as exc:
         raise ConfigurationError(
-            f"KINETIC_KUBE_CONTEXT={IN_CLUSTER} means the service account of the pod that this "
-            f"process runs in, and there is none: {exc}; run it in a pod that mounts the token, "
-            "or name a context of a kubeconfig"
+            f"KINETIC_KUBE_CONTEXT={IN_CLUSTER} means the service account of the pod in which this "
+            f"process runs, but kinetic can't read it: {exc}; run the process in a pod that "
+            "mounts the token, or name a context of a kubeconfig"
         ) from exc
     try:
         namespace = (folder / "namespace").read_text().strip()
@@ -417,9 +417,9 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
     try:
         answer = await google.call(GoogleRequest("container", f"{root}/-/clusters"))
         clusters = [f"{found['name']} in {found['location']}" for found in answer["clusters"]]
-        hint = f"it has {', '.join(sorted(clusters)[:10]) or 'none'}"
+        hint = f"the project has {', '.join(sorted(clusters)[:10]) or 'none'}"
     except (HttpError, KineticError, KeyError, TypeError):
-        hint = "`gcloud container clusters list` lists those that exist"
+        hint = "`gcloud container clusters list` lists the clusters that exist"
     raise ConfigurationError(
         f"there is no GKE cluster {target.cluster!r} in {target.zone} of the project "
         f"{target.project}: {hint}; set KINETIC_CLUSTER and KINETIC_ZONE"
@@ -431,8 +431,8 @@ def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
     if answer.status != 403:
         return google_refusal_error(answer, operation, "Google's container API")
     return AuthError(
-        f"{operation}: {message}; the credentials need container.clusters.get there: grant it "
-        f"with `gcloud projects add-iam-policy-binding {target.project} "
+        f"{operation}: {message}; the credentials lack container.clusters.get in the project: "
+        f"grant a role with it by `gcloud projects add-iam-policy-binding {target.project} "
         "--member=user:YOU --role=roles/container.developer`, and check that the API is "
         "enabled: `gcloud services enable container.googleapis.com --project "
         f"{target.project}`"
@@ -488,12 +488,12 @@ async def open_access(
     environ: Mapping[str, str] = os.environ,
     policy: RetryPolicy | None = None,
 ) -> Access:
-    """Return access to the cluster of *target*; a change of the kubeconfig can't redirect it.
+    """Return access to the cluster of *target*; later changes of the kubeconfig don't redirect it.
 
     KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster`` for
     the service account of this pod. Without this setting, *target* names a GKE cluster by
     project, zone, and name; *policy* says how to retry Google's API. Access to GKE needs
-    neither gcloud nor kubectl. No files are written.
+    neither gcloud nor kubectl, and writes no files.
 
     Close the `Api` that uses the access, or call ``access.credentials.aclose()``.
 

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LONGEST_LINE = 8 * 1024**2
-"""The most bytes of a line. A watch sends an object of at most 1.5 MiB, which JSON may double."""
+"""Maximum bytes of a line in an answer.
+
+A watch sends an object of at most 1.5 MiB on a line; its JSON may be twice as long.
+"""
 
 HEARTBEAT_S = 30.0
-"""Seconds of silence after which a WebSocket is pinged."""
+"""After this many seconds of silence, kinetic pings the server of a WebSocket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +51,12 @@ class Limits:
 
 
 class Api:
-    """Requests to one cluster, on one event loop.
+    """Sends requests to one cluster, on one event loop.
 
-    It connects on the first request. It retries failures that may pass (429, 5xx, broken
+    The client connects on the first request. It retries failures that may pass (429, 5xx, broken
     connections) after growing, random pauses, or the pause that the server asks for.
-    It renews refused credentials once. A retried request may have succeeded
-    before, so callers choose the names of what they create and take `AlreadyThere`
+    If the server refuses the credentials, the client renews them once. A request may be sent again
+    after it has succeeded. So callers choose the names of what they create, and take `AlreadyThere`
     for success. Connecting and silence have timeouts; a whole request has none.
 
     Every method that sends a request may raise `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
@@ -86,7 +89,7 @@ class Api:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Send one request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
+        """Send a request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
 
         Cancelled: the request may or may not have reached the server.
         """
@@ -135,7 +138,7 @@ class Api:
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle_s: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """Yield the lines of a `stream` without their newlines, also a last line that had none.
+        """Yield the lines of a `stream` without their newlines, also a last line without a newline.
 
         Raises:
             Unavailable: The connection broke or was silent for *idle_s*, or a line is longer than

@@ -15,7 +15,8 @@ GROUP, KIND = "cloud.google.com/v1", "ComputeClass"
 COLLECTION = f"/apis/{GROUP}/computeclasses"
 
 REUSED_S = 60.0
-"""Seconds for which an answer is reused. A class that was added or removed takes effect later."""
+"""How long kinetic reuses an answer, in seconds. It notices only then that a class was added or
+removed."""
 
 
 def class_name(accelerator: Accelerator) -> str:
@@ -36,8 +37,8 @@ class ComputeClasses:
     async def find(self, accelerator: Accelerator) -> str:
         """Return the name of the class for *accelerator*, or "" if there is none.
 
-        CPUs and slices of several hosts use no class. If the credentials may not read classes, the
-        answer is also "".
+        CPUs and slices of several hosts use no class. If the credentials lack the permission to
+        read classes, the answer is also "".
 
         Raises:
             Unavailable: The API server doesn't answer.
@@ -59,6 +60,6 @@ class ComputeClasses:
         except NotFound:
             return False
         except AuthError as exc:
-            logging.info("ComputeClasses can't be read, so jobs use node pools: %s", exc)
+            logging.info("can't read ComputeClasses, so jobs use node pools: %s", exc)
             return False
         return True

@@ -52,7 +52,7 @@ def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str
 
 def _no_password() -> str:
     """Keep OpenSSL from asking for a key's password on the terminal."""
-    raise ValueError("the client's key has a password; give one without")
+    raise ValueError("the client's key has a password; use a key without one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,7 +60,7 @@ class ClusterCredentials:
     """The credentials of one request: a header, and the certificates of its connection.
 
     Credentials of two renewals are never equal, even with the same content: a
-    refusal of the older ones says nothing about the newer. ``tls`` is None for a
+    refusal of the older credentials says nothing about the newer. ``tls`` is None for a
     server without TLS.
     """
 
@@ -73,7 +73,7 @@ class Access:
     """How one client reaches one cluster.
 
     ``server`` is its URL, without a slash at the end; it may have a path.
-    ``name`` describes the cluster in messages. ``namespace`` is the default one.
+    ``name`` describes the cluster in messages. ``namespace`` is the default namespace.
     ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
     Each request carries ``headers``. ``pools`` has the machine type and TPU topology of each
     node pool that Google's API named when the access was opened; a machine that is a slice by

@@ -28,7 +28,7 @@ TIMEOUT_S = 300.0
 """Timeout of a plugin in seconds; some wait for a login in a browser."""
 
 MAX_KEPT = 2000
-"""How many of a plugin's last characters on stderr are kept for an error message."""
+"""How many of the last characters on a plugin's stderr an error message may quote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Plugin:
     environ: Mapping[str, str] = field(repr=False)
 
     async def run(self, timeout_s: float = TIMEOUT_S) -> Reply:
-        """Run the plugin and parse its reply; a cancelled call kills it and its children.
+        """Run the plugin and parse its reply; a cancelled call kills the plugin and its children.
 
         Raises:
             AuthError: The plugin isn't installed, fails, times out, or its reply is invalid.
@@ -63,7 +63,7 @@ class Plugin:
                 *[str(argument) for argument in self.section.get("args") or ()],
                 env=self._environment(interactive),
                 stdin=None if interactive else asyncio.subprocess.DEVNULL,
-                start_new_session=not interactive,  # so that its children can be killed, too
+                start_new_session=not interactive,  # so that kinetic can also kill its children
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
@@ -107,7 +107,7 @@ class Plugin:
         mode = self.section.get("interactiveMode") or "IfAvailable"
         has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
         if mode == "Always" and not has_terminal:
-            raise AuthError(f"{self} needs a terminal; log in with it in one first")
+            raise AuthError(f"{self} needs a terminal; first run it in a terminal to log in")
         return mode != "Never" and has_terminal
 
     def _environment(self, interactive: bool) -> dict[str, str]:

@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
-"""Pauses between two looks at an earlier Job or pod that is being deleted; seconds."""
+"""The first and the longest pause between two checks whether an earlier Job or pod is deleted, in
+seconds."""
 
 POD_REMOVAL_S = 10.0
-"""How long a pod of the previous attempt may take to vanish after its grace period; seconds."""
+"""How long to wait for the end of the previous attempt's pod after its grace period, in seconds."""
 
 JOB_DELETION_S = 120.0
-"""How long to wait for the deletion of an earlier Job of this name; seconds."""
+"""How long to wait for the deletion of an earlier Job of the same name, in seconds."""
 
 
 async def create_job(
@@ -56,24 +57,24 @@ async def create_job(
 ) -> None:
     """Create *manifest*, and the Secret that its pods read.
 
-    A batch's Secret is created before its first Job. A single job's Secret is created after the
-    Job, which owns the Secret; the pod waits for the Secret.
+    For a batch, kinetic creates the Secret before the first Job. For a single job, it creates the
+    Secret after the Job, which owns the Secret; the pod waits for the Secret.
 
     Raises:
         LaunchError: The API server refuses the Job or its Secret.
     """
     if not job.name:
         raise LaunchError("a job's name can't be empty", reason="order")
-    shared, secret = job.order.group_id is not None, submission_secret(job)
+    is_shared, secret = job.order.group_id is not None, submission_secret(job)
     try:
-        if shared:
-            await secrets.ensure(job, secret)
+        if is_shared:
+            await secrets.ensure_for_batch(job, secret)
         owner, is_new = await _create_or_get(api, paths, manifest)
-        if not shared:
+        if not is_shared:
             try:
-                await secrets.give(job, secret, owner)
+                await secrets.create_for_job(job, secret, owner)
             except BaseException:
-                if is_new:  # its pod would wait for a Secret that doesn't exist
+                if is_new:  # else the Job's pod would wait for the Secret
                     path = f"{paths.jobs}/{owner['metadata']['name']}"
                     options = {
                         "propagationPolicy": "Background",
@@ -86,12 +87,12 @@ async def create_job(
         raise _as_backend_error(exc, job.name) from exc
 
 
-async def _look(look: Callable[[], Awaitable[T | None]], limit_s: float) -> T | None:
-    """Await ``look()`` until it returns a value, with growing pauses; None after *limit_s*."""
+async def _poll(check: Callable[[], Awaitable[T | None]], limit_s: float) -> T | None:
+    """Await ``check()`` until it returns a value, with growing pauses; None after *limit_s*."""
     loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + limit_s
     while True:
-        found = await look()
+        found = await check()
         if found is not None or loop.time() > deadline:
             return found
         await asyncio.sleep(next(pauses))
@@ -100,20 +101,21 @@ async def _look(look: Callable[[], Awaitable[T | None]], limit_s: float) -> T | 
 async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bool:
     """Return whether the Job of an earlier attempt creates a pod for this attempt.
 
-    The Job does so if Kubernetes disrupted its earlier pod. Wait while that pod is terminating.
+    The Job does so if Kubernetes disrupted the Job's earlier pod. Wait while that pod is
+    terminating.
     """
     number = job.labels.get(ATTEMPT, "")
     if not number.isdecimal() or int(number) < 2:
         return False
 
-    async def look() -> bool | None:
+    async def check() -> bool | None:
         observations = await list_jobs(api, paths, by_items([job.name]))
         if any(observation.name == job.name for observation in observations):
             return True
         is_over = all(found.phase in (Phase.ENDED, Phase.GONE) for found in observations)
         return False if is_over else None
 
-    return bool(await _look(look, job.grace + POD_REMOVAL_S))
+    return bool(await _poll(check, job.grace + POD_REMOVAL_S))
 
 
 async def _create_or_get(
@@ -122,7 +124,7 @@ async def _create_or_get(
     """Return the Job, and whether this call created it; wait while an earlier Job is deleted."""
     name = str(manifest["metadata"]["name"])
 
-    async def look() -> tuple[dict[str, Any], bool] | None:
+    async def create() -> tuple[dict[str, Any], bool] | None:
         with contextlib.suppress(AlreadyThere):
             return await api.call("POST", paths.jobs, body=manifest), True
         with contextlib.suppress(NotFound):
@@ -131,11 +133,11 @@ async def _create_or_get(
                 return existing, False
         return None
 
-    if (found := await _look(look, JOB_DELETION_S)) is not None:
+    if (found := await _poll(create, JOB_DELETION_S)) is not None:
         return found
     raise Unavailable(
-        f"Job {name} has been terminating for more than {JOB_DELETION_S:g} s, so it can't "
-        "be created again; check which finalizers it has",
+        f"Job {name} has been terminating for more than {JOB_DELETION_S:g} s, so "
+        "kinetic can't create a Job of this name; check the finalizers of the old Job",
         retryable=True,
     )
 
@@ -154,14 +156,14 @@ MAX_CONCURRENT_REQUESTS = 16
 """How many requests one call of a method sends at a time."""
 
 MOST_ATTEMPTS = 100
-"""The largest number at the end of a name that is taken for the number of an attempt."""
+"""A larger number at the end of a name isn't the number of an attempt."""
 
 
 class GkeCluster:
     """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
 
-    *placement* says where and how to place jobs; the default namespace is that of *api*. Nothing is
-    sent before the first call. Closing the cluster closes *api*; jobs keep running.
+    *placement* says where and how to place jobs; the default namespace is that of *api*. Creating
+    the object sends no request. Closing the cluster closes *api*; jobs keep running.
 
     kinetic's submitter retries failed jobs; Kubernetes only replaces pods that it disrupted. With
     *classes*, jobs use the ComputeClass for their accelerator, if the cluster has such a class.
@@ -194,7 +196,7 @@ class GkeCluster:
         This sends two writing requests: for the Job and its Secret. Jobs of a batch share a Secret.
 
         Raises:
-            LaunchError: The API server refuses it; the message quotes the server.
+            LaunchError: The API server refuses the Job; the message quotes the server.
             Throttled: A quota is exceeded.
             AuthError: A permission is missing.
             Unavailable: The API server does not answer.
@@ -248,8 +250,8 @@ class GkeCluster:
     ) -> list[Observation]:
         """Read the state of jobs once; without *names* and *labels*, of all jobs of kinetic.
 
-        This includes a deleted job until none of its pods can run. *explained* also finds out why
-        the first few waiting jobs wait.
+        The result includes a deleted job until none of its pods can run. With *explained*, also
+        find out why the first few waiting jobs wait.
         """
         inquiry = self._inquiry if explained else None
         return await find_jobs(self._api, self._paths, names, labels, inquiry=inquiry)
@@ -261,7 +263,7 @@ class GkeCluster:
         that waits longer than its ``start_timeout``.
 
         Raises:
-            BackendError: The credentials may not read Jobs or pods.
+            BackendError: The credentials lack the permission to read Jobs or pods.
         """
         return watch_jobs(self._api, self._paths, by_labels(labels), self._inquiry, self._rhythm)
 

@@ -42,7 +42,7 @@ async def layout_in(
     try:
         nodes = (await list_all(api, "/api/v1/nodes", f"{TOPOLOGY}={accelerator.topology}")).items
     except AuthError as exc:
-        logging.info("the nodes cannot be listed: %s", exc)
+        logging.info("can't list the nodes: %s", exc)
     else:
         available |= {(str(labels_of(node).get(MACHINE)), accelerator.topology) for node in nodes}
     found = accelerator.among(available)
@@ -52,7 +52,7 @@ async def layout_in(
         )
     elif (found.machine, found.topology) not in available:
         others = " or ".join(repr(str(layout)) for layout in accelerator.layouts[1:])
-        message = "%s asks for machines of type %s, of which none is known; for others ask for %s"
+        message = "%s needs machines of type %s, but the cluster shows none; for others, request %s"
         logging.warning(message, accelerator, accelerator.machine, others)
     return found
 
@@ -60,7 +60,7 @@ async def layout_in(
 async def nodes_for(
     accelerators: Iterable[Accelerator], target: Target, environ: Mapping[str, str] = os.environ
 ) -> list[int]:
-    """Count, for each of *accelerators*, the nodes that take it, in use or not.
+    """For each of *accelerators*, count the nodes that have it, free or in use.
 
     Nodes that a node pool could add aren't counted.
 

@@ -36,13 +36,13 @@ T = TypeVar("T")
 IDLE_S = 300.0
 """Seconds of silence after which kinetic reconnects: a silent program looks like a dead peer."""
 
-TRIES = 5
-"""How many connections in a row may bring nothing until kinetic gives up an ended pod's log."""
+MAX_EMPTY_READS = 5
+"""After this many connections in a row without output, kinetic gives up an ended pod's log."""
 
 _REMOVED = re.compile(
     rb"unable to retrieve container logs for |failed to try resolving symlinks in path "
 )
-"""A kubelet's answer for a log that it removed. Lines of a program begin with a time."""
+"""What a kubelet answers if it has removed the log. A program's lines begin with a time instead."""
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?")
 
@@ -67,8 +67,8 @@ class _Memory:
         """The time to continue from; "" before the first line."""
         return _second_before(self._newest) if self._newest else ""
 
-    def reconnect(self) -> None:
-        """Prepare for a reconnect: the lines of the last two seconds come again."""
+    def prepare_reconnect(self) -> None:
+        """Prepare to skip the lines of the last two seconds, which the new connection repeats."""
         self.removed = False
         self._expected = {second: Counter(lines) for second, lines in self._yielded.items()}
 
@@ -163,7 +163,7 @@ class _AttemptView:
             self._watching.result()
 
     def check_exists(self) -> None:
-        """Check that the attempt exists, or will.
+        """Check that the attempt exists, or will exist.
 
         Raises:
             NotFound: There is no such attempt, and none will start.
@@ -182,7 +182,7 @@ class _AttemptView:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether no further pod of the attempt will come; a numbered attempt has one per host."""
+        """Whether the attempt gets no further pod; a numbered attempt has one pod per host."""
         pods = self._pods_of(None)
         if (hosts := self.hosts) > 1:  # the pods are created one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
@@ -235,7 +235,7 @@ class _AttemptView:
                 yield pod
 
     async def _container_log(self, pod: Document, tail: int | None) -> AsyncGenerator[str]:
-        """Yield the lines of a pod's log; with ``follow``, also new ones until its program ends.
+        """Yield the lines of a pod's log; with ``follow``, also new lines until the program ends.
 
         Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
         A broken connection neither repeats nor drops lines. With ``follow``, the iteration just
@@ -249,7 +249,7 @@ class _AttemptView:
         started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, self._rhythm.pauses()
         memory = _Memory()
         while True:
-            # Ask before reading: if the container has ended by now, the log has all of its output.
+            # Check this before reading: if the container has ended, the log has all of its output.
             current = self._pods.get(uid(pod))
             ended = current is None or Pod(current).ended
             is_last, received, failure = ended or not self.follow, False, None
@@ -257,7 +257,7 @@ class _AttemptView:
             query = _query(memory.since, tail, waited)
             if not is_last:
                 query["follow"] = "true"
-            memory.reconnect()
+            memory.prepare_reconnect()
             try:
                 pieces = LogPieces()
                 async with self._api.stream(path, query=query, idle_s=IDLE_S) as contents:
@@ -269,7 +269,7 @@ class _AttemptView:
                     received = True
                     yield text
                 if memory.removed and not memory.since:
-                    raise NotFound("its node has removed the log")
+                    raise NotFound("the job's node has removed the log")
                 if is_last:
                     return
             except NotFound:
@@ -283,7 +283,7 @@ class _AttemptView:
                 if ended:
                     raise NotFound(f"the log no longer exists: {exc}") from exc
             empty_reads = 0 if received else empty_reads + 1
-            if failure is not None and empty_reads >= TRIES and is_last:
+            if failure is not None and empty_reads >= MAX_EMPTY_READS and is_last:
                 raise failure
             if received:
                 pauses = self._rhythm.pauses()
@@ -322,9 +322,8 @@ async def job_log(
 ) -> AsyncGenerator[str]:
     """Yield the lines of a job's output; with *follow*, until the job has ended.
 
-    If several pods ran one after the other, these are the lines of the last pod, and with
-    *follow* also of the pods that replace it. If several pods run at once, each line begins
-    with its pod's index.
+    If several pods ran one after the other, yield the lines of the last pod and, with *follow*, of
+    the pods that replace it. If several pods run at once, each line begins with the pod's index.
 
     Raises:
         NotFound: The job doesn't exist, or its log no longer exists.

@@ -1,16 +1,16 @@
 """Build the manifests and selectors of a job's Kubernetes objects. No I/O.
 
-The Job is an Indexed Job with one index, because only such a Job tells its pods how
-many failed before them. The runner adds these counts, ``KINETIC_FAILURES`` and
-``KINETIC_DISRUPTIONS``, to the order's attempt number.
+The Job is an Indexed Job with one index, because only such a Job tells each pod how many
+earlier pods failed, and how many were disrupted. The runner adds these two counts,
+``KINETIC_FAILURES`` and ``KINETIC_DISRUPTIONS``, to the order's attempt number.
 
 The container gets:
 
 * ``KINETIC_ORDER``: what the runner has to do, as JSON (`wire.Order`);
 * ``/var/run/kinetic/key``: the submission's key, from its Secret;
 * ``KINETIC_POD_UID``: the pod's uid, with which the runner claims the attempt in the store;
-* the captured environment variables: their values come from the Secret, so the interpreter
-  starts with them, but the Job's manifest doesn't contain them.
+* the captured environment variables. Kubernetes sets them from the Secret before the interpreter
+  starts. The Job's manifest doesn't contain their values.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
 
-JOB_NAME = 52
-"""The longest name of a Job: pod names append an index and five characters, at most 63 in all."""
+JOB_NAME_LENGTH = 52
+"""The most characters of a Job's name. The pod's name, which has at most 63, adds an index and five
+random characters."""
 
-LABEL = 63
+LABEL_LENGTH = 63
 """The most characters of a label's value, and of most names."""
 
-_DIGEST = 10
+_DIGEST_LENGTH = 10
 """Characters of the digest that makes a shortened name unique."""
 
 
-def object_name(text: str, *, longest: int = JOB_NAME) -> str:
+def object_name(text: str, *, longest: int = JOB_NAME_LENGTH) -> str:
     """Return *text* as the name of an object: a DNS label of at most *longest* characters.
 
     A legal name isn't changed. Any other text keeps its legal characters and gets a digest of
@@ -80,10 +81,12 @@ def label_value(text: str) -> str:
 
     A legal value isn't changed.
     """
-    if len(text) <= LABEL and re.fullmatch(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", text, re.ASCII):
+    if len(text) <= LABEL_LENGTH and re.fullmatch(
+        r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", text, re.ASCII
+    ):
         return text
     slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", _without_accents(text)).strip("-_.")
-    return _shorten(slug, text, LABEL, "-_.")
+    return _shorten(slug, text, LABEL_LENGTH, "-_.")
 
 
 def _without_accents(text: str) -> str:
@@ -93,8 +96,8 @@ def _without_accents(text: str) -> str:
 
 
 def _shorten(slug: str, text: str, longest: int, separators: str) -> str:
-    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
-    head = slug[: longest - _DIGEST - 1].rstrip(separators)
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_LENGTH]
+    head = slug[: longest - _DIGEST_LENGTH - 1].rstrip(separators)
     return f"{head}-{digest}" if head else f"k-{digest}"
 
 
@@ -141,8 +144,8 @@ def _bucket_folder(ref: wire.DataRef, store: str) -> tuple[str, str]:
     bucket, _, path = folder.removeprefix("gs://").partition("/")
     if not (uri.startswith("gs://") and bucket):
         raise ConfigurationError(
-            f"only data in a bucket can be mounted, and {uri!r} is not; leave out fuse=True, "
-            "or upload it and use its gs:// address"
+            f"only data in a bucket can be mounted, and {uri!r} is in none; leave out fuse=True, "
+            "or upload the data and pass its gs:// address"
         )
     return bucket, path.strip("/")
 
@@ -160,7 +163,7 @@ def secret_entries(spec: JobSpec) -> dict[str, str]:
     """Return the entry of the Secret for each environment variable of *spec*.
 
     The variables were captured from the user's environment and may be secrets. The entries are
-    numbered, because a variable's name may not be legal as the key of an entry.
+    numbered, because a variable's name isn't always legal as the key of an entry.
 
     Raises:
         ConfigurationError: A container can't have a variable of this name.
@@ -244,13 +247,13 @@ FAILURE_COUNTS = (
     "batch.kubernetes.io/job-index-failure-count",
     "batch.kubernetes.io/job-index-ignored-failure-count",
 )
-"""Annotations of a pod: how many pods of its Job failed before it."""
+"""The annotations of a pod with the number of earlier pods that failed, or were disrupted."""
 
 NAME = "kinetic.dev/name"
-"""The annotation with the job's name, which may not be legal as an object's name."""
+"""The annotation with the job's name, which isn't always legal as an object's name."""
 
 LABELS = "kinetic.dev/labels"
-"""The annotation with the job's labels as JSON, because real labels have shortened values."""
+"""The annotation with the job's labels as JSON; in Kubernetes' labels, values are shortened."""
 
 START_TIMEOUT = "kinetic.dev/start-timeout"
 """The annotation with the job's ``start_timeout``, in seconds."""
@@ -274,7 +277,7 @@ MANAGED = "app.kubernetes.io/managed-by"
 """The label, with the value ``kinetic``, of every object that kinetic creates."""
 
 DAY_S = 24 * 3600
-PORTION = 2 * 1024**3
+MEMORY_PER_CORE = 2 * 1024**3
 """Bytes of memory per core that a job without ``memory=`` requests; this isn't a limit."""
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
@@ -282,7 +285,8 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 
 SPOT = "cloud.google.com/gke-spot"
 COMPUTE_CLASS = "cloud.google.com/compute-class"
-"""The label of a ComputeClass's nodes. GKE taints them: only pods that select it run there."""
+"""The label of a ComputeClass's nodes. GKE taints these nodes, so only pods that select the label
+run there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -581,12 +585,12 @@ def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
 def _resources(resources: Resources) -> dict[str, Any]:
     """Return the requests and limits of a container.
 
-    Kubernetes requires an accelerator in both. A job with accelerators may use all cores of its
-    machine, so ``cpu`` is only its request; for other jobs, ``cpu`` is also the limit. If a job
-    requests memory, this is also its limit.
+    Kubernetes requires an accelerator in requests and limits. A job with accelerators may use all
+    cores of its machine, so ``cpu`` is only its request; for other jobs, ``cpu`` is also the limit.
+    The memory that a job requests is also its limit.
     """
     accelerator, cpu = resources.accelerator, f"{max(1, math.ceil(resources.cpu * 1000))}m"
-    memory = resources.memory_bytes or int(PORTION * max(resources.cpu, 0.25))
+    memory = resources.memory_bytes or int(MEMORY_PER_CORE * max(resources.cpu, 0.25))
     requests: dict[str, str] = {"cpu": cpu, "memory": str(memory)}
     limits: dict[str, str] = {}
     if resources.memory_bytes is not None:
@@ -603,7 +607,7 @@ def _resources(resources: Resources) -> dict[str, Any]:
 def _volumes(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
     """Return the volumes with the key, and with shared memory for data loaders.
 
-    Without such a volume, a container has only 64 MiB of shared memory.
+    Without the second volume, a container has only 64 MiB of shared memory.
     """
     shm: dict[str, Any] = {"medium": "Memory"}
     if spec.resources.memory_bytes is not None:  # files in shared memory count as memory
@@ -611,7 +615,7 @@ def _volumes(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
     key = {
         "secretName": placement.secret,
         "items": [{"key": KEY, "path": "key"}],
-        # Root owns the file, and an image may run as any user. The container has no other users.
+        # Root owns the file, and an image may run as any user. So the mode lets any user read it.
         "defaultMode": 0o444,
     }
     return [{"name": "key", "secret": key}, {"name": "shm", "emptyDir": shm}]
@@ -620,8 +624,8 @@ def _volumes(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
 def _store_volume(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the volume with a shared store, and its mount at the same path; none for a bucket.
 
-    Without a *claim*, the directory must exist on the node. If it doesn't, the pod doesn't start,
-    instead of using an empty directory.
+    Without a *claim*, the directory must exist on the node. If the directory is missing, the pod
+    doesn't start. Otherwise, it would use an empty directory.
     """
     if (path := directory_urls.directory_of(url)) is None:
         return [], []
@@ -632,7 +636,7 @@ def _store_volume(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict
     return [{"name": "store", **source}], [{"name": "store", "mountPath": path}]
 
 
-NAMES = 50
+MAX_SELECTED = 50
 """The most names in one selector: servers limit the length of a URL."""
 
 
@@ -667,7 +671,7 @@ def by_items(names: Collection[str]) -> Iterator[str]:
 def by_attempts_up_to(name: str, attempt: int) -> str:
     """Return a selector for all Jobs whose pods may run attempt number *attempt*, called *name*.
 
-    The Job of an earlier attempt may run it, because a Job replaces a pod that was disrupted.
+    The Job of an earlier attempt may run this attempt, because a Job replaces a disrupted pod.
     """
     numbers = ",".join(str(number) for number in range(1, attempt + 1))
     item = object_name(item_name(name, str(attempt)))
@@ -676,8 +680,8 @@ def by_attempts_up_to(name: str, attempt: int) -> str:
 
 def _selectors(label: str, values: Collection[str]) -> Iterator[str]:
     ordered = sorted(values)
-    for start in range(0, len(ordered), NAMES):
-        chunk = ordered[start : start + NAMES]
+    for start in range(0, len(ordered), MAX_SELECTED):
+        chunk = ordered[start : start + MAX_SELECTED]
         requirement = (
             f"{label}={chunk[0]}" if len(chunk) == 1 else f"{label} in ({','.join(chunk)})"
         )

@@ -60,7 +60,7 @@ def observation_of(facts: JobFacts, verdict: Diagnosis) -> Observation:
 def ended_processes(facts: JobFacts, verdict: Diagnosis) -> frozenset[str]:
     """Return the uids of pods that ended, and of the set if it is deleted while pods run.
 
-    The pod of *verdict* isn't among them. After each such end, the store may have an outcome.
+    The result omits the pod of *verdict*. After each of these ends, the store may have an outcome.
     """
     uids = {pod.uid for pod, _ in _ends(facts) if pod.ran}
     if facts.is_gone_or_deleting and facts.live_pods:
@@ -228,4 +228,4 @@ class GroupTable(Table):
         if all(Pod(pod).ended for pod in entry.pods.values()):
             del self.entries[entry.name]
             return False
-        return self.orphans or any(Pod(pod).terminating for pod in entry.pods.values())
+        return self.reports_orphans or any(Pod(pod).terminating for pod in entry.pods.values())

@@ -195,7 +195,7 @@ def _labels(document: Document) -> Mapping[str, str]:
     return {key: str(value) for key, value in labels_of(document).items()}
 
 
-def never_ran(
+def unstarted_ends(
     reported: Mapping[str, Observation], current: Iterable[Observation], verdict: Diagnosis
 ) -> list[Observation]:
     """Return an end for each reported attempt that got no pod before its Job ended."""

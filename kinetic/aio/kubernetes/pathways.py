@@ -73,7 +73,7 @@ class PathwaysCluster(GkeCluster):
         """Start *job*; see `GkeCluster.launch`.
 
         Raises:
-            LaunchError: The API server refuses it, or the cluster lacks this kind of sets.
+            LaunchError: The API server refuses the set, or the cluster lacks this kind of set.
         """
         annotations = {**self._placement.annotations, LIFE: secrets.token_hex(8)}
         placement = replace(self._placement, secret=submission_secret(job), annotations=annotations)
@@ -83,10 +83,10 @@ class PathwaysCluster(GkeCluster):
         except NotFound as exc:
             kind = self._own_sets.kind
             raise LaunchError(
-                f"{job.name} was refused, there are no {kind.collection} in namespace "
-                f"{self._placement.namespace} of {self._api.cluster}: {exc}; "
-                f"have {kind.name} installed in the cluster ({kind.home}), or set "
-                f"KINETIC_MULTIHOST to another kind of sets ({' or '.join(KINDS)})",
+                f"{job.name} was refused, because {self._api.cluster} has no {kind.collection} in "
+                f"namespace {self._placement.namespace}: {exc}; have {kind.name} installed in the "
+                f"cluster ({kind.home}), or set KINETIC_MULTIHOST to another kind of set "
+                f"({' or '.join(KINDS)})",
                 reason="refused",
             ) from exc
 
@@ -123,7 +123,7 @@ class PathwaysCluster(GkeCluster):
         except NotFound:
             return False
         except AuthError as exc:
-            logging.info("%s are ignored: %s", sets.kind.collection, exc)
+            logging.info("kinetic ignores %s: %s", sets.kind.collection, exc)
             return False
         return True
 
@@ -146,11 +146,11 @@ class PathwaysCluster(GkeCluster):
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state, then every change, forever; reconnects automatically.
 
-        When the pod of another host ends, or the set is deleted, this yields an end with that pod
-        or set as executor. The first host may have written an outcome to the store by then.
+        When the pod of another host ends, or the set is deleted, also yield an end with that pod
+        or set as executor, because the first host may have written an outcome to the store.
 
         Raises:
-            BackendError: You may not read the sets, or the cluster supports no kind of set.
+            BackendError: The credentials can't read the sets, or the cluster has no kind of set.
         """
         selector = by_labels(labels)
         own_sets, *others = await self._kinds()

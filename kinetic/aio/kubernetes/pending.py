@@ -38,7 +38,7 @@ KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 """The API of Kueue 0.18 and later."""
 
 NODES_REUSED_S = 60.0
-"""Seconds for which a list of nodes is reused."""
+"""How long kinetic reuses a list of nodes, in seconds."""
 
 MAX_NODES = 500
 """The most nodes to compare with a pod; in a larger cluster, the diagnosis quotes the scheduler."""
@@ -47,7 +47,7 @@ MAX_EVENTS = 100
 """The most events that one request returns."""
 
 MAX_REPORTED = 1000
-"""How many reports are remembered, so that the log doesn't repeat them."""
+"""How many reports kinetic remembers, so that the log doesn't repeat them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +126,10 @@ class Diagnostics:
             workload=await self._read_workload(entry.job, live_pods),
         )
 
-    async def end(self, entry: Entry, end: Cause) -> None:
+    async def end(self, entry: Entry, cause: Cause) -> None:
         """Make Kubernetes end a Job that can't start, with an annotation that says why."""
         name = str(get_dict(entry.job, "metadata").get("name"))
-        metadata = {"uid": uid(entry.job), "annotations": {ENDED: text_of_end(end)}}
+        metadata = {"uid": uid(entry.job), "annotations": {ENDED: text_of_end(cause)}}
         await self._api.call(
             "PATCH",
             f"{self._paths.jobs}/{name}",
@@ -150,9 +150,9 @@ class Diagnostics:
         return events
 
     async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
-        """Return the storage drivers that nodes lack by *events*, and the whole cluster as well.
+        """Return the storage drivers that a node lacks by *events*, and that the cluster lacks.
 
-        A driver that only a new node lacks may still start on it.
+        If only a new node lacks a driver, the driver may still start on that node.
         """
         messages = (str(event.get("message")) for event in events)
         lacking = {name for message in messages for name in LACKS_DRIVER.findall(message)}
@@ -197,7 +197,7 @@ class Diagnostics:
         return next(iter(get_list(found, "items")), None)
 
     async def _try_get(self, collection: str, path: str, query: dict[str, str]) -> Document | None:
-        """Send a GET and return the answer; None after a failure: the diagnosis works without it.
+        """Send a GET and return the answer; None after a failure, which the diagnosis tolerates.
 
         After a refusal, send no request about *collection* for ``patience.rights_s`` seconds.
         """
@@ -211,7 +211,9 @@ class Diagnostics:
                 self._unavailable_until[collection] = math.inf
         except AuthError as exc:
             if collection not in self._unavailable_until:
-                logging.info("jobs that do not start are explained without %s: %s", collection, exc)
+                logging.info(
+                    "kinetic explains without %s why jobs do not start: %s", collection, exc
+                )
             self._unavailable_until[collection] = now + self.patience.rights_s
         except BackendError as exc:
             logging.info("can't explain now why jobs do not start: %s", exc)
@@ -300,13 +302,13 @@ class PendingMonitor:
         return True
 
     async def _end(self, entry: Entry, end: Cause) -> None:
-        # Do this once per Job: the watch shows its end later, and may show other changes first.
+        # End a Job only once: the watch shows the end later, and may show other changes first.
         self._ended.add(uid(entry.job))
-        logging.warning("%s is ended, because it can't start: %s", entry.last_attempt, end.summary)
+        logging.warning("ending %s, which can't start: %s", entry.last_attempt, end.summary)
         try:
             await self._inquiry.end(entry, end)
         except BackendError as exc:
-            logging.warning("%s can't start, and can't be ended: %s", entry.last_attempt, exc)
+            logging.warning("can't end %s, which can't start: %s", entry.last_attempt, exc)
 
 
 def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> Cause | None:
@@ -320,8 +322,8 @@ def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience
     secret = lacks_own_secret(entry.job, verdict.cause.secret)
     if secret and waited >= patience.orphaned_s:
         message = (
-            f"the Secret {secret!r} that it reads does not exist: its client was killed before "
-            "making it, or its batch was over; submit it again"
+            f"the job's Secret {secret!r} does not exist: the client was killed before it created "
+            "the Secret, or the batch was over; submit the job again"
         )
         return Cause(summary=message, reason=Reason.SETUP)
     if wait.hopeless_since is not None and now - wait.hopeless_since >= patience.hopeless_s:

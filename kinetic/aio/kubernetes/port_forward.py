@@ -51,7 +51,7 @@ async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> B
         location = f"namespace {paths.namespace} of {api.cluster}"
         on_host = f" on host {host}" if host else ""
         raise NotFound(
-            f"no pod of {name}{on_host} is running in {location}: it has ended, or waits"
+            f"no pod of {name}{on_host} is running in {location}: the job has ended, or waits"
         )
     pod = str(get_dict(max(running, key=age_key), "metadata").get("name"))
     path = f"{paths.pods}/{pod}/portforward"
@@ -67,7 +67,7 @@ class _Tunnel(ByteStream):
         self._opened_channels: set[int] = set()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return the data of the next message, even if this is more than *max_bytes*.
+        """Return the data of the next message, even if the data has more than *max_bytes* bytes.
 
         Raises:
             Unavailable: The pod can't reach the port.

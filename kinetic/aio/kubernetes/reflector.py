@@ -20,7 +20,7 @@ from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.trimming import trim
 from kinetic.errors import Expired, Throttled, Unavailable
 
-PAGE = 250
+PAGE_SIZE = 250
 """Objects in one page of a list; decoding a page blocks the event loop for about 20 ms."""
 
 TRIES = 3
@@ -34,11 +34,11 @@ WARN_AFTER = 5
 class Rhythm:
     """The timing of a watch; in seconds.
 
-    ``idle_s`` is the silence after which a connection counts as dead. ``life_s`` is
-    how long the server keeps one watch open. ``relist_s`` is how often everything is
-    listed again, in case an event was lost. The pause before the next watch grows after each watch
-    that ended within ``brief_s`` without an event. A pause that the server asks for is limited to
-    ``longest_retry_after_s``, because changes aren't seen during a pause.
+    ``idle_s`` is the silence after which a connection counts as dead. ``life_s`` is how long the
+    server keeps one watch open. ``relist_s`` is how often kinetic lists everything again, in case
+    an event was lost. The pause before the next watch grows after each watch that ended within
+    ``brief_s`` without an event. A pause that the server asks for is limited to
+    ``longest_retry_after_s``, because kinetic sees no changes during a pause.
     """
 
     idle_s: float = 100.0
@@ -50,7 +50,7 @@ class Rhythm:
     longest_retry_after_s: float = 30.0
 
     def pauses(self) -> Iterator[float]:
-        """Yield growing pauses, half of each random."""
+        """Yield growing pauses; half of each pause is random."""
         return growing_pauses(self.first_pause_s, self.longest_pause_s, jitter=0.5)
 
 
@@ -120,7 +120,7 @@ async def list_all(api: Api, path: str, selector: str) -> Listed:
 
 async def _read_pages(api: Api, path: str, selector: str) -> Listed:
     items: list[Document] = []
-    query = {"labelSelector": selector, "limit": str(PAGE)}
+    query = {"labelSelector": selector, "limit": str(PAGE_SIZE)}
     while True:
         answer = await api.call("GET", path, query=query)
         items += (trim(item) for item in answer.get("items") or ())
@@ -145,7 +145,12 @@ async def reflect(
     version, relist_at = "", 0.0
     failures, pauses = 0, rhythm.pauses()
     while True:
-        started, progressed, wait_s, problem = clock(), False, 0.0, "the server ended it at once"
+        started, progressed, wait_s, problem = (
+            clock(),
+            False,
+            0.0,
+            "the server ended the watch at once",
+        )
         try:
             if not version or started >= relist_at:
                 found = await list_all(api, path, selector)
@@ -167,7 +172,7 @@ async def reflect(
             failures, pauses = 0, rhythm.pauses()
         failures += 1
         if failures == WARN_AFTER:
-            logging.warning("watching %s was interrupted: %s; retrying", path, problem)
+            logging.warning("the watch of %s was interrupted: %s; retrying", path, problem)
         await asyncio.sleep(max(wait_s, next(pauses)))
 
 

@@ -97,11 +97,13 @@ def translate_refusal(answer: HttpError, request: Request, cluster: str) -> Back
         case 403:
             return Refused(f"{operation}: {message}", answer=answer.body)
         case 404:
-            return NotFound(f"{operation}: {message}; check whether it exists or was removed")
+            return NotFound(f"{operation}: {message}; check whether the object exists")
         case 409 if answer.body.get("reason") == "AlreadyExists":
-            return AlreadyThere(f"{operation}: {message}; choose another name, or remove it")
+            return AlreadyThere(
+                f"{operation}: {message}; choose another name, or remove the existing object"
+            )
         case 409:
-            return Conflict(f"{operation}: {message}; read it again and repeat the change")
+            return Conflict(f"{operation}: {message}; read the object again and repeat the change")
         case 410:
             return Expired(f"{operation}: {message}; list again")
         case 429:
@@ -122,7 +124,7 @@ def translate_refusal(answer: HttpError, request: Request, cluster: str) -> Back
             )
         case status:
             return BackendError(
-                f"{operation}: the answer {status} ({message}) isn't one of a Kubernetes API "
+                f"{operation}: the answer {status} ({message}) isn't from a Kubernetes API "
                 "server; check the server's address, and whether a proxy answers for it"
             )
 

@@ -1,4 +1,4 @@
-"""Ask an API server what these credentials may do, and who they are."""
+"""Ask an API server what these credentials allow, and which user they belong to."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def is_allowed(api: Api, right: Right) -> bool:
 
 async def missing_rights(api: Api, wanted: Sequence[Right]) -> list[Right]:
     """Return those of the *wanted* rights that these credentials lack."""
-    allowed = await all_or_none(*(is_allowed(api, right) for right in wanted))
-    return [right for right, is_held in zip(wanted, allowed, strict=True) if not is_held]
+    answers = await all_or_none(*(is_allowed(api, right) for right in wanted))
+    return [right for right, is_held in zip(wanted, answers, strict=True) if not is_held]
 
 
 async def user_name(api: Api) -> str:

@@ -84,7 +84,7 @@ def how_to_grant(right: Right, message: str) -> str:
     return (
         f"Missing: verb {right.verb!r} on resource {right.resource!r} of API group "
         f"{right.group!r}. {namespace_hint}{login_hint}An administrator of the cluster grants "
-        f"it, and all else that kinetic needs, with `kubectl apply -f -` and this:\n"
+        f"this verb, and all else that kinetic needs, with `kubectl apply -f -` and this:\n"
         f"{role(right, user)}"
     )
 

@@ -21,7 +21,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     labels_of,
 )
 from kinetic.aio.kubernetes.manifests import (
-    LABEL,
+    LABEL_LENGTH,
     NAME,
     Paths,
     object_name,
@@ -42,7 +42,7 @@ ROOT_KEY_ENTRY = "key"
 """The entry with the root key, in its Secret."""
 
 CONTENT_ENTRY = "content"
-"""The entry with what `Secrets.keep` stored, in a Secret of its own."""
+"""The entry with what `Secrets.keep` stored, in the Secret for one name."""
 
 SUBMISSION = "kinetic.dev/submission"
 """The label with the submission that a Secret belongs to."""
@@ -59,7 +59,7 @@ def submission_secret(job: JobSpec) -> str:
 
     All jobs of a batch share one Secret; a single job has its own.
     """
-    return object_name(job.order.group_id or job.name, longest=LABEL)
+    return object_name(job.order.group_id or job.name, longest=LABEL_LENGTH)
 
 
 def lacks_own_secret(job: Document | None, missing: str) -> str:
@@ -69,21 +69,23 @@ def lacks_own_secret(job: Document | None, missing: str) -> str:
     Secret never exists.
     """
     job_names = (annotations_of(job).get(NAME), labels_of(job).get(SUBMISSION))
-    own_secrets = (object_name(str(job_name), longest=LABEL) for job_name in job_names if job_name)
+    own_secrets = (
+        object_name(str(job_name), longest=LABEL_LENGTH) for job_name in job_names if job_name
+    )
     return missing if missing in own_secrets else ""
 
 
 def _kept_secret_name(name: str) -> str:
-    return object_name(f"kept-{name}", longest=LABEL)
+    return object_name(f"kept-{name}", longest=LABEL_LENGTH)
 
 
 class Secrets:
-    """The Secrets of a namespace. The object remembers only Secrets that it made for batches.
+    """The Secrets of a namespace. This object remembers only Secrets that it created for batches.
 
     A batch has one Secret for its pods. A fence is a number that grows when another client takes
     over the batch. Each client creates the Secret, or marks it with its fence, before it launches
     jobs. The client that completes the batch deletes the Secret. A client that lost the batch to
-    another finds a later fence and doesn't delete the Secret, however late its request arrives.
+    another finds a larger fence and doesn't delete the Secret.
     """
 
     def __init__(self, api: Api, paths: Paths) -> None:
@@ -121,7 +123,7 @@ class Secrets:
             await self._api.call("PUT", self._path(secret_name), body=manifest)
             return True
 
-        await self._create_or(manifest, replace_content)
+        await self._create_or_settle(manifest, replace_content)
 
     async def kept(self, name: str) -> bytes:
         """Return the content that `keep` stored under *name*.
@@ -140,14 +142,14 @@ class Secrets:
     async def drop(self, names: Collection[str]) -> None:
         """Delete what `keep` stored for the batches *names*, and the Secrets for their pods."""
 
-        secret_names = [object_name(name, longest=LABEL) for name in names]
+        secret_names = [object_name(name, longest=LABEL_LENGTH) for name in names]
         await self._wait_for_creations(secret_names)
         kept_names = [_kept_secret_name(name) for name in names]
         await for_each(self._delete, [*kept_names, *secret_names], limit=MAX_CONCURRENT_DELETIONS)
 
     async def finish(self, name: str, fence: int) -> None:
         """Delete the Secret for the pods of batch *name*, unless its fence exceeds *fence*."""
-        name = object_name(name, longest=LABEL)
+        name = object_name(name, longest=LABEL_LENGTH)
         await self._wait_for_creations([name])
         # If another client has deleted or marked the Secret since it was read, keep it.
         with contextlib.suppress(NotFound, Conflict):
@@ -160,7 +162,7 @@ class Secrets:
         for key in [key for key in self._creations if key[0] in names]:
             await asyncio.wait({self._creations.pop(key)})
 
-    async def ensure(self, job: JobSpec, name: str) -> None:
+    async def ensure_for_batch(self, job: JobSpec, name: str) -> None:
         """Create the Secret of a batch before its first job; concurrent calls create it once."""
         key = name, job.order.fence
         if key not in self._creations:
@@ -198,9 +200,9 @@ class Secrets:
                 await self._api.call("PUT", self._path(name), body=body)
             return True
 
-        await self._create_or(manifest, mark)
+        await self._create_or_settle(manifest, mark)
 
-    async def give(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
+    async def create_for_job(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
         """Create the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
         labels = self._labels(job)
         manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
@@ -214,9 +216,9 @@ class Secrets:
             await self._delete_version(existing, "uid")
             return False
 
-        await self._create_or(manifest, check_owner)
+        await self._create_or_settle(manifest, check_owner)
 
-    async def _create_or(
+    async def _create_or_settle(
         self, manifest: Mapping[str, Any], settle: Callable[[], Awaitable[bool]]
     ) -> None:
         """Create *manifest*; if its name is taken, call *settle*. Repeat until either succeeds.

@@ -43,7 +43,7 @@ _NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of sets: where the API server keeps them, and how to make or stop one.
+    """A kind of set: where the API server keeps them, and how to make or stop one.
 
     ``label`` is a label that only this kind's controller puts on pods. ``exclusive`` is the
     annotation that keeps other sets off a set's nodes. ``host`` is the field of a pod with the

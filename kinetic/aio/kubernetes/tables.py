@@ -21,8 +21,8 @@ from kinetic.aio.kubernetes.observations import (
     has_job_ended,
     is_news,
     judge_job,
-    never_ran,
     observations,
+    unstarted_ends,
 )
 from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.ports import Observation, Phase
@@ -48,11 +48,11 @@ class Waiting:
 class Entry:
     """The documents of one name: the present Job of this name, and pods of Jobs of this name.
 
-    ``ended_job_uid`` is the uid of a Job that has ended, else empty. The Job's documents are then
-    dropped, because only its deletion matters. ``reported`` maps the name of each attempt to the
-    last observation that clients got of it, and ``last_attempt`` is the name of the last attempt.
-    ``answers`` has what inquiries about the Job returned. ``facts`` combines the answers with the
-    documents, also those of deleted objects.
+    ``ended_job_uid`` is the uid of a Job that has ended, else empty. `finish` then drops the Job's
+    documents, because only the Job's deletion still matters. ``reported`` maps the name of each
+    attempt to the last observation that clients got of it, and ``last_attempt`` is the name of the
+    last attempt. ``answers`` has what inquiries about the Job returned. ``facts`` combines the
+    answers with the documents, also those of deleted objects.
     """
 
     __slots__ = (
@@ -83,15 +83,15 @@ class Entry:
         self.ended_job_uid = ""
         self.waiting = Waiting()
 
-    def judge(self, *, orphans: bool) -> Diagnosis | None:
-        """Return the state; None if the Job must be seen first. *orphans* is as in `Table`."""
+    def judge(self, *, reports_orphans: bool) -> Diagnosis | None:
+        """Return the state; None until the Job is seen. *reports_orphans*: see `Table`."""
         pods = [*self.pods.values()]
         job_uid = uid(self.job) if self.job is not None else uid(self.facts.current_or_last_job)
         if job_uid:
             pods = [pod for pod in pods if owner(pod) in (job_uid, "")]
             if self.job is None:  # Kubernetes deletes the pods of a deleted Job a moment later
                 pods = [_mark_terminating(pod) for pod in pods]
-        elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
+        elif not any((reports_orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
         self.update_facts(sorted(pods, key=age_key))
         self.verdict = judge_job(self.facts)
@@ -156,14 +156,14 @@ def is_process(pod: Document) -> bool:
 class Table:
     """The jobs of one selector. `feed` takes lists and changes; `news` yields new observations.
 
-    If ``orphans`` is True, a pod whose Job isn't in the table has lost its Job, and `news` reports
-    the pod. Otherwise, `news` waits for the Job, unless the pod is being deleted.
+    If ``reports_orphans`` is True, a pod whose Job isn't in the table has lost its Job, and `news`
+    reports the pod. Otherwise, `news` waits for the Job, unless the pod is being deleted.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, Entry] = {}
-        self.orphans = False
+        self.reports_orphans = False
         self._listed: set[bool] = set()  # True after a list of pods, False after one of jobs
         self._changed_names: dict[str, None] = {}
 
@@ -202,7 +202,7 @@ class Table:
             self._changed_names[name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
-        """Store a Job or a pod in its entry, or its deletion."""
+        """Store a Job or a pod, or its deletion, in the entry with its name."""
         name = self._job_name(document, pods=pods)
         if not name or (deleted and name not in self.entries):
             return
@@ -230,7 +230,7 @@ class Table:
         return owner(pod) == uid(entry.job)
 
     def news(self, limit: int = 10**9) -> Iterator[Observation]:
-        """Yield what changed of at most *limit* jobs; `has_changes` says whether there are more.
+        """Yield the changes of at most *limit* jobs; `has_changes` says whether there are more.
 
         Yields nothing until jobs and pods have both been listed.
         """
@@ -245,23 +245,23 @@ class Table:
                     self.waiting.pop(name, None)
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
-        """Yield what changed of *entry* since the last observations that clients got."""
+        """Yield the changes of *entry* since the last observations that clients got."""
         if entry.ended_job_uid:
             if entry.job is None:
                 yield from self._report_gone(entry)
             return
-        verdict = entry.judge(orphans=self.orphans)
+        verdict = entry.judge(reports_orphans=self.reports_orphans)
         if verdict is None:
             if entry.reported:  # no process of the Job runs any more
                 yield from self._report_gone(entry)
             elif not entry.pods:
                 del self.entries[entry.name]
             return
-        gone = entry.job is None and not any(is_process(pod) for pod in entry.facts.pods)
-        if gone:  # its remaining pods have no process
+        is_gone = entry.job is None and not any(is_process(pod) for pod in entry.facts.pods)
+        if is_gone:  # the remaining pods have no process
             verdict = replace(verdict, phase=Phase.GONE)
         current = observations(entry.facts, verdict)
-        if gone:
+        if is_gone:
             if current[-1].name in entry.reported:
                 entry.reported[current[-1].name] = current[-1]
             yield from self._report_gone(entry)
@@ -269,7 +269,7 @@ class Table:
         self._note_waiting(entry, current[-1])
         has_ended = has_job_ended(entry.facts, verdict)
         if has_ended:
-            current += never_ran(entry.reported, current, verdict)
+            current += unstarted_ends(entry.reported, current, verdict)
         for observation in current:
             previous = entry.reported.get(observation.name)
             # Drop the receipt to save memory: it may contain the function's whole result.

@@ -67,7 +67,7 @@ def _memo_key(value: Any) -> Any:
 
 
 def _with_receipts(status: Document) -> Document:
-    """Move receipts from termination messages to `RECEIPT`: they aren't output of the program."""
+    """Move receipts from termination messages to `RECEIPT`; they aren't output of the program."""
     if not (statuses := get_list(status, "containerStatuses")):
         return status
     return {**status, "containerStatuses": [_with_receipt(container) for container in statuses]}

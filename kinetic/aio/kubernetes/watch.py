@@ -23,8 +23,8 @@ from kinetic.aio.ports import Observation
 MANY_NAMES = 500
 """Above this many names, `find_jobs` lists all jobs, because selectors would need more requests."""
 
-TURN = 100
-"""How many jobs are evaluated in one go, before other tasks of the event loop may run."""
+JOBS_PER_TURN = 100
+"""How many jobs to evaluate before other tasks of the event loop run."""
 
 
 async def list_jobs(
@@ -36,7 +36,8 @@ async def list_jobs(
 ) -> list[Observation]:
     """Return all jobs that match any of *selectors*.
 
-    *make_table* makes the table that evaluates them. *inquiry* finds out why some of the jobs wait.
+    *make_table* makes the table that evaluates the jobs. *inquiry* finds out why some of the jobs
+    wait.
     """
     observations: dict[str, Observation] = {}
     for selector in selectors:
@@ -48,7 +49,7 @@ async def list_jobs(
         await list_both(api, paths, selector, take)
         if table.has_strays:  # a stray's Job was created after the list of jobs, or is deleted
             table.feed(await list_all(api, paths.jobs, selector), pods=False)
-            table.orphans = True
+            table.reports_orphans = True
         observations |= await _evaluate(table)
         if inquiry is not None:
             for entry in [*table.waiting.values()][:SAMPLE_SIZE]:
@@ -60,7 +61,7 @@ async def list_jobs(
 async def _evaluate(table: Table) -> dict[str, Observation]:
     observations: dict[str, Observation] = {}
     while table.has_changes:
-        observations |= {observation.name: observation for observation in table.news(TURN)}
+        observations |= {observation.name: observation for observation in table.news(JOBS_PER_TURN)}
         await asyncio.sleep(0)
     return observations
 
@@ -116,7 +117,7 @@ async def watch_jobs(
             if task.done():
                 task.result()  # raises the error that ended the task
             while table.has_changes:
-                for observation in [*table.news(TURN)]:
+                for observation in [*table.news(JOBS_PER_TURN)]:
                     yield observation
                 await asyncio.sleep(0)
     finally:

@@ -86,14 +86,14 @@ _DISRUPTIONS = {
 def removal(pod: Pod) -> Cause | None:
     """Return what the platform or a user did to end *pod*; None if they did nothing."""
     disruption: Document = pod.disruption or {}
-    by, pod_reason = str(disruption.get("reason") or ""), str(pod.status.get("reason") or "")
+    disruptor, pod_reason = str(disruption.get("reason") or ""), str(pod.status.get("reason") or "")
     message = str(pod.status.get("message") or disruption.get("message") or "")
     quote = one_line(message, LONGEST).rstrip(".")
-    if by == "DeletionByTaintManager" and pod.node_silent:
+    if disruptor == "DeletionByTaintManager" and pod.node_silent:
         summary = f"node {pod.spec.get('nodeName')}, which ran it, does not answer"
         return Cause(summary=summary, reason=Reason.NODE_LOST)
-    if by in _DISRUPTIONS:
-        return _DISRUPTIONS[by]
+    if disruptor in _DISRUPTIONS:
+        return _DISRUPTIONS[disruptor]
     if pod_reason == "Evicted":
         return _eviction_cause(quote)
     if pod_reason == "Preempting" or "critical pod" in quote:
@@ -102,19 +102,21 @@ def removal(pod: Pod) -> Cause | None:
     if pod_reason == "DeadlineExceeded":
         summary = f"the pod's time limit of {pod.spec.get('activeDeadlineSeconds')} s passed"
         return Cause(summary=summary, reason=Reason.DEADLINE)
-    announced = pod.node_ending and pod.may_have_been_stopped and not (by or pod_reason)
-    if by == "TerminationByKubelet" or pod_reason in _SHUTDOWN_REASONS or announced:
+    announced = pod.node_ending and pod.may_have_been_stopped and not (disruptor or pod_reason)
+    if disruptor == "TerminationByKubelet" or pod_reason in _SHUTDOWN_REASONS or announced:
         why = "the cloud took its spot machine back" if pod.on_spot else "maintenance"
         return Cause(
             summary=f"its node was shut down ({why})",
             advice=f"{ADVICE[Reason.PREEMPTED]}, or request no spot machine",
             reason=Reason.PREEMPTED,
         )
-    if (by == "DeletionByPodGC" and "node" in message) or (pod.node_removed and not pod.ended):
+    if (disruptor == "DeletionByPodGC" and "node" in message) or (
+        pod.node_removed and not pod.ended
+    ):
         spot = " (a spot machine, which the cloud may have taken back)" if pod.on_spot else ""
         summary = f"its node was removed from the cluster{spot}"
         return Cause(summary=summary, reason=Reason.NODE_LOST)
-    if by:
+    if disruptor:
         return Cause(summary=f"the platform ended it: {quote}", reason=Reason.NODE_LOST)
     if pod_reason:  # a kubelet gives any other reason when it refuses a pod
         summary = f"the node refused the pod ({pod_reason}): {quote}"

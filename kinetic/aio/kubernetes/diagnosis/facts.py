@@ -75,11 +75,11 @@ class JobFacts:
         suspended = condition(self.current_or_last_job, "Suspended") is not None
         return suspended or bool(self.spec.get("suspend"))
 
-    def about(self, document: Document | None, *reasons: str) -> list[Document]:
+    def events_about(self, document: Document | None, *reasons: str) -> list[Document]:
         """Return events about a pod or, for None, about the Job or its makers, oldest first.
 
-        With *reasons*, return only events with one of these. Events outlive their objects. So this
-        skips events about an earlier object of the same name: by uid or, for makers, by time.
+        With *reasons*, return only events with one of these reasons. Events outlive their objects.
+        So skip events about an earlier object of the same name: by uid or, for makers, by time.
         """
         makers = self.makers if document is None else ()
         metadata = get_dict(document or self.current_or_last_job, "metadata")
@@ -87,7 +87,7 @@ class JobFacts:
         found: list[Document] = []
         for event in self.events:
             target = get_dict(event, "involvedObject")
-            if makers:  # of a maker, only kind and name are known
+            if makers:  # kinetic knows only kind and name of a maker
                 is_match = (target.get("kind"), target.get("name")) in makers
                 is_match = is_match and _last_seen_time(event)[:19] >= created
             else:
@@ -113,7 +113,7 @@ def _last_seen_time(event: Document) -> str:
 
 
 def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
-    """Return *now* with what only *before* has: events, nodes, and the objects deleted since."""
+    """Return *now* with what only *before* has: events, nodes, and objects deleted since then."""
     present = {uid(pod) for pod in now.pods}
     previous = {uid(pod): pod for pod in before.every_pod}
     known = {_event_key(event) for event in now.events}
@@ -315,7 +315,7 @@ class Pod:
 
     @property
     def node_silent(self) -> bool:
-        """Whether the pod's node doesn't respond. The containers' status is out of date then.
+        """Whether the pod's node doesn't respond, so that the containers' status is out of date.
 
         Only the controller that watches nodes marks a pod as not ready without a reason.
         """
@@ -339,7 +339,7 @@ class Pod:
 
     def events(self, *reasons: str) -> list[Document]:
         """Return the events about the pod with one of *reasons*, the oldest first."""
-        return self.facts.about(self.document, *reasons)
+        return self.facts.events_about(self.document, *reasons)
 
     def last_message(self, *reasons: str) -> str:
         """Return the message of the pod's last event with one of *reasons*, or an empty text."""

@@ -37,9 +37,10 @@ _STOPPING = "is being stopped"
 def judge(facts: JobFacts) -> Diagnosis:
     """Return the state of a job as its user sees it.
 
-    A pod ends about a second before its Job, and its end explains the Job's. If no other pod will
-    replace it, the job counts as ended at once. Jobs and pods come by two watches, and each of
-    them may be late. Pass the result of `merge_facts`, which also has deleted pods.
+    A pod ends about a second before its Job, and the pod's end explains why the Job ends. If no
+    other pod replaces an ended pod, the job counts as ended at once. kinetic watches Jobs and pods
+    separately, so news of either may be late. Pass the result of `merge_facts`, which also has
+    deleted pods.
     """
     state = _job_state(facts)
     return state if facts.job is not None or facts.pods else replace(state, phase=Phase.GONE)
@@ -106,7 +107,7 @@ def _threat(pod: Pod) -> Cause:
 
 
 def _job_state(facts: JobFacts) -> Diagnosis:
-    """Return the job's state, by the Job's conditions, deletion or suspension, else by its pods."""
+    """Return the job's state, by the Job's conditions, deletion, or suspension, or by its pods."""
     job, pods = facts.current_or_last_job, _Pods(facts)
     if condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
         return _succeeded_state(pods)
@@ -136,11 +137,11 @@ def _job_state(facts: JobFacts) -> Diagnosis:
 
 
 class _Pods:
-    """The pods of a Job, which has one at a time.
+    """The pods of a Job, which has one pod at a time.
 
     ``alive`` is the pod that runs or will run, if any. ``ended`` has the pods that ended or no
-    longer exist, oldest first, each with its state. ``failures`` has the states of those that
-    failed, and were deleted by neither their Job nor a user.
+    longer exist, oldest first, each with its state. ``failures`` has the states of the
+    failed pods that neither their Job nor a user deleted.
     """
 
     def __init__(self, facts: JobFacts) -> None:
@@ -153,7 +154,7 @@ class _Pods:
         for pod in found:
             if not (pod.gone or pod.ended):
                 self.alive = pod
-            elif not (was_suspended and pod.deleted):  # otherwise, a queue evicted the pod
+            elif not (was_suspended and pod.deleted):  # a pod that a queue evicted isn't counted
                 self.ended.append((pod, _ended_pod_state(pod)))
         self.failed = [state for _, state in self.ended if state.status is JobStatus.FAILED]
         self.failures = [
@@ -273,9 +274,9 @@ def why_no_pod(facts: JobFacts) -> Cause:
             reason=Reason.QUEUED,
             outlook=Outlook.BLOCKED,
         )
-    attempts = facts.about(None, *_REFUSAL_REASONS, "SuccessfulCreate")
-    if attempts and attempts[-1].get("reason") in _REFUSAL_REASONS:
-        return admission_cause(str(attempts[-1].get("message") or ""))
+    creations = facts.events_about(None, *_REFUSAL_REASONS, "SuccessfulCreate")
+    if creations and creations[-1].get("reason") in _REFUSAL_REASONS:
+        return admission_cause(str(creations[-1].get("message") or ""))
     if get_dict(facts.current_or_last_job, "status").get("failed"):
         return Cause(summary="Kubernetes creates another pod after a pause")
     return Cause(summary="Kubernetes has not created its pod yet")

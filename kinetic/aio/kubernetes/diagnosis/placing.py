@@ -193,7 +193,7 @@ def _scale_up_failure(spec: Document, message: str) -> Cause:
     zones = re.search(r"zones? ([\w, -]+?) associated", message)
     in_zones = f" in {zones[1]}" if zones else ""
     summary = f"no node was added{in_zones}{_request_text(spec)}: {text}"
-    advice = "use another zone or another type, or wait"
+    advice = "use another zone or another machine type, or wait"
     if "quota" in text.lower():
         advice = f"have the quota of the cloud project raised, {advice}"
         return Cause(summary=summary, advice=advice, reason=Reason.QUOTA)

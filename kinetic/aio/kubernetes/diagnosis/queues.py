@@ -28,9 +28,9 @@ def is_gated(pod: Document) -> bool:
 
 
 _STUCK_ADVICE = {
-    "Misconfigured": "correct the queue's name (KINETIC_QUEUE), or have it created",
+    "Misconfigured": "correct the queue's name (KINETIC_QUEUE), or have the queue created",
     "NoMatchingFlavor": "request an accelerator= that a flavor of the queue has",
-    "Suspended": "ask the queue's administrator to start it again",
+    "Suspended": "ask the queue's administrator to start the queue again",
     "Inadmissible": "correct the queue's name (KINETIC_QUEUE), or ask its administrator",
 }
 """Advice for reasons that Kueue 0.18 and later reports, and for which waiting doesn't help."""
@@ -53,7 +53,7 @@ def queue_cause(facts: JobFacts) -> Cause:
         return _queued_cause(summary, "set its Workload active again, or submit it again")
     reserved: Document = condition(workload, "QuotaReserved", None) or {}
     if reserved.get("status") == "True":
-        return _check_cause(queue, workload)
+        return _admission_check_cause(queue, workload)
     reason = str(reserved.get("reason"))
     if reason == "ExceedsMaxQuota":
         summary = f"{queue} can never hold it{_message_text(reserved)}"
@@ -78,8 +78,8 @@ def _message_text(source: Document) -> str:
     return f": {text}" if text else ""
 
 
-def _check_cause(queue: str, workload: Document) -> Cause:
-    """Return which admission checks hold a workload whose quota is already reserved."""
+def _admission_check_cause(queue: str, workload: Document) -> Cause:
+    """Return which admission checks hold *workload*, for which *queue* has reserved quota."""
     checks = get_list(get_dict(workload, "status"), "admissionChecks")
     pending = [check for check in checks if check.get("state") != "Ready"]
     if refused := next((check for check in pending if check.get("state") == "Rejected"), None):
@@ -88,6 +88,8 @@ def _check_cause(queue: str, workload: Document) -> Cause:
         return _queued_cause(summary, "read the check's message, or ask the queue's administrator")
     if not pending:
         return _queued_cause(f"{queue} is about to resume it", None, Outlook.OPEN)
-    awaited = ", ".join(f"{check.get('name')}{_message_text(check)}" for check in pending)
-    summary = f"{queue} has reserved its quota and waits for {awaited}"
+    awaited = " and ".join(
+        f"admission check {check.get('name')!r}{_message_text(check)}" for check in pending
+    )
+    summary = f"{queue} has reserved quota for the job, which waits for {awaited}"
     return _queued_cause(summary, None, Outlook.OPEN)
