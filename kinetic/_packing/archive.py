@@ -102,7 +102,7 @@ class ArchiveCache:
             if exc.errno in NO_SPACE_ERRNOS:
                 raise
             logging.warning(
-                "Archives are not kept, other processes pack again: can't write %s (%s).",
+                "kinetic can't write to %s (%s), so each process packs the project again.",
                 self.directory,
                 exc.strerror,
             )
@@ -143,7 +143,7 @@ def _create_file(directory: Path) -> Path:
 
 @functools.cache
 def _create_temporary_folder(process: int) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for the archives of *process*, which removes the folder when it ends."""
+    """Make a folder for the archives of *process*; the process removes the folder when it ends."""
     return tempfile.TemporaryDirectory(prefix="kinetic-")
 
 
@@ -153,12 +153,13 @@ FRESH_NS = 50_000_000
 BLOCK_BYTES = 1024 * 1024
 SAMPLE_BYTES = 16 * 1024
 COMPRESSIBLE_RATIO = 0.9
-"""Compress a file only if its sample shrinks below this fraction; images and weights don't."""
+"""Compress a file only if its sample shrinks below this fraction; images and weights don't shrink.
+"""
 
 COMPRESSION_LEVEL = 1
 PERMISSION_BITS = 0o777  # the archive has no set-id bits
 LARGE_BYTES = 1 << 31
-"""From this size on, the sizes that follow a file in the archive take 8 bytes each."""
+"""If a file has this many bytes or more, the archive stores its sizes in 8 bytes each."""
 
 
 def pack(
@@ -207,7 +208,7 @@ def pack(
 
 
 def _own_folders(environ: Mapping[str, str]) -> list[Path]:
-    """Return kinetic's own folders: a project may contain them, with their keys."""
+    """Return kinetic's own folders, which must not ship: a project may contain them, with keys."""
     store = environ.get("KINETIC_STORE", "")
     return [configuration.home(environ), *([] if not store or "://" in store else [Path(store)])]
 
@@ -226,7 +227,7 @@ def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> Pac
 
 @dataclass(slots=True)
 class _PackSummary:
-    """The files that an archive has or lacks; if *uncertain*, a second archive may differ."""
+    """The files that an archive has or lacks; if *uncertain*, the next archive may differ."""
 
     files: int = 0
     private: set[str] = field(default_factory=set[str])

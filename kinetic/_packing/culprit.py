@@ -24,7 +24,8 @@ MAX_DEPTH = 25
 
 
 TryPickle = Callable[[Collection[int], Any], Exception | None]
-"""Pickles a value without the objects whose ids are in the set; returns the exception, if any."""
+"""A function that pickles a value, but not the objects with the given IDs, and returns the error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """A part that fails, where it is, and the modules that lead to it, outermost first."""
+    """A part that can't be pickled, its location, and the modules around it, outermost first."""
 
     location: str
     value: Any
@@ -55,8 +56,8 @@ def find(
     """Return the innermost part of *parts* that cannot be pickled; None if each part can.
 
     *is_by_value* tells whether a module's code is pickled by value. *whole* is the value that has
-    these parts; references back to it are not followed. After *seconds* the search ends with the
-    innermost part found so far.
+    these parts; the search doesn't follow references back to *whole*. After *seconds* the search
+    ends with the innermost part found so far.
     """
     deadline = time.monotonic() + seconds
     found: Culprit | None = None
@@ -80,7 +81,7 @@ def find(
 
 
 def join_location(outer: str, label: str) -> str:
-    """Return where a part is: the place of the value around it, and the part's *label*."""
+    """Return the location of a part: the location *outer* of its container, and its *label*."""
     if not outer or label.startswith((".", "[")):
         return outer + label
     return f"{outer}, {label}"

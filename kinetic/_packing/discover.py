@@ -10,7 +10,7 @@ The rules, in order:
 4. The root is the nearest directory with a project marker, from the directory of rule 3 upwards.
    If none has a marker, the root is the directory of rule 3.
 5. Rule 4 never chooses ``/``, the home directory or its parents, or a shared directory for
-   temporary files. If the directory of rule 3 is one of these, no files ship, with a warning.
+   temporary files. If the directory of rule 3 is one of these, no files ship, and kinetic warns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def resolve_directory(path: str | os.PathLike[str]) -> str:
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Return whether *path* is *directory* or lies below it; both absolute and resolved."""
+    """Return whether *path* is *directory* or below it; both must be absolute and resolved."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 
@@ -141,7 +141,7 @@ def find_project(
 
 
 def _code_directory(function: Callable[..., Any]) -> str | None:
-    """Return the directory of the function's code; None if it has no file or is installed."""
+    """Return the directory of the function's code; None if the code has no file or is installed."""
     code = unwrap_callable(function)
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
@@ -192,7 +192,7 @@ def _configured_root(
 
 
 def _nearest_root(code_directory: str, forbidden: frozenset[str]) -> str | None:
-    """Return the root by rules 3 and 4 of the module; None if it's forbidden by rule 5."""
+    """Return the root by rules 3 and 4 of the module; None if rule 5 forbids that root."""
     start = code_directory
     while os.path.isfile(os.path.join(start, "__init__.py")) and os.path.dirname(start) != start:
         start = os.path.dirname(start)

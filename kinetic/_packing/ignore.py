@@ -55,7 +55,7 @@ _HARMLESS = ("*.pub", "*.py", "*.example", "*.sample", "*.template", "*.dist")
 
 
 def is_private(name: str) -> bool:
-    """Return whether the *name* of a file or directory, without its folder, means credentials."""
+    """Return whether *name* (without a folder) is that of a file or directory of credentials."""
     if name in _PRIVATE_NAMES:
         return True
     return name.startswith(_PRIVATE_PREFIXES) and not _matches_any(name, _HARMLESS)
@@ -72,7 +72,7 @@ def has_key(name: str, head: bytes) -> bool:
 
 
 def looks_private(name: str) -> bool:
-    """Return whether the *name* of a file, without its folder, may mean credentials."""
+    """Return whether a file of this *name* (without a folder) may contain credentials."""
     lower = name.lower()
     return is_private(lower) or (
         _matches_any(lower, _LOOKALIKES) and not _matches_any(lower, _HARMLESS)
@@ -182,7 +182,7 @@ def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]
 
 
 def _directory_pattern(line: str) -> str:
-    """Return an ignore line without its final ``/``; a line with nothing before it becomes empty.
+    """Return an ignore line without its final ``/``; if no pattern is left, an empty line.
 
     The matcher gets a directory's path without a final ``/``, as if it were a file.
     """

@@ -48,11 +48,11 @@ class ByteCounter:
 
 
 class _NotPlainError(Exception):
-    """The call has an object that isn't built-in, or it isn't small."""
+    """The call has an object that isn't built-in, or the call's pickle isn't small."""
 
 
 class _PlainPickler(pickle.Pickler):
-    """Pickle built-in values; the C pickler asks for all others."""
+    """Pickle only built-in values; for others, the C pickler calls `reducer_override`."""
 
     def reducer_override(self, obj: object) -> Any:
         raise _NotPlainError
@@ -73,7 +73,7 @@ class _OneFrame:
 def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     """Pickle ``(args, kwargs)`` into a container; return None if they aren't built-in and small.
 
-    `dump_arguments` returns the same content for them, but needs a thread and a spool file.
+    `dump_arguments` would return the same content, but needs a thread and a spool file.
     """
     sink = _OneFrame()
     try:
@@ -213,8 +213,8 @@ def dump_arguments(
     goes to a file in the directory *spool*. Arrays are not copied on the way.
 
     Raises:
-        PackError: An argument cannot be pickled, ``culprit`` says which and
-            where in it; or there is no space for the file.
+        PackError: An argument can't be pickled; ``culprit`` names the argument and the part of it.
+            Or there is no space for the file.
         DataError: A `Data` is in a set or is a key.
         ConfigurationError: `KINETIC_PAYLOAD_SIZE_WARN_MB` is not a number.
     """
@@ -258,7 +258,7 @@ def _argument_names(function: Callable[..., Any] | None, count: int) -> list[str
 
 
 def _modules_of(function: Any) -> frozenset[str]:
-    """Return the modules of *function*, which the job must not import: they may submit jobs."""
+    """Return the modules of *function*. The job must not import them: an import may submit jobs."""
     candidates = (function, discover.unwrap_callable(function))
     names = {"__main__", *(getattr(candidate, "__module__", None) for candidate in candidates)}
     return frozenset(name for name in names if isinstance(name, str))
@@ -302,7 +302,7 @@ class _Pickling:
         """Have the job import the module whose part failed with *exc*.
 
         Raises:
-            PackError: No module has the part, or the job can't import it.
+            PackError: No module has the part, or the job can't import that module.
         """
         found = culprit.find(self._parts(), self._try_pickle, self._modes.is_by_value, value)
         module = self._replaceable_module(found, own_modules | self._project.unpicklable)

@@ -46,9 +46,9 @@ _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 class PicklingMode(enum.Enum):
     """How the definitions of a module get to the job."""
 
-    VALUE = "its code travels with the function"
-    REFERENCE = "it is imported there"
-    DEFAULT = "as cloudpickle decides: by reference, but for ``__main__``"
+    VALUE = "the module's code travels with the function"
+    REFERENCE = "the job imports the module"
+    DEFAULT = "cloudpickle decides: by value for ``__main__``, by reference for other modules"
 
 
 class PicklingModes:

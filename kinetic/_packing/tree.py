@@ -119,8 +119,8 @@ def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tre
 class _Directory(NamedTuple):
     """A directory to scan.
 
-    ``ancestors`` has the device and inode of it and its parents; ``links`` counts the links in its
-    path.
+    ``ancestors`` has the device and inode of the directory and of its parents; ``links`` counts the
+    links in its path.
     """
 
     name: str
@@ -191,7 +191,7 @@ class _Scan:
         return children
 
     def _scan_entry(self, parent: _Directory, entry: os.DirEntry[str]) -> Entry | _Directory | None:
-        """Return *entry* as what ships, or as a directory to scan; None if it doesn't ship."""
+        """Return a file that ships, or a directory to scan; None if *entry* doesn't ship."""
         name, relative = entry.name, parent.name + entry.name
         path, is_link = entry.path, False
         if name in ignore.NEVER_SHIPPED or not self._is_nameable(relative):

@@ -32,7 +32,7 @@ SETTLE_S = 1.0
 """How many seconds the interpreter waits at its exit until the last lines are drawn."""
 
 _Command = tuple[Entry | None, Callable[[], object] | None]
-"""(entry, None) begins an entry; (entry, function) ends it, draws, and calls the function.
+"""(entry, None) begins the entry; (entry, function) ends it, draws, and calls the function.
 
 (None, function) only draws and calls the function.
 """
@@ -41,8 +41,8 @@ _Command = tuple[Entry | None, Callable[[], object] | None]
 class Display:
     """Show the progress of this process. Any thread may call the methods; only `settle` waits.
 
-    The first entry starts the drawing thread, which sleeps while there is nothing to show. It draws
-    each entry from the command that begins it to the one that ends it.
+    The first entry starts the drawing thread, which sleeps while there is nothing to show. The
+    thread draws an entry from the command that begins the entry until the command that ends it.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Display:
             log("can't show progress: %s: %s", type(exc).__name__, exc)
 
     def _abandon_surface(self) -> None:
-        """Release the streams and write nothing."""
+        """Release the surface's streams, and write nothing to them."""
         if self._surface is not None:
             with contextlib.suppress(Exception):
                 self._surface.close(quietly=True)

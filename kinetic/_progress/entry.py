@@ -69,8 +69,8 @@ class Entry:
     """A batch or a step on the display: its owner sets ``value``, and the drawing thread reads it.
 
     The entry gets a line from the time ``due`` on; ``drawn`` says whether it has had a line. If
-    ``stays``, the last line stays on the screen although the batch continues. ``context`` is the
-    context of the owner, so that a notebook shows the entry below the owner's cell.
+    ``stays`` is true, its last line stays on the screen although the batch continues. ``context``
+    is the context of the owner, so that a notebook shows the entry below the owner's cell.
     """
 
     __slots__ = ("begun", "context", "drawn", "due", "stays", "title", "value")

@@ -1,4 +1,4 @@
-"""Compose the progress line for a terminal; on a narrow one, the line lacks some parts."""
+"""Compose the progress line for a terminal; on a narrow terminal, the line lacks some parts."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from kinetic.progress import Progress
 if TYPE_CHECKING:
     from rich.text import Text
 
-TITLE, SHORTEST_TITLE = 24, 8
-BAR, SHORTEST_BAR = 24, 8
+MAX_TITLE, MIN_TITLE = 24, 8
+MAX_BAR, MIN_BAR = 24, 8
 """The maximum and minimum width of the title and the bar, in cells."""
 
 
 def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]:
-    """Return the lines of one entry, at most *width* cells wide; drop the highest ranks first."""
+    """Return the lines of one entry, at most *width* cells wide.
+
+    To fit the width, drop the parts with the highest ranks first.
+    """
     from rich.text import Text
 
     parts = _step_parts(value) if isinstance(value, Step) else _batch_parts(value or Progress())
     # Shorten the title before a part is dropped.
-    excess = max(0, TITLE + 2 + _width_of(parts) - width)
-    parts = [(0, _shortened_title(title, max(SHORTEST_TITLE, TITLE - excess))), *parts]
-    bar = SHORTEST_BAR if value is not None and value.fraction is not None else 0
-    while len(parts) > 1 and (bar + 2 if bar else 0) + _width_of(parts) > width:
-        if bar and max(rank for rank, _ in parts) < BAR_RANK:
-            bar = 0
+    excess = max(0, MAX_TITLE + 2 + _width_of(parts) - width)
+    parts = [(0, _shortened_title(title, max(MIN_TITLE, MAX_TITLE - excess))), *parts]
+    bar_width = MIN_BAR if value is not None and value.fraction is not None else 0
+    while len(parts) > 1 and (bar_width + 2 if bar_width else 0) + _width_of(parts) > width:
+        if bar_width and max(rank for rank, _ in parts) < BAR_RANK:
+            bar_width = 0
         else:
             parts.remove(max(parts, key=lambda part: part[0]))
-    if bar and value is not None:
-        parts.insert(1, (BAR_RANK, _bar(value, min(BAR, width - _width_of(parts) - 2))))
+    if bar_width and value is not None:
+        parts.insert(1, (BAR_RANK, _bar(value, min(MAX_BAR, width - _width_of(parts) - 2))))
     line = Text("  ").join(text for _, text in parts)
     line.truncate(width, overflow="ellipsis")
     lines = [line]
@@ -48,7 +51,7 @@ def _width_of(parts: list[tuple[int, Text]]) -> int:
 
 
 BAR_RANK = 7
-"""The rank of the bar: parts of higher ranks are dropped before it, parts of lower ranks after."""
+"""The rank of the bar. Parts of higher ranks are dropped before the bar, and others after it."""
 
 
 def _batch_parts(value: Progress) -> list[tuple[int, Text]]:

@@ -1,6 +1,6 @@
 """Report long steps of this process, such as packing, to the display of progress, if there is one.
 
-The code that does the work calls `step`. It doesn't know whether a display shows the step.
+The code that does the work calls `step`, and doesn't know whether a display shows the step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Show = Callable[["Step"], Callable[[], None]]
 SHOW_FACTORY: ContextVar[Callable[[], Show | None] | None] = ContextVar(
     "kinetic_progress", default=None
 )
-"""A function that returns the `Show` for steps of this context. If the variable, or what the
-function returns, is None, steps are hidden. The sync API sets this variable."""
+"""A function that returns the `Show` for steps of this context. If the variable or the function's
+result is None, steps are hidden. The sync API sets this variable."""
 
 
 class Step:

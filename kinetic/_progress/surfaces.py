@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-PATIENCE_S = 0.5
+MAX_WAIT_S = 0.5
 """How many seconds another thread's write may wait while kinetic draws its lines."""
 
 
@@ -31,18 +31,19 @@ class Screen:
     """Keep lines at the bottom of the terminal that all of *streams* write to.
 
     One thread calls `draw` and `keep`. Text that other threads write to *streams* appears above the
-    lines. Such a write waits at most *patience* seconds while the lines are drawn.
+    lines. Such a write waits at most *max_wait* seconds while the lines are drawn.
     """
 
     def __init__(
-        self, stream: TextIO, streams: Iterable[TextIO], *, patience: float = PATIENCE_S
+        self, stream: TextIO, streams: Iterable[TextIO], *, max_wait: float = MAX_WAIT_S
     ) -> None:
         self._stream = stream
-        self._patience = patience
+        self._max_wait = max_wait
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many lines are on the terminal now
-        self._is_line_open: bool | None = None  # others' text lacks its last newline; None: unknown
+        # Whether text of other threads lacks a final newline; None while that isn't known.
+        self._is_line_open: bool | None = None
         self._patched_streams: list[Any] = []
         for candidate in streams:
             if not any(candidate is patched for patched in self._patched_streams):
@@ -92,8 +93,8 @@ class Screen:
         self._patched_streams.append(stream)
 
     def _write_above(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
-        """Erase the lines, write *text* with *original*, and draw the lines below it."""
-        has_lock = self._lock.acquire(timeout=self._patience)
+        """Erase the lines, write *text* with *original*, and draw the lines below *text*."""
+        has_lock = self._lock.acquire(timeout=self._max_wait)
         try:
             if has_lock and text:
                 with contextlib.suppress(OSError, ValueError):
@@ -152,7 +153,7 @@ class Screen:
             try:
                 unsent = unsent[os.write(descriptor, unsent) :]
             except BlockingIOError:
-                select.select([], [descriptor], [], PATIENCE_S)
+                select.select([], [descriptor], [], MAX_WAIT_S)
 
 
 UPDATE_INTERVAL_S = 0.5
@@ -193,7 +194,7 @@ class Notebook:
             self._publish(self._update, entry, last, name)
 
     def _publish(self, publish: Any, entry: Entry, bundle: dict[str, str], name: str) -> None:
-        """Call *publish* in the entry's context, so that IPython shows it below its cell."""
+        """Call *publish* in the entry's context, so that IPython uses the entry's cell."""
         entry.context.run(publish, bundle, raw=True, display_id=name)
 
     def close(self, *, quietly: bool = False) -> None:
@@ -232,7 +233,7 @@ class Plain:
                 log_line(entry.line())
 
     def finish(self, entry: Entry, now: float) -> None:
-        """Write the last line, if the entry had one before."""
+        """Write the entry's last line, if the entry had a line before."""
         if self._written.pop(entry, None) is not None:
             log_line(entry.line())
 
@@ -264,7 +265,7 @@ class Live:
         """Show the entries that are due."""
         if not entries and self._screen is None:
             return
-        screen = self._open_screen()  # also if nothing is due: it must see what others write
+        screen = self._open_screen()  # even if nothing is due: it must see other threads' text
         shown = [entry for entry in entries if entry.value is not None and now >= entry.due]
         if not shown:
             screen.draw([])
@@ -333,4 +334,4 @@ def _ansi(console: Console, text: Text) -> str:
 
 
 Surface: TypeAlias = Live | Notebook | Plain
-"""Where entries are drawn; only the drawing thread calls it."""
+"""Where entries are drawn; only the drawing thread calls its methods."""

@@ -15,8 +15,7 @@ MARK_S = 0.5
 """Minimum seconds between two marks; a mark is a time and how many items had ended by then."""
 
 SHORTEST_S = 1.0
-"""Minimum length of the window, in seconds, for a rate: a shorter one says little about the rate.
-"""
+"""Minimum length of the window, in seconds, because a shorter window gives a wrong rate."""
 
 
 class Pace:
@@ -29,7 +28,7 @@ class Pace:
 
     def __init__(self, begun: float) -> None:
         self._ended = 0
-        # Each mark: a time, and how many items had ended by then. The window begins at the first.
+        # Each mark: a time, and how many items had ended by then. The first mark begins the window.
         self._marks: deque[tuple[float, int]] = deque([(begun, 0)])
 
     def end(self, now: float) -> None:
@@ -83,7 +82,7 @@ class State(IntEnum):
 class Tally:
     """Count items by state, in one byte per item and constant time per event.
 
-    Each `put` replaces the item's state, and repeating it changes nothing. Times are seconds of a
+    Each `put` replaces the item's state; a repeated `put` changes nothing. Times are seconds of a
     monotonic clock.
     """
 
@@ -122,7 +121,7 @@ class Tally:
             self._retries[index] = retries
 
     def _move(self, index: int, before: State, state: State, now: float) -> None:
-        """Change an item's state from *before* to *state*, and what is counted by state."""
+        """Change an item's state from *before* to *state*, and update the counts."""
         self._states[index] = state
         self._counts[before] -= 1
         self._counts[state] += 1

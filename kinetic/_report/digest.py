@@ -31,8 +31,8 @@ LOG_SCALE_RATIO = 50.0
 class Durations:
     """The durations, in seconds, of attempts that returned a value.
 
-    Each quantile is a duration that occurred. ``bins`` says how many took at least the first, and
-    less than the second number of seconds.
+    Each quantile is a duration that occurred. A bin has two numbers of seconds, and how many
+    durations are at least the first number and less than the second.
     """
 
     count: int
@@ -59,8 +59,8 @@ class Statistics:
     """Statistics of all items. Seconds count from ``begun``, the start of the batch.
 
     ``states`` has moments, and how many items were in each `State` then. ``concurrency`` is how
-    many attempts ran at a time, ``peak`` its maximum, ``mean`` its average. ``retries`` has the
-    reason why attempts ended, how many retries followed, and of how many items.
+    many attempts ran at a time, ``peak`` its maximum, ``mean`` its average. ``retries`` has each
+    reason for retries, how many retries it caused, and of how many items.
     """
 
     begun: float
@@ -160,7 +160,8 @@ def _states(
     length = end - start
     if length <= 0:
         return ()
-    steps = [[0] * (POINTS + 2) for _ in State]  # by state: the change of its item count, by point
+    # For each state and each point: by how much the number of items in this state changes there.
+    steps = [[0] * (POINTS + 2) for _ in State]
 
     def index_at(moment: float) -> int:
         """Return the index of the first point at or after *moment*."""
@@ -180,7 +181,7 @@ def _states(
                     steps[state][index] -= 1
                     state, since = next_state, index
         if item.state is State.CANCELLED and not has_begun:
-            # The time of its cancellation isn't known; the chart shows it as waiting to the end.
+            # The time of the cancellation isn't known; the chart shows waiting until the end.
             steps[state][since] += 1
             steps[state][POINTS] -= 1
             since = POINTS

@@ -29,7 +29,7 @@ def write(path: Path, page: str) -> None:
     """Replace the file at *path* with *page* in one step; a reader finds the old or the new page.
 
     Raises:
-        ConfigurationError: The file system refuses it; the old file stays.
+        ConfigurationError: The file can't be written; the old file stays.
     """
     try:
         with replacing(path) as temporary:

@@ -42,7 +42,8 @@ MAX_EXACT_INTEGER = 1 << 53
 """JavaScript can't hold greater numbers exactly; the page shows them as text."""
 
 MIN_STEP_S = 1e-3
-"""The least unit of times on the page, in seconds; greater for long batches, to save digits."""
+"""The smallest unit of times on the page, in seconds; for a long batch, a larger one saves bytes.
+"""
 
 
 def limit(items: int) -> int:
@@ -245,7 +246,7 @@ def _items(
     groups: dict[int, int],
     budget: _ByteBudget,
 ) -> dict[str, Any]:
-    """Return the columns that every item has. Times count from the begin of the batch."""
+    """Return the columns that every item has. Times count from the start of the batch."""
     lists_all = len(listed) == len(report.items)
     starts = [item.last.begun if item.last is not None else None for item in listed]
     durations = [item.seconds(report.read_at) for item in listed]
@@ -273,7 +274,7 @@ def _earlier_attempts(
 ) -> tuple[dict[str, Any], int]:
     """Return each row's attempts before its last one, and how many rows don't fit.
 
-    An attempt is a list of its begin, its duration, and how and why it ended.
+    An attempt is a list of its start, its duration, its kind, and the reason for its end.
     """
     attempts: dict[str, Any] = {}
     unlisted = 0

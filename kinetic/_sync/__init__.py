@@ -1,1 +1,1 @@
-"""The bridge by which threads call coroutines on kinetic's event loop. Imports nothing of `aio`."""
+"""The bridge by which threads call coroutines on kinetic's loop. It imports nothing of `aio`."""

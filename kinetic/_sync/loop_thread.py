@@ -56,7 +56,7 @@ def receive(inbox: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
 class Call(Generic[T]):
     """A coroutine that the loop of *loop_thread* runs for another thread, or for another loop.
 
-    When it has ended, the loop's thread calls *notify*.
+    When the coroutine has ended, the loop's thread calls *notify*.
     """
 
     _value: T
@@ -106,9 +106,9 @@ class Call(Generic[T]):
             self._settle()
 
     def take_result(self) -> T:
-        """Return the value or raise the exception; a second call raises nothing.
+        """Return the value, or raise the exception; a second call doesn't raise the exception.
 
-        The exception's traceback refers to this call, which therefore drops the exception.
+        The exception's traceback refers to this object, so this object drops the exception.
 
         Raises:
             PortalError: The coroutine was cancelled.
@@ -139,7 +139,7 @@ class Call(Generic[T]):
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        else:  # the interrupt came before the loop was asked to start the call
+        else:  # the interrupt came before the loop started the call
             self.fail(asyncio.CancelledError())
 
     def _settle(self) -> None:
@@ -207,7 +207,7 @@ class LoopThread:
     def stop(self) -> None:
         """Ask the loop to end; a second call has no effect."""
         self._stop_requested = True
-        with contextlib.suppress(AttributeError, RuntimeError):  # there is no loop, or a closed one
+        with contextlib.suppress(AttributeError, RuntimeError):  # no loop exists, or it is closed
             self.loop.call_soon_threadsafe(self._stopped.set)
 
     def refuse_own_thread(self) -> None:

@@ -46,7 +46,8 @@ class Portal:
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self.grace = grace
-        self._lock = threading.RLock()  # reentrant: a finalizer may run in the thread that holds it
+        # The lock is reentrant, because a finalizer may run in the thread that holds the lock.
+        self._lock = threading.RLock()
         self.current: LoopThread | None = None
         """The current loop's thread; None before the first call, and after `close`."""
         self._patient_hooks: list[Hook] = []
@@ -93,7 +94,7 @@ class Portal:
         return call.take_result()
 
     def submit(self, call: Call[Any]) -> None:
-        """Have the loop start *call*; if the loop has just closed, use another one."""
+        """Have the loop start *call*; if the loop has just closed, use a new loop."""
         while True:
             loop_thread = call.loop_thread = self.ensure_loop_thread()
             loop_thread.calls.add(call)
@@ -114,8 +115,8 @@ class Portal:
     ) -> Iteration[S, T]:
         """Return an iteration over the async iterator ``function()``, for threads and other loops.
 
-        *convert* turns each of its items into one for the caller. If Ctrl-C ends the wait of a
-        ``for`` loop, the iteration calls *on_interrupt*.
+        *convert* turns each item of that iterator into an item for the caller. If Ctrl-C ends the
+        wait of a ``for`` loop, the iteration calls *on_interrupt*.
         """
         return Iteration(self, function, convert, on_interrupt)
 
@@ -136,7 +137,7 @@ class Portal:
         (self._patient_hooks if patient else self._hooks).append(hook)
 
     def ensure_loop_thread(self) -> LoopThread:
-        """Return the thread of the running loop; start one if none runs, or if it is ending."""
+        """Return the thread of the running loop; if no loop runs, or if it is ending, start one."""
         loop_thread = self.current
         if loop_thread is not None and not loop_thread.is_ending:
             return loop_thread

@@ -1,4 +1,4 @@
-"""In-memory adapters for tests; they pass the same contract suite as the real ones.
+"""In-memory adapters for tests; they pass the same contract suite as the real adapters.
 
 They import the ports, the value classes, and the runner, but not the engine or an adapter.
 """

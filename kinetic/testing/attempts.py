@@ -32,7 +32,7 @@ async def carry_out(run: Run) -> int:
     Returns:
         The exit code.
 
-    Cancelled: the job commits that it was cancelled, preempted, or out of time.
+    If the task is cancelled, the job's outcome says why: cancelled, preempted, or out of time.
     """
     order = run.spec.order
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")

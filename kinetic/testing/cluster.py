@@ -33,10 +33,10 @@ EXIT_TERMINATED = -15
 
 
 class Run:
-    """One job, as the coroutine that carries it out sees it.
+    """One job, for the coroutine that carries it out.
 
-    ``executor`` is its ID in claims, outcomes, and observations. ``cause`` is why the job was asked
-    to end, or None if it wasn't asked.
+    ``executor`` is the run's ID in claims, outcomes, and observations. ``cause`` is why the cluster
+    asked the job to end; None if it didn't ask.
     """
 
     def __init__(self, spec: JobSpec, store: Store, executor: str) -> None:
@@ -96,7 +96,7 @@ class MemoryCluster:
 
     Jobs are coroutines, not processes: they share this interpreter, ``os.environ``, and the
     working directory. They live as long as the loop; `aclose` doesn't end them. A deletion or a
-    timeout cancels the job's task, and cancels it again when the grace is over.
+    timeout cancels the job's task, and cancels it again after the grace period.
 
     Args:
         store: Where jobs find their objects.

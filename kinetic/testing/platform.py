@@ -10,7 +10,7 @@ from kinetic.testing.memory import MemoryStore
 
 
 class MemoryImages:
-    """`kinetic.aio.ports.Images` for jobs that run in no image."""
+    """`kinetic.aio.ports.Images` for jobs that need no image."""
 
     async def resolve(self, request: ImageRequest) -> Image:
         """Implement `Images.resolve`."""

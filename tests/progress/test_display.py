@@ -133,7 +133,7 @@ def test_the_mode_depends_on_the_setting_and_the_stream(terminal, setting, term,
 def screen(terminal):
     window = terminal(columns=30, rows=8)
     with window.open() as stream, window.open() as other:
-        display = Screen(stream, [stream, other], patience=60)  # the machine may pause
+        display = Screen(stream, [stream, other], max_wait=60)  # the machine may pause
         yield display, window, stream, other
         display.close()
 
