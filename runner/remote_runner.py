@@ -165,7 +165,7 @@ def _limit_exit(code: int, job_pid: int) -> None:
     if os.getpid() == job_pid:
         sys.stderr.write(
             "kinetic: the function has returned, but its process still runs after "
-            f"{EXIT_LIMIT_S:g} s; kinetic kills what it has started\n"
+            f"{EXIT_LIMIT_S:g} s; kinetic ends it, and all processes that it has started\n"
         )
         flush()
         os._exit(code)

@@ -1,1 +1,1 @@
-"""Fork jobs from a process that has imported what they need. May import all but `pod`."""
+"""Fork jobs from a process that has imported what they need. It may import all but `pod`."""

@@ -36,7 +36,7 @@ _inherited: Sequence[int] = ()
 _mark = processes.Mark()
 _adopted_line = b""
 _adopted_secrets: dict[str, Any] = {}
-"""The last secrets that `adopt_secrets` set: their line and its content."""
+"""The secrets that `adopt_secrets` set last: their line, and the values in it."""
 
 _attempt_main: Callable[..., int] | None = None
 _make_place: Callable[..., Any] | None = None
@@ -69,7 +69,8 @@ def preload() -> None:
 def adopt_secrets(secrets: bytes) -> None:
     """Set the warm parent's environment to that of the next job, before the fork.
 
-    All jobs of a submission have the same *secrets*, so most forks find their environment set.
+    *secrets* is the line with the job's key and environment. It is the same for all jobs of a
+    submission, so most forks find their environment already set.
     """
     global _adopted_line, _adopted_secrets
     if _attempt_main is not None and secrets != _adopted_line:
@@ -103,7 +104,7 @@ def run_job_and_exit(local: bytes, secrets: bytes, order: bytes, parent: int) ->
         _print_error()
     finally:
         if _getpid() != job_pid:
-            os._exit(code)  # this is a fork of the job, which must not run its exit callbacks
+            os._exit(code)  # a fork of the job must not run the job's exit callbacks
         remote_runner.exit_process(code)
 
 
@@ -170,7 +171,7 @@ def _execute(command: list[str], environment: dict[str, str], message: bytes) ->
 
 
 def _open_private_file() -> int:
-    """Open a file without a name, because only the job's process may read the key in it."""
+    """Open a file without a name, so that only the job's process can read the key in it."""
     if processes.LINUX:
         return os.memfd_create("order")
     fd = os.open(".order", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -50,7 +50,7 @@ def serve(socket_fd: int) -> None:
     child.prepare((socket_fd, wake_read, wake_write))
     gc.collect()
     gc.disable()
-    gc.freeze()  # all forks share the objects that exist now, and the collector leaves them alone
+    gc.freeze()  # all forks share the objects that exist now; the collector never touches these
     serials: dict[int, int] = {}
     try:
         _serve(socket_fd, wake_read, serials)
@@ -71,7 +71,7 @@ def _serve(socket_fd: int, wake_read: int, serials: dict[int, int]) -> None:
     buffer, replies = bytearray(), bytearray(REPLY.pack(READY, 0, 0, 0))
     pids: dict[int, int] = {}
     while True:
-        if replies and replies[0] != FORKED[0]:  # FORKED is sent with the next report
+        if replies and replies[0] != FORKED[0]:  # a FORKED waits for the next report
             _send(socket_fd, replies)
         for fd, _ in poll.poll():
             if fd == socket_fd:

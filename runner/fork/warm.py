@@ -1,6 +1,6 @@
 """Entry point of the fork server: ``python -P warm.py {descriptor} [fresh]``.
 
-With ``fresh`` it doesn't load the runner's job code, because each job starts a new interpreter.
+With ``fresh``, each job starts a new interpreter, so the fork server doesn't load the job code.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class PodAttempt(Attempt):
         try:
             self._objects.create(name, output, {"mac": mac})
         except OSError as exc:
-            print(f"kinetic: cannot store the end of this log: {exc}", file=sys.stderr)
+            print(f"kinetic: cannot store the end of the job's log: {exc}", file=sys.stderr)
 
     def _exit_code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
@@ -178,7 +178,7 @@ def close_attempt(
             executor = wire.VOID
         else:
             executor = objects.stat(name).metadata.get("executor", "")
-    # Read the item after the claim, so that a stop before the claim counts.
+    # Read the item after the claim, so that a stop request from before the claim counts.
     item = Opening(order, key, executor, objects).item_from_listing()
     outcome, content = outcome_of_death(death, item, executor, order.fence, log)
     metadata = outcome.signed(key, *attempt_id)

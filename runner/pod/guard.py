@@ -100,8 +100,8 @@ class Guard:
         self._channel, self._answer_file = channel.guard_end, channel.answer_file
         self._output_tail = bytearray()
         self._timeout = timeout
-        # The platform kills the pod after its grace.
-        self._patience = max(grace - 5.0, grace * 0.75)
+        # When the whole grace is over, the platform kills the pod.
+        self._job_grace = max(grace - 5.0, grace * 0.75)
         self._deadline = self._kill_at = math.inf
         if timeout is not None:
             self._deadline = time.monotonic() + start + timeout
@@ -110,8 +110,8 @@ class Guard:
     def watch(self) -> None:
         """Return when the process has ended, and its output is written.
 
-        It handles the signals of this process until then. Afterwards `processes.STOP_SIGNALS` are
-        blocked.
+        Until then, this method handles the signals of this process. Afterwards,
+        `processes.STOP_SIGNALS` are blocked.
         """
         for fd in (self._source, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -122,7 +122,7 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
         self._wait()
         while (status := self._reap()) is None:
-            self._enforce_limits()  # a reaped process's ID may be another process's now
+            self._enforce_limits()  # after the reaping, the ID may belong to another process
             self._wait()
         self.status = status
         self._read_output()
@@ -181,7 +181,7 @@ class Guard:
         The job's process isn't reaped yet, so its ID is valid.
         """
         os.kill(self._pid, number)
-        self._kill_in(self._patience)
+        self._kill_in(self._job_grace)
 
     def _kill_in(self, seconds: float) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
@@ -239,7 +239,7 @@ class Guard:
 
     def _write(self) -> None:
         try:
-            ready = self._unwritten[:4096]  # a ready pipe takes as much without blocking
+            ready = self._unwritten[:4096]  # a ready pipe takes this much without blocking
             del self._unwritten[: os.write(STANDARD_OUTPUT, ready)]
         except BlockingIOError:
             pass

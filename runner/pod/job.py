@@ -76,7 +76,7 @@ class Hosts:
         return f"host {self.index} of {self.count}"
 
     def join(self) -> None:
-        """Let JAX connect the hosts, if it is installed and ``KINETIC_JAX`` isn't ``0``.
+        """Let JAX connect the hosts, if JAX is installed and ``KINETIC_JAX`` isn't ``0``.
 
         Raises:
             Exception: JAX doesn't find all hosts within ten minutes.
@@ -156,7 +156,7 @@ class Watch:
         self._finished = threading.Event()
 
     def start(self) -> None:
-        """Start a thread that checks: the call may wait for a host that has failed."""
+        """Start a thread that checks, because the call may wait for a host that has failed."""
         threading.Thread(target=self._check_regularly, name="kinetic-hosts", daemon=True).start()
 
     def all_done(self, count: int) -> bool:
@@ -189,9 +189,9 @@ def host_done(index: int) -> str:
     return f"host-{index}.done"
 
 
-def wait_for_claimant(name: str, objects: Objects, patience_s: float = 600.0) -> str:
-    """Wait for the claim *name*, and return its executor; empty after *patience_s*."""
-    for pause in pauses(0.1, 2.0, patience_s):
+def wait_for_claimant(name: str, objects: Objects, timeout_s: float = 600.0) -> str:
+    """Wait for the claim *name*, and return its executor; empty after *timeout_s*."""
+    for pause in pauses(0.1, 2.0, timeout_s):
         with contextlib.suppress(KeyError):
             return objects.stat(name).metadata.get("executor", "")
         time.sleep(pause)
@@ -208,9 +208,9 @@ RUNNER_VARIABLES = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", 
 class Pod:
     """The environment of a pod: its order, with this attempt's number, and its key.
 
-    ``first`` is the number of the attempt that the job's first pod made, and ``disruptions`` is how
-    many pods before this one a disruption has ended. ``receipt`` is the file for the receipt, and
-    ``group`` the name of the LeaderWorkerSet that the pod belongs to; each may be empty.
+    ``first`` is the number of the attempt that the job's first pod made. ``disruptions`` counts the
+    earlier pods that a disruption has ended. ``receipt`` is the file for the receipt, and ``group``
+    the name of the LeaderWorkerSet that the pod belongs to; each may be empty.
     """
 
     order: wire.Order
@@ -306,8 +306,8 @@ class _Job:
     def run(self) -> int:
         """Carry out the attempt, and return the exit code.
 
-        If the job is asked to stop before it has made the claim, it ends. If the request for the
-        claim was in progress, the claim may exist; a later pod then closes the attempt.
+        If the platform asks the job to stop before the claim, the job ends. It may have sent the
+        request for the claim, so the claim may exist; a later pod then closes the attempt.
         """
         try:
             with self._stopping.interruptible():
@@ -360,7 +360,7 @@ class _Job:
         """Close the attempt: this host restarted, and the function must not run twice."""
         os.mkdir(self._restarted_mark)
         problem = f"{hosts.name} ended without an outcome and restarted"
-        death = Death(message=f"{problem}; kinetic does not run it twice", reason="lost")
+        death = Death(message=f"{problem}; kinetic doesn't run the function twice", reason="lost")
         order = self._order
         close_attempt(order, self._pod.key, order.attempt, executor, death, self._objects)
         return self._exit_code(executor)

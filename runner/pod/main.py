@@ -113,7 +113,7 @@ def main() -> int:
         is_first = pod.hosts is None or pod.hosts.is_first
         if is_first and not delete_worker_set(pod.group) and not was_restarted:
             return code  # the container's end makes the client look for the outcome
-        signal.sigwait([signal.SIGTERM])  # it is blocked
+        signal.sigwait([signal.SIGTERM])  # the set would restart a host that ends before that
     return code
 
 
@@ -146,7 +146,7 @@ def _close_dead_job(pod: Pod, guard: Guard, *, out_of_memory: bool) -> int:
         objects = open_store(order.store)
         if pod.hosts is not None and not pod.hosts.is_first:
             claim = order.part_name("claim")
-            executor = job.wait_for_claimant(claim, objects, patience_s=60.0) or executor
+            executor = job.wait_for_claimant(claim, objects, timeout_s=60.0) or executor
     except (OSError, ValueError) as exc:
         print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         return wire.EXIT_RETRY

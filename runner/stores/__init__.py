@@ -1,1 +1,1 @@
-"""A job's access to its store, a directory or a bucket. May import the protocol."""
+"""A job's access to its store, a directory or a bucket. It may import the protocol."""

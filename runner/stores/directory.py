@@ -8,9 +8,9 @@ A local store (``file://``) syncs nothing to the disk: its objects survive every
 power cut. A shared store (``shared://``) is on a volume that several machines mount. It syncs each
 object and its folder before a write returns.
 
-Files may be damaged, and other users may have put them here. A file with an invalid header has no
-metadata. A link, a pipe, or a device is an empty object that is never read or followed. No such
-object passes the verification of signatures. A directory isn't an object.
+A file may be damaged, and another user may have put it into the store. A file with an invalid
+header has no metadata. A link, a pipe, or a device counts as an empty object: kinetic neither
+follows nor reads it. The signature of such an object is never valid. A directory isn't an object.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ Entries = list[tuple[str, bool]]
 class DirectoryObjects:
     """Objects under *root*. Safe for any number of threads and processes at once.
 
-    With *shared*, other machines mount *root* as well, and each write is synced. The file system
-    needs hard links and locks.
+    With *shared*, other machines also mount *root*, and this class syncs each write. The file
+    system needs hard links and locks.
 
     A missing object raises ``KeyError`` with its name; any other failure raises the ``OSError`` of
     the file system.
@@ -118,7 +118,7 @@ class DirectoryObjects:
     ) -> bool:
         """Create *name* if it is absent; return False if it exists.
 
-        With *consume* a file given as *body* may become the object itself.
+        With *consume*, the file *body* may become the object's file.
         """
         target = self._file_path(name)
         if consume and isinstance(body, Path) and not metadata:
@@ -136,7 +136,7 @@ class DirectoryObjects:
             os.unlink(temporary)
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
-        """Overwrite an object of this *generation*; return the new one, or None if it differs."""
+        """Overwrite an object that has this *generation*; return its new generation, else None."""
         target = self._file_path(name)
         with self._lock("replace", fcntl.LOCK_EX):
             if self.stat(name).generation != generation:
@@ -193,7 +193,7 @@ class DirectoryObjects:
     def look_up(self, names: Iterable[str]) -> Listing:
         """Return the objects among *names* that exist, which is cheaper than a listing.
 
-        An unreadable object has no metadata, so it doesn't hide the others.
+        If this user may not read an object, its entry has no metadata.
         """
         found: list[Stored] = []
         for name in names:
@@ -220,8 +220,8 @@ class DirectoryObjects:
     def collect(self, used: Mapping[str, float | None]) -> bool:
         """Delete the objects named in *used*, in order; if one was renewed, return False instead.
 
-        *used* maps each name to the time of use that a listing has returned. Another time means
-        that the object was renewed. A lock keeps `renew` out between the check and the deletion.
+        *used* maps each name to the time of use that a listing has returned. If an object has
+        another time now, a process has renewed it. A lock makes `renew` wait until the deletion.
         """
         with self._lock("collect", fcntl.LOCK_EX):
             if any(entry.used != used[entry.name] for entry in self.look_up(used)):
@@ -363,7 +363,7 @@ class DirectoryObjects:
             if self._shared:
                 self._sync_folders(os.path.dirname(target), all_above=created_folder)
             return True
-        raise OSError(f"the folder of {target} disappears each time it is created")
+        raise OSError(f"another process removes the folder of {target} whenever kinetic creates it")
 
     def _sync_folders(self, folder: str, *, all_above: bool) -> None:
         """Sync *folder*, and with *all_above* also its parent folders up to the root."""
@@ -418,7 +418,7 @@ def _unquote(entry: str) -> str:
 
 
 def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes:
-    """Return the header for content that begins with *start*; empty if it needs none."""
+    """Return the header for content that begins with *start*; empty if the file needs none."""
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
     content = json.dumps({"m": dict(metadata), "g": generation}).encode()

@@ -37,29 +37,30 @@ CONTENT_TYPE = "application/octet-stream"
 FIELDS = "nextPageToken,items(name,size,generation,metadata,crc32c,contentEncoding)"
 CONNECTIONS = 64
 
-PIECE_BYTES = 16 * 1024 * 1024
+UPLOAD_BYTES = 16 * 1024 * 1024
 """How many bytes one request of a resumable upload sends; the library holds them in memory."""
 
 PART_BYTES = 32 * 1024 * 1024
-PARTS = 8
-"""How many parts of one large object to download at once, and the bytes of each."""
+CONCURRENT_PARTS = 8
+"""The size of a part of a large object, and how many parts to download at once."""
 
 TRIES = 3
 """How often to try a transfer whose content arrives damaged or whose session is lost."""
 
-YOUNG_S = 45.0
+NEW_POD_S = 45.0
 """How long, in seconds, a node's metadata server may take to know a new pod."""
 
-QUIET_S = 10.0
-"""After this many seconds, a failure is reported in the job's log."""
+LOG_AFTER_S = 10.0
+"""How long, in seconds, a request may fail before the job's log says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Limits of one operation, in seconds.
+class Limits:
+    """Time limits of one operation, in seconds.
 
-    ``total_s`` limits the retries, ``first_s`` and ``longest_s`` the pauses between them,
-    ``connect_s`` the connecting, and ``idle_s`` the silence of the server.
+    ``total_s`` limits all retries together. The pause before the first retry is ``first_s``, and
+    later pauses grow up to ``longest_s``. ``connect_s`` limits the connecting, and ``idle_s`` the
+    wait for the next bytes of the server.
     """
 
     total_s: float = 600.0
@@ -86,17 +87,17 @@ class Bucket:
         self,
         location: BucketFolder,
         environ: Mapping[str, str] = os.environ,
-        patience: Patience | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.location = location
-        self._patience = patience or Patience()
-        self._timeout = (self._patience.connect_s, self._patience.idle_s)
+        self._limits = limits or Limits()
+        self._timeout = (self._limits.connect_s, self._limits.idle_s)
         self._storage = _import_library("google.cloud.storage")
         self._errors = _import_library("google.api_core.exceptions")
         self._auth = _import_library("google.auth.exceptions")
         self._requests = _import_library("requests")
         network_errors = _import_library("urllib3.exceptions")
-        # With this library, google-cloud-storage 3.0 and later raises a subclass of its error.
+        # google-cloud-storage 3.0 and later raises a subclass of this error.
         self._corrupt: type[Exception] = _import_library("google.resumable_media").DataCorruption
         self._failures: tuple[type[Exception], ...] = (
             self._errors.GoogleAPIError,
@@ -132,17 +133,17 @@ class Bucket:
         return client
 
     def _retry_until_known(self, make: Callable[[], T]) -> T:
-        """Call *make*; in a young pod, retry until the node's metadata server knows the pod."""
-        young_s = YOUNG_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
-        deadline = float(os.environ.get("KINETIC_POD_BEGAN") or time.monotonic()) + young_s
+        """Call *make*; in a new pod, retry until the node's metadata server knows the pod."""
+        limit_s = NEW_POD_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
+        deadline = float(os.environ.get("KINETIC_POD_BEGAN") or time.monotonic()) + limit_s
         for pause in pauses(0.2, 2.0):
             try:
                 return make()
             except self._auth.DefaultCredentialsError as exc:
                 if time.monotonic() > deadline:
                     raise StorageError(
-                        f"there are no credentials for Cloud Storage here ({exc}); let the pods' "
-                        "service account act as one of Google's (workload identity)"
+                        f"there are no credentials for Cloud Storage here ({exc}); give the pods' "
+                        "service account access to the bucket (Workload Identity)"
                     ) from exc
             time.sleep(pause)
         raise AssertionError("pauses() has no end")
@@ -179,7 +180,7 @@ class Bucket:
         """
         condition = {"if_generation_match": 0} if absent else {}
         nonce = secrets.token_hex(8)
-        blob = self._bucket.blob(object_name, chunk_size=PIECE_BYTES)
+        blob = self._bucket.blob(object_name, chunk_size=UPLOAD_BYTES)
 
         def upload(options: Mapping[str, Any]) -> bool:
             if absent:
@@ -222,7 +223,7 @@ class Bucket:
         If the object is known to be large, download several parts of it concurrently.
 
         Raises:
-            FileExistsError: There is something at *path*.
+            FileExistsError: *path* already exists.
         """
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         large = (blob.size or 0) > PART_BYTES and not blob.content_encoding
@@ -234,7 +235,7 @@ class Bucket:
                     blob,
                     str(path),
                     chunk_size=PART_BYTES,
-                    max_workers=PARTS,
+                    max_workers=CONCURRENT_PARTS,
                     worker_type="thread",
                     download_kwargs=dict(options),
                 )
@@ -257,7 +258,7 @@ class Bucket:
     # --- retries and errors ---
 
     def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
-        """Make a *request* again if content arrived damaged, or an upload session was lost."""
+        """Make a *request*; repeat it if content arrives damaged, or an upload session is lost."""
         with self._translate_errors(operation):
             for _ in range(TRIES - 1):
                 try:
@@ -272,22 +273,22 @@ class Bucket:
 
     def _call_options(self, operation: str) -> dict[str, Any]:
         """Return the timeout and the retry policy for one call of the library."""
-        patience, began = self._patience, time.monotonic()
+        limits, began = self._limits, time.monotonic()
         warned = False
 
         def should_retry(exc: Exception) -> bool:
             nonlocal warned
             is_temporary = self._is_temporary(exc)
-            if is_temporary and not warned and time.monotonic() - began > QUIET_S:
+            if is_temporary and not warned and time.monotonic() - began > LOG_AFTER_S:
                 warned = True
                 print(f"kinetic: cannot {operation}: {exc}; retrying", file=sys.stderr)
             return is_temporary
 
         retry = _import_library("google.api_core.retry").Retry(
             should_retry,
-            initial=patience.first_s,
-            maximum=patience.longest_s,
-            timeout=patience.total_s,
+            initial=limits.first_s,
+            maximum=limits.longest_s,
+            timeout=limits.total_s,
         )
         return {"retry": retry, "timeout": self._timeout}
 
@@ -330,7 +331,9 @@ class Bucket:
                 "roles/storage.objectUser on the bucket"
             )
         elif isinstance(exc, self._errors.NotFound):
-            advice = f"; check the name of gs://{self.location.bucket} and the right to see it"
+            advice = (
+                f"; check that gs://{self.location.bucket} exists, and that the job may read it"
+            )
         elif isinstance(exc, self._corrupt):
             advice = "; checksum mismatch: check the network"
         return StorageError(f"cannot {operation}: {self._message(exc)}{advice}")
@@ -356,10 +359,10 @@ class GcsObjects:
     """
 
     def __init__(
-        self, url: str, environ: Mapping[str, str] = os.environ, patience: Patience | None = None
+        self, url: str, environ: Mapping[str, str] = os.environ, limits: Limits | None = None
     ) -> None:
         self._location = BucketFolder.from_url(url)
-        self._bucket = Bucket(self._location, environ, patience)
+        self._bucket = Bucket(self._location, environ, limits)
 
     @property
     def url(self) -> str:
@@ -440,6 +443,6 @@ def _import_library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as exc:
         raise StorageError(
-            f"{sys.executable} lacks {exc.name!r}, which reads and writes Cloud Storage; install "
-            "google-cloud-storage for it, in the cloud into the job's image"
+            f"{sys.executable} lacks {exc.name!r}, which Cloud Storage needs; install "
+            "google-cloud-storage for this Python, on a cluster in the job's image"
         ) from exc

@@ -60,4 +60,4 @@ def open_store(url: str) -> Objects:
         gcs: Any = importlib.import_module(".gcs", __package__)
         store: Objects = gcs.GcsObjects(url)
         return store
-    raise ValueError(f"this runner supports no store like {url!r}")
+    raise ValueError(f"this runner doesn't support the store {url!r}")

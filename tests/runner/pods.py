@@ -15,12 +15,12 @@ from typing import Any, Self
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
+from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Limits
 from kinetic._runner.stores.objects import Objects
 from tests.runner.calls import KEY, RUNNER, Calls
 
 INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH")
-QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
+QUICK = Limits(total_s=60.0, first_s=0.005, longest_s=0.02)
 
 
 @dataclass

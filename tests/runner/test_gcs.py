@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._runner.protocol.gcs_names import BucketFolder
-from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, StorageError
+from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Limits, StorageError
 from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
 from kinetic.aio.gcs.http import Location
 from kinetic.aio.gcs.store import GcsStore
@@ -30,7 +30,7 @@ from tests.contract.names import HOSTILE
 from tests.gcs.server import GcsServer, Stored
 
 MIB = 1024 * 1024
-QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02, connect_s=30.0, idle_s=30.0)
+QUICK = Limits(total_s=60.0, first_s=0.005, longest_s=0.02, connect_s=30.0, idle_s=30.0)
 """Retry soon, but treat no slow connection as a silent one."""
 
 BODY = os.urandom(MIB) * 36  # more than one part of a download and two of an upload
@@ -287,8 +287,8 @@ def test_a_missing_bucket_is_an_error_and_not_an_empty_listing(
 
 
 def test_retries_end(server: GcsServer) -> None:
-    patience = Patience(total_s=1.0, first_s=0.01, longest_s=0.05)
-    objects = GcsObjects("gs://kn-test", {EMULATOR: server.url}, patience)
+    limits = Limits(total_s=1.0, first_s=0.01, longest_s=0.05)
+    objects = GcsObjects("gs://kn-test", {EMULATOR: server.url}, limits)
     fault = server.fail("*", times=10**6, status=503, text="Backend Error")
     with pytest.raises(OSError, match=r"503.*Backend Error"):
         objects.list("")
@@ -300,8 +300,8 @@ import json, sys
 sys.path.insert(0, {root!r})
 from kinetic._runner.stores import gcs as gcs_http
 from kinetic._runner.stores.gcs import GcsObjects
-patience = gcs_http.Patience(total_s=60.0, first_s=0.01)
-objects = GcsObjects("gs://kn-test", {{gcs_http.OVERRIDE: {url!r}}}, patience)
+limits = gcs_http.Limits(total_s=60.0, first_s=0.01)
+objects = GcsObjects("gs://kn-test", {{gcs_http.OVERRIDE: {url!r}}}, limits)
 print(objects.create("x", b"1"), objects.get("x")[0])
 input()
 print(objects.create("y", b"2"))

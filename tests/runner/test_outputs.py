@@ -15,7 +15,7 @@ from kinetic._runner.job.outputs import Mirror
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.gcs_names import BucketFolder
-from kinetic._runner.stores.gcs import EMULATOR, Bucket, Patience
+from kinetic._runner.stores.gcs import EMULATOR, Bucket, Limits
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
 from tests.runner.served import served
@@ -110,7 +110,7 @@ def test_uploads_after_sigterm_take_at_most_half_the_grace_period(
 ) -> None:
     (tmp_path / "output" / "large").write_text("x")
     mirror._cached_bucket = Bucket(
-        BucketFolder("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0)
+        BucketFolder("kn-test"), os.environ, Limits(total_s=0.1, idle_s=3.0)
     )
     server.fail("create", stall=True)
     stopping = Stopping()
