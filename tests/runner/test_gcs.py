@@ -401,7 +401,7 @@ def test_the_error_about_missing_credentials_says_how_to_get_them(
 ) -> None:
     code = NO_CREDENTIALS.format(root=str(Path(__file__).parents[2]))
     environ = {"HOME": str(tmp_path), "NO_GCE_CHECK": "true", **variables}
-    assert "workload identity" in programs.python("-c", code, env=environ, timeout=40)
+    assert "Workload Identity" in programs.python("-c", code, env=environ, timeout=40)
 
 
 PEAK_MEMORY = """
