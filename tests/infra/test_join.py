@@ -231,7 +231,7 @@ def test_settings_without_a_target_are_refused(given: dict[str, Any], message: s
 
 def test_an_unreadable_object_counts_as_present_only_if_you_may_submit() -> None:
     (manifest, *_) = manifests("team")
-    assert decide(manifest, None, permitted=False, complete=True).action is Action.UNSEEN
-    assert decide(manifest, None, permitted=False, complete=False).action is Action.ASK
-    assert decide(manifest, None, permitted=True, complete=False).action is Action.CREATE
-    assert decide(manifest, manifest.change, permitted=False, complete=True).action is Action.ASK
+    assert decide(manifest, None, can_write=False, can_submit=True).action is Action.UNSEEN
+    assert decide(manifest, None, can_write=False, can_submit=False).action is Action.ASK
+    assert decide(manifest, None, can_write=True, can_submit=False).action is Action.CREATE
+    assert decide(manifest, manifest.change, can_write=False, can_submit=True).action is Action.ASK

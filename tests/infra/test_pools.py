@@ -170,7 +170,7 @@ async def test_a_pool_without_kinetics_label_stays_as_it_is(
         await add(infra, "gpu-l4", min_nodes=1)
     assert (google.documents, google.writes) == (before, writes)
     (note,) = (await infra.plan_down()).notes
-    assert note.endswith("go with the cluster: gpu-l4")
+    assert note.endswith("node pools that kinetic didn't make: gpu-l4")
     await down(infra)
     assert not google.documents
 

@@ -125,7 +125,7 @@ async def test_a_status_that_sees_nothing_is_a_failure(google: Google, site: Sit
     google.enabled |= {f"{api}.googleapis.com" for api in ("container", "storage", "compute")}
     async with opened(google, site) as infra:
         found = await infra.status()
-        assert "place of the cluster" in found.unseen[0]
+        assert "location of the cluster" in found.unseen[0]
     google.url = "http://127.0.0.1:1"
     async with opened(google, site) as infra:
         with pytest.raises(KineticError):

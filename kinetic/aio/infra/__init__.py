@@ -1,9 +1,10 @@
 """Set up a site, which is a cluster on Google Cloud with all that its jobs need.
 
 kinetic compares the wanted state with the existing one, plans changes, and applies the plan. It
-stores no state of its own. `site` defines names; `setup` and `pools` describe the wanted state.
-`apply` reads and changes resources, `plan` compares without I/O, and `preflight` checks before the
-first write. `infrastructure` combines them, and `commands` has the coroutines behind the commands.
+stores no state of its own. `site` names resources; `setup` and `pools` describe the wanted state.
+`apply` reads and changes resources, `plan` compares states without I/O, and `preflight` checks
+requirements before the first write. `infrastructure` combines these modules, and `commands` offers
+`kinetic up` and the related commands as coroutines.
 `join` prepares an existing cluster. This package may import the adapters and `backends`, which
 combines adapters.
 """

@@ -1,7 +1,7 @@
 """Read the resources of a site (a cluster and all it needs), and carry out a plan for them.
 
 Every step can be interrupted and repeated: it reads before it writes, names are fixed, and Google's
-APIs refuse a second resource of the same name. So a repeated step finds what an earlier one made.
+APIs refuse a second resource of the same name. So a repeated step finds what the first one made.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ READ_TIMEOUT_S = 30.0
 """Timeout of reading one resource, in seconds."""
 
 STOCKOUT_PHRASES = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
-"""Phrases in Google's reasons when a zone lacks capacity."""
+"""Phrases in Google's errors about a zone without capacity."""
 
 ZONES_FIELD = "zonesAvailable"
-"""The field of Google's error about missing capacity that lists zones with capacity."""
+"""The field in Google's error about a zone without capacity that lists zones with capacity."""
 
 SETTLED_S = 120.0
 """How long Google's services may take until all of them know a change or show a resource."""
@@ -63,12 +63,12 @@ RELEASED_S = 600.0
 """How long GKE may take to remove what it created in a network."""
 
 UNKNOWN_ACCOUNT_PHRASES = ("does not exist", "may not exist", "unknown service account")
-"""Phrases in Google's errors about a new service account; the status is 400, 403, or 404."""
+"""Phrases in errors of Google services that don't know a new service account yet."""
 
 STILL_IN_USE = "something in it is still in use"
 
 Wait = tuple[str, float]
-"""Why to wait, and for how many seconds at most."""
+"""A reason to wait, and the maximum number of seconds to wait for it."""
 
 
 def refusal_error(action: str, refusal: HttpError) -> BackendError:
@@ -85,7 +85,7 @@ def refusal_error(action: str, refusal: HttpError) -> BackendError:
 async def list_items(
     google: GoogleClient, request: GoogleRequest, items_field: str
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield each item that *request* lists; none if the parent is absent or the API is disabled."""
+    """Yield the items that *request* lists; none if the parent is absent or the API is disabled."""
     try:
         async for item in google.list_items(request, items_field):
             yield item
@@ -98,7 +98,7 @@ def operation_error(action: str, failure: OperationFailed) -> BackendError:
     """Return kinetic's error for an operation that ended with an error.
 
     If a zone has no capacity (a stock-out), the ``answer`` of the error has ``zonesAvailable``: the
-    zones that Google suggests. If a creation failed, `Cloud` adds the ``kind`` of the resource.
+    zones that Google suggests. `Cloud` adds the ``kind`` of the resource that it couldn't create.
     """
     codes = " ".join(failure.codes)
     if any(phrase in f"{codes} {failure}".upper() for phrase in STOCKOUT_PHRASES):
@@ -111,14 +111,14 @@ def operation_error(action: str, failure: OperationFailed) -> BackendError:
         )
     if "QUOTA" in codes:
         return Refused(
-            f"can't {action}: a quota is used up ({failure}); ask for more at "
+            f"can't {action}: a quota is used up ({failure}); request a larger one at "
             "https://console.cloud.google.com/iam-admin/quotas"
         )
     return Refused(f"can't {action}: {failure}; correct that, and run the command again")
 
 
 def _zones_with_capacity(error: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the zones that a stock-out's error names."""
+    """Yield the zones with capacity that the error of a stock-out names."""
     for source in (*(error.get("errors") or ()), error):
         for detail in (*(source.get("errorDetails") or ()), *(source.get("details") or ())):
             info = detail.get("errorInfo") or detail
@@ -138,7 +138,7 @@ class Cloud:
         self._site = site
         self._tell = tell
         self._cluster_lock = asyncio.Lock()
-        """GKE takes one change of a cluster at a time."""
+        """Held during a request to GKE, which accepts one change of a cluster at a time."""
 
     async def observe(self, resources: Iterable[Resource | Policy]) -> dict[str, Observed]:
         """Return the state of each resource, by key; a failed request becomes a ``problem``."""
@@ -158,7 +158,7 @@ class Cloud:
         except HttpError as refusal:
             is_absent = refusal.status == 404 or is_disabled(refusal)
             if resource.read.api == "iam" and refusal.status == 403:
-                is_absent |= "not exist" in refusal.message  # so IAM reports an absent account
+                is_absent |= "not exist" in refusal.message  # how IAM reports an absent account
             if is_absent:
                 return Observed()
             problem = f"can't read it ({refusal.status}: {refusal.message})"
@@ -167,7 +167,7 @@ class Cloud:
             return Observed(problem=str(exc) or f"no answer within {self.timeout_s:g} s")
 
     async def enable_apis(self, names: Sequence[str]) -> None:
-        """Enable those of the APIs *names* that are disabled."""
+        """Enable the APIs *names*, unless all of them are enabled."""
         if await self.disabled_apis(names):
             self._tell("enabling the project's APIs")
             path = f"projects/{self._site.project}/services:batchEnable"
@@ -195,9 +195,9 @@ class Cloud:
     ) -> None:
         """Create, replace, update, or await each of *resources*, as its change in *changes* says.
 
-        This handles resources concurrently, each after those that it needs. If one fails, it skips
-        those that need the failed one, and continues with the others. Cancelled: requests that were
-        sent take effect; run the command again to continue.
+        This handles resources concurrently, each after the resources that it needs. If a resource
+        fails, this skips the resources that need it, and continues with the others. Cancelled:
+        requests that were sent take effect; run the command again to continue.
 
         Raises:
             KineticError: The first failure; its notes have the others.
@@ -232,7 +232,7 @@ class Cloud:
         )
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
-        """Remove those of *present* that *changes* removes, each after those that need it.
+        """Remove resources in *present* that *changes* removes, each after those that need it.
 
         See `apply` for errors and cancellation.
         """
@@ -253,7 +253,7 @@ class Cloud:
         await _run_in_order(removed, dependents, step)
 
     async def _create(self, resource: Resource) -> None:
-        """Create *resource*, or accept one that kinetic made before; wait until it is ready."""
+        """Create *resource*, or accept an existing one of kinetic; wait until it is ready."""
         self._tell(f"creating {resource.key}")
         action = f"create {resource.key}"
         try:
@@ -264,12 +264,12 @@ class Cloud:
                 is_useless = True
                 exc.answer["kind"] = resource.kind
             if is_useless:
-                await self._delete(resource)  # GKE would keep it in the state ERROR, without nodes
-            # 409: *resource* exists, made by another client or by a request with a lost reply.
+                await self._delete(resource)  # else GKE keeps it in the state ERROR
+            # Status 409: another client made *resource*, or a request whose reply was lost.
             if _status(exc) != 409 or (await self._observe_one(resource)).status == 403:
                 raise
             found = await self._wait_until_ready(resource)
-            if not is_ours(self._site, resource, found, adopted=False):
+            if not is_ours(self._site, resource, found, by_keras_kinetic=False):
                 raise
         await self._wait_until_ready(resource)
 
@@ -279,7 +279,7 @@ class Cloud:
         )
 
     async def _send(self, action: str, request: GoogleRequest) -> Document:
-        """Send *request*, await its operation, and return the answer; repeat temporary failures.
+        """Send *request*, await its operation, and return the answer; retry temporary failures.
 
         Requests to GKE are sent one after the other.
         """
@@ -299,7 +299,7 @@ class Cloud:
                         raise refusal_error(action, refusal) from refusal
 
     async def _wait_until_ready(self, resource: Resource) -> Document:
-        """Wait until *resource* exists and is ready, and return it."""
+        """Wait until *resource* exists and is ready, and return its document."""
         document = await self._poll(resource, _wait_if_unready)
         assert document is not None  # `_wait_if_unready` waits for it
         if (status := str(document.get("status") or "")) in BROKEN_STATUSES:
@@ -312,12 +312,12 @@ class Cloud:
     async def _poll(
         self, resource: Resource, wait_reason: Callable[[Document | None], Wait | None]
     ) -> Document | None:
-        """Read *resource* until *wait_reason* gives no reason to wait; return its document.
+        """Read *resource* until *wait_reason* returns None; return the resource's document.
 
         The document is None if *resource* doesn't exist. A failed read is also a reason to wait,
         because it doesn't show whether *resource* exists.
         """
-        backoff = self._new_backoff(f"go on with {resource.key}")
+        backoff = self._new_backoff(f"continue with {resource.key}")
         while True:
             observed = await self._observe_one(resource)
             wait = wait_reason(observed.document)
@@ -334,7 +334,7 @@ class Cloud:
     async def _edit_policy(
         self, policy: Policy, edit: Callable[[Document], dict[str, Any]]
     ) -> None:
-        """Read the IAM policy, and write what *edit* makes of it.
+        """Replace the IAM policy with the one that *edit* returns for it.
 
         If another process changes the policy in between, Google refuses the write, and this method
         starts over.
@@ -348,7 +348,11 @@ class Cloud:
                 await self._send(action, replace(policy.write, body=body))
                 return
             except Refused as exc:
-                wait = ("others change it", SETTLED_S) if _status(exc) in (409, 412) else None
+                wait = (
+                    ("another process changes it", SETTLED_S)
+                    if _status(exc) in (409, 412)
+                    else None
+                )
                 if not await backoff.pause(wait):
                     raise
 
@@ -364,7 +368,7 @@ class Cloud:
         await self._poll(resource, _wait_if_present)
 
     async def _ensure_removed(self, subject: str, request: GoogleRequest) -> None:
-        """Send *request*, a removal of *subject*; succeed if *subject* no longer exists."""
+        """Send *request*, a removal of *subject*; succeed also if *subject* is absent."""
         try:
             await self._send(f"remove {subject}", request)
         except Refused as exc:
@@ -399,7 +403,7 @@ def _status(error: BackendError) -> int:
 
 
 def _is_operation(answer: Document) -> bool:
-    """Return whether an answer is one of Google's three forms of an operation."""
+    """Return whether an answer of Google describes a long-running operation, in any form."""
     return (
         str(answer.get("kind", "")).endswith("#operation")
         or "operationType" in answer
@@ -413,7 +417,8 @@ async def _run_in_order(
 ) -> None:
     """Await ``step(item)`` for all *items* concurrently, each after the items that it *needs*.
 
-    *needs* maps the key of an item to other keys. If a step fails, this skips items that need it.
+    *needs* maps the key of an item to other keys. If the step of an item fails, this skips the
+    items that need it.
     """
     tasks: dict[str, asyncio.Task[bool]] = {}
     failures: list[KineticError] = []
@@ -467,13 +472,13 @@ def _wait_if_temporary(request: GoogleRequest, refusal: HttpError) -> Wait | Non
 
 
 def _wait_if_in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
-    """Return why and how long to wait if *request* removes what is in use; otherwise None."""
+    """Return why and how long to wait if *request* removes a resource in use; otherwise None."""
     is_in_use = any("RESOURCE_IN_USE" in code for code in failure.codes)
     return (STILL_IN_USE, RELEASED_S) if is_in_use and request.method == "DELETE" else None
 
 
 def _wait_if_unready(document: Document | None) -> Wait | None:
-    """Return why a resource can't be used yet; None if it can."""
+    """Return why and how long to wait for a usable resource; None if it is usable."""
     if document is None:
         return "Google doesn't show it yet", SETTLED_S
     status = str(document.get("status") or "")
@@ -481,13 +486,13 @@ def _wait_if_unready(document: Document | None) -> Wait | None:
 
 
 def _wait_if_stopping(document: Document | None) -> Wait | None:
-    """Return a reason to wait if an earlier `down` is removing a resource; else None."""
+    """Return why and how long to wait if an earlier `down` is removing a resource; else None."""
     is_stopping = document is not None and document.get("status") == "STOPPING"
     return ("it is STOPPING", BUSY_S) if is_stopping else None
 
 
 def _wait_if_present(document: Document | None) -> Wait | None:
-    """Return why a removed resource still exists; None if it no longer exists."""
+    """Return why and how long to wait for the end of a removal; None if it has ended."""
     if document is None:
         return None
     status = str(document.get("status") or "")
@@ -497,8 +502,8 @@ def _wait_if_present(document: Document | None) -> Wait | None:
 class _Backoff:
     """The pauses of one wait, with a separate time limit for each reason to wait.
 
-    *report* receives each reason once. *first_pause_s* is the first pause; the longest one is ten
-    times as long.
+    *report* receives each reason once. *first_pause_s* is the first pause; the longest pause
+    is ten times as long.
     """
 
     def __init__(self, first_pause_s: float, report: Tell) -> None:
@@ -510,7 +515,7 @@ class _Backoff:
         self._latest_pause_at = 0.0
 
     async def pause(self, wait: Wait | None) -> bool:
-        """Pause; return False if there is no reason to *wait*, or if it has held too long."""
+        """Pause, and return True; return False if *wait* is None, or its time limit has passed."""
         if wait is None:
             return False
         now, (reason, limit_s) = self._clock(), wait

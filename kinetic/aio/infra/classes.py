@@ -1,7 +1,7 @@
-"""ComputeClasses of GKE: each lists the machines, in order, from which GKE may make nodes.
+"""ComputeClasses of GKE: each lists, in order, the machines that GKE may use as nodes.
 
-One class covers spot and on-demand machines in all zones of a region that have them. TPU slices of
-several hosts use node pools instead, because such a slice fills a whole pool.
+One class covers spot and on-demand machines in all zones of a region that offer these machines. TPU
+slices of several hosts use node pools instead, because such a slice fills a whole pool.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def can_replace(pool: Pool) -> bool:
 
 
 def reference(name: str) -> Manifest:
-    """Return a manifest with only the name of a class, by which to read or remove it."""
+    """Return a manifest with only the name of a class, to read or remove the class."""
     document = {"apiVersion": GROUP, "kind": KIND, "metadata": {"name": name}}
     return Manifest(path=f"{COLLECTION}/{name}", document=document)
 
@@ -35,7 +35,7 @@ def reference(name: str) -> Manifest:
 def class_manifest(
     site: Site, accelerator: Accelerator, zones: Sequence[str], *, autopilot: bool
 ) -> Manifest:
-    """Return the class for *accelerator*; with spot, it lists spot machines before on-demand ones.
+    """Return the class for *accelerator*; a spot class lists spot before on-demand machines.
 
     Without *zones*, GKE chooses them. On an *autopilot* cluster the class names no service account
     for nodes, because such a cluster has its own.
@@ -54,7 +54,7 @@ def class_manifest(
         "priorities": [
             {**rule, "spot": spot} for spot in ((True, False) if accelerator.spot else (False,))
         ],
-        # By default, GKE makes machines without the accelerator if it has no capacity.
+        # By default, GKE makes nodes without the accelerator if none with it are available.
         "whenUnsatisfiable": "DoNotScaleUp",
     }
     base = reference(class_name(accelerator))
@@ -93,13 +93,13 @@ def is_ours(document: Document) -> bool:
 
 
 async def plan_class(api: Api, manifest: Manifest, description: str) -> Change:
-    """Return the change that the class *manifest* needs; *description* is shown for a new class."""
+    """Return the change that the class *manifest* needs, with *description* if the class is new."""
     change = await compare(api, manifest)
     if change.action is Action.CREATE:
         return replace(change, reason=description)
     existing = await api.call("GET", manifest.path)
     if not is_ours(existing):
-        reason = "one of this name exists, and kinetic didn't create it; rename or remove it"
+        reason = "a class of this name exists, and kinetic didn't create it; remove it"
         return replace(change, action=Action.FOREIGN, reason=reason)
     return change
 

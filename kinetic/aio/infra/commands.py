@@ -1,4 +1,4 @@
-"""What `kinetic up`, `down`, `pool`, and `status` do, as coroutines."""
+"""Offer `kinetic up`, `down`, `pool`, and `status` as coroutines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def up(
     Args:
         site: Project, zone, cluster, and namespace.
         shape: ``standard`` (a zonal cluster with node pools) or ``autopilot`` (a regional one).
-        pools: Node pools to create; default: none. GKE makes nodes for jobs even without them.
+        pools: Node pools to create; default: none. GKE makes nodes for jobs even without pools.
         public_endpoint: Also open the control plane's IP address; default: only its DNS name.
         create_project: Create the project if it doesn't exist; default: False. `down` keeps it.
         parent: ``organizations/ID`` or ``folders/ID`` of a project to create; default: none.
@@ -42,11 +42,11 @@ async def up(
         tell: Receives one line about each step.
 
     Returns:
-        The plan that was carried out. In a new project, the machine types may differ from it.
+        The plan that was carried out. In a new project, kinetic may use other machine types.
 
     Raises:
         ConfigurationError: A requirement, such as a permission, isn't met; the message lists all.
-        Refused: A name is taken, Google refuses a step, or lacks capacity (see `add_pool`).
+        Refused: A name is taken, or Google refuses a step or lacks capacity (see `add_pool`).
         AuthError: Credentials or rights are missing.
 
     Cancelled: created resources stay; run `up` again to continue, or `down` to remove them.
@@ -85,7 +85,7 @@ async def down(
         tell: Receives one line about each step.
 
     Returns:
-        The plan that was carried out; it names what stays and why.
+        The plan that was carried out, with the resources that stay and the reasons.
 
     Raises:
         Refused: Google refuses a step.
@@ -107,10 +107,10 @@ async def add_pool(
     preview: bool = False,
     tell: Tell = silent,
 ) -> Plan:
-    """Add nodes for an accelerator to the site's cluster; succeed if they exist already.
+    """Add nodes for an accelerator to the site's cluster; succeed if the pool exists already.
 
-    If the cluster has ComputeClasses, this adds a class, from which GKE makes nodes on demand.
-    Otherwise, or for a minimum, a reservation, a zone, or several hosts, it adds a node pool.
+    If the cluster has ComputeClasses, this adds a class, from which GKE makes nodes on demand. It
+    adds a node pool if there are none, or for a minimum, a reservation, a zone, or several hosts.
 
     Args:
         site: Project, zone, and cluster.
@@ -125,9 +125,9 @@ async def add_pool(
         ConfigurationError: A quota or a reservation is too small; jobs of this accelerator use a
             ComputeClass already; or the cluster is Autopilot and a class can't replace the pool.
         Refused: Google refuses the pool. If the zone has no capacity, ``answer["zonesAvailable"]``
-            lists zones that have it: pass one as the pool's ``zone``.
+            lists zones with capacity: pass one as the pool's ``zone``.
 
-    Cancelled: the pool may exist; run it again, or remove it by its name.
+    Cancelled: the pool may exist; run `add_pool` again to continue, or `remove_pool`.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planned = await infrastructure.plan_pool(pool, slices=slices, fixed=fixed)
@@ -137,14 +137,14 @@ async def add_pool(
 async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tell = silent) -> Plan:
     """Remove a node pool or a ComputeClass that kinetic created.
 
-    Jobs that run on a node pool are lost, or retried elsewhere. A ComputeClass' nodes stay until
-    they are idle.
+    Jobs that run on a removed node pool are lost, or retried elsewhere. The nodes of a removed
+    ComputeClass stay until they are idle.
 
     Raises:
         NotFound: The cluster, or a pool of that name, doesn't exist.
         Refused: kinetic didn't create the pool or class, or the cluster needs it.
 
-    Cancelled: the removal may continue; run it again to wait for its end.
+    Cancelled: the removal may continue; run `remove_pool` again to wait for its end.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planned = await infrastructure.plan_pool_removal(name)
@@ -185,7 +185,7 @@ async def update_credentials(site: Site, *, username: str, token: str, tell: Tel
         NotFound: `up` hasn't made the builds' service account.
         AuthError: Credentials or rights are missing.
 
-    Cancelled: run it again; each run adds a version of both secrets.
+    Cancelled: run `update_credentials` again; each run adds a version of both secrets.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         await infrastructure.keep_credentials(username, token)
@@ -194,10 +194,11 @@ async def update_credentials(site: Site, *, username: str, token: str, tell: Tel
 async def status(site: Site) -> Status:
     """Return what exists at a site, what runs there, and what it costs now.
 
-    It changes nothing. Each request has a limit of 30 seconds; ``unseen`` names what can't be seen.
+    It changes nothing. Each request has a timeout of 30 seconds. ``unseen`` of the result names
+    what kinetic can't read.
 
     Raises:
-        KineticError: Nothing can be seen, such as without usable credentials.
+        KineticError: kinetic can't read anything, for example without usable credentials.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Controllers that you downloaded as a file of manifests: LeaderWorkerSet, JobSet, or Kueue."""
+"""Install controllers from downloaded manifests: LeaderWorkerSet, JobSet, or Kueue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.errors import ConfigurationError, NotFound, Unavailable
 
 DIGEST_KEY = "kinetic.dev/sha256"
-"""The annotation with the SHA-256 of the file that an object is from."""
+"""The annotation of an object with the SHA-256 of the file that defines it."""
 
 DIGEST_MARK = "@sha256:"
 MAX_CONCURRENT_REQUESTS = 8
@@ -30,11 +30,11 @@ POLL_S = 0.2
 DEFINITION_KIND = "CustomResourceDefinition"
 FIRST_KINDS = (DEFINITION_KIND, "Namespace")
 LAST_KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
-"""Kinds to apply last. They make the API server ask a server of the controller about other objects,
-so that server's own objects must exist first."""
+"""Kinds to apply last. Such a webhook makes the API server ask the controller's server about other
+objects, so the objects of the controller's server must exist first."""
 
 KUEUE_CONFIGURATION = ("kueue-manager-config", "controller_manager_config.yaml")
-"""The ConfigMap with Kueue's configuration, and its key."""
+"""The names of the ConfigMap with Kueue's configuration, and of its entry in the ConfigMap."""
 
 PODS_READY_TIMEOUT = "2h"
 """How long pods that Kueue admitted may wait for nodes. Kueue's default, 30 minutes, is too short:
@@ -43,7 +43,7 @@ GKE takes up to 35 minutes to find that a zone has no TPU slice, and then tries 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """A file of manifests, with its SHA-256 as ``digest``."""
+    """A controller as a file of manifests; ``digest`` is the SHA-256 of the file."""
 
     name: str
     digest: str
@@ -87,7 +87,7 @@ def read_controller(argument: str) -> Controller:
 
 
 def _documents(name: str, content: bytes) -> tuple[Document, ...]:
-    """Parse *content*, the file *name*; replace each List by its items, and omit each status."""
+    """Parse the file *name*; replace each List by its items, and omit each ``status``."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -106,8 +106,8 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
                 documents.append(document)
     if not documents or not all(map(_is_manifest, documents)):
         raise ConfigurationError(
-            f"{name} isn't a file of Kubernetes manifests; name one such as the manifests.yaml of "
-            "a release"
+            f"{name} isn't a file of Kubernetes manifests; name a file such as the manifests.yaml "
+            "of a release"
         )
     return tuple(
         _with_pods_ready_timeout({key: value for key, value in manifest.items() if key != "status"})
@@ -118,8 +118,8 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
 def _with_pods_ready_timeout(document: Document) -> Document:
     """Let pods wait `PODS_READY_TIMEOUT` for nodes, if *document* is Kueue's configuration.
 
-    A configuration that sets a limit stays as it is. So does a configuration older than v1beta2,
-    because Kueue then has no default limit.
+    If the configuration sets a limit, it stays unchanged. If it is older than v1beta2, it also
+    stays unchanged, because Kueue then has no default limit.
     """
     name, key = KUEUE_CONFIGURATION
     if (document["kind"], document["metadata"]["name"]) != ("ConfigMap", name):
@@ -142,32 +142,32 @@ def _is_manifest(value: object) -> bool:
 
 
 async def plan_install(api: Api, controller: Controller) -> Change:
-    """Return the change that *controller* needs: KEEP if all its objects have its file's digest."""
+    """Return the change that *controller* needs: KEEP if all objects have the file's digest."""
     kinds = Kinds(api, controller)
-    unchanged = 0
+    unchanged_count = 0
 
     async def count_if_unchanged(document: Document) -> None:
-        nonlocal unchanged
+        nonlocal unchanged_count
         try:
             existing = await api.call("GET", (await kinds.manifest(document)).path)
         except NotFound:
             return
         annotations: Document = existing["metadata"].get("annotations") or {}
-        unchanged += annotations.get(DIGEST_KEY) == controller.digest
+        unchanged_count += annotations.get(DIGEST_KEY) == controller.digest
 
     await for_each(count_if_unchanged, controller.documents, limit=MAX_CONCURRENT_REQUESTS)
-    if unchanged == len(controller.documents):
+    if unchanged_count == len(controller.documents):
         return replace(controller.change, action=Action.KEEP, reason="")
-    if not unchanged:
+    if not unchanged_count:
         return controller.change
-    reason = f"{len(controller.documents) - unchanged} of {controller.change.reason}"
+    reason = f"{len(controller.documents) - unchanged_count} of {controller.change.reason}"
     return replace(controller.change, action=Action.UPDATE, reason=reason)
 
 
 async def install(api: Api, controller: Controller) -> None:
     """Apply all objects of a controller: CustomResourceDefinitions first, and webhooks last.
 
-    Cancelled: applied objects stay; run it again to continue.
+    Cancelled: applied objects stay; install the controller again to continue.
     """
     kinds = Kinds(api, controller)
 
@@ -188,7 +188,7 @@ async def install(api: Api, controller: Controller) -> None:
 
 
 class Kinds:
-    """Finds API paths of a controller's objects, from its definitions or from the API server."""
+    """Finds the API path of each object, from the controller's definitions or the API server."""
 
     def __init__(self, api: Api, controller: Controller) -> None:
         self._api = api
@@ -203,14 +203,14 @@ class Kinds:
                 kinds[names["kind"]] = (str(names["plural"]), namespaced)
 
     async def manifest(self, document: Document) -> Manifest:
-        """Return the object to apply, with its path and an annotation of its file's digest."""
+        """Return *document* with its path, and with an annotation of the file's digest."""
         version, kind = str(document["apiVersion"]), str(document["kind"])
         if kind not in self._kinds[version]:
-            self._kinds[version] |= await self._served(version)
+            self._kinds[version] |= await self._served_kinds(version)
         if kind not in self._kinds[version]:
             raise ConfigurationError(
-                f"the cluster has no kind {kind} of {version}, which {self._name} needs; take a "
-                "release for this version of Kubernetes"
+                f"the cluster has no kind {kind} of {version}, which {self._name} needs; use a "
+                "release for the cluster's version of Kubernetes"
             )
         plural, namespaced = self._kinds[version][kind]
         metadata = dict(document["metadata"])
@@ -222,7 +222,7 @@ class Kinds:
         path = f"{_root(version)}{namespace_path}/{plural}/{metadata['name']}"
         return Manifest(path=path, document={**document, "metadata": metadata})
 
-    async def _served(self, version: str) -> dict[str, tuple[str, bool]]:
+    async def _served_kinds(self, version: str) -> dict[str, tuple[str, bool]]:
         """Return the kinds of *version* that the API server serves; values are as in `_kinds`."""
         try:
             answer = await self._api.call("GET", _root(version))
@@ -245,7 +245,7 @@ class Kinds:
         try:
             async with asyncio.timeout(SERVED_S):
                 while missing:
-                    if spec["names"]["kind"] in await self._served(missing[-1]):
+                    if spec["names"]["kind"] in await self._served_kinds(missing[-1]):
                         missing.pop()
                     else:
                         await asyncio.sleep(POLL_S)

@@ -51,9 +51,9 @@ from kinetic.errors import BackendError, ConfigurationError, KineticError, NotFo
 class Planned:
     """A plan, with the resources and objects that `Infrastructure.apply` creates or removes for it.
 
-    ``prerequisites`` are the project and its billing. ``plan_rest`` plans the rest once a new
-    project exists. ``removes`` says whether to remove ``resources`` and ``manifests`` instead of
-    creating them.
+    ``prerequisites`` are the project and its link to a billing account. ``plan_rest`` plans the
+    other resources after `Infrastructure.apply` has created a new project. ``removes`` says whether
+    to remove ``resources`` and ``manifests`` instead of creating them.
     """
 
     plan: Plan
@@ -75,7 +75,7 @@ class Infrastructure:
         environ: The environment; default: that of the process.
         google: A client of Google's APIs; default: with the application-default credentials.
         connect: Connects to the site's cluster; default: through Google's API, as jobs do.
-        look_s: The limit of each read, in seconds; default: 30.
+        look_s: The timeout of each read, in seconds; default: 30.
 
     Use it as an async context manager, which closes its connections.
     """
@@ -148,20 +148,22 @@ class Infrastructure:
     ) -> Planned:
         """Plan all resources of *setup* and *pools*.
 
-        *plan_rest* plans them again once the project exists; None if it exists already.
+        If the project doesn't exist yet, *plan_rest* plans them again after `apply` has created the
+        project; otherwise *plan_rest* is None.
         """
         links_billing = any(resource.kind == "billing" for resource in prerequisites)
         observed: dict[str, Observed] = defaultdict(Observed)
-        disabled = [*setups.SERVICES]
+        disabled_apis = [*setups.SERVICES]
         if plan_rest is None:
             missing_pools = await self._missing_pools(pools)
             checks = await preflight(
                 self._google, self.site, missing_pools, setup, links_billing=links_billing
             )
-            disabled = await self._cloud.disabled_apis(setups.SERVICES)
+            disabled_apis = await self._cloud.disabled_apis(setups.SERVICES)
         else:
             note = (
-                "permissions, machine types, and quotas of the new project are checked afterwards"
+                "kinetic checks permissions, machine types, and quotas after it has created the "
+                "project"
             )
             billing_note = "; pass --billing-account ID to link a billing account"
             checks = Preflight(notes=[note if links_billing else note + billing_note])
@@ -172,8 +174,8 @@ class Infrastructure:
         if plan_rest is None:
             observed |= await self._cloud.observe((*prerequisites, *wanted))
         changes = [*additions(self.site, prerequisites, observed)]
-        if disabled:
-            names = ", ".join(name.removesuffix(".googleapis.com") for name in disabled)
+        if disabled_apis:
+            names = ", ".join(name.removesuffix(".googleapis.com") for name in disabled_apis)
             change = Change(
                 action=Action.UPDATE, kind="APIs", name=self.site.project, reason=f"enable {names}"
             )
@@ -257,7 +259,7 @@ class Infrastructure:
         """Plan what `remove_pool` removes. Nothing is written.
 
         Raises:
-            NotFound: The cluster has no such pool; the message lists those that it has.
+            NotFound: The cluster has no such pool or class; the message lists all that it has.
             Refused: kinetic didn't create the pool or class, or the cluster needs it.
         """
         cluster = await lookup.read_cluster(self._google, self.site)
@@ -271,12 +273,12 @@ class Infrastructure:
         return Planned(plan=Plan(site=self.site, changes=changes), resources=(pool,), removes=True)
 
     async def _plan_class_removal(self, name: str, pool_names: Sequence[str]) -> Planned:
-        """Plan to remove the ComputeClass *name*; an error lists classes and *pool_names*."""
+        """Plan to remove the ComputeClass *name*; if it is absent, list all pools and classes."""
         async with aclosing(Api(await self._connect())) as api:
             known_classes = await compute_classes.list_classes(api)
         if name not in known_classes:
             names = ", ".join(sorted({*pool_names, *known_classes})) or "none"
-            raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {names}")
+            raise NotFound(f"{self.site.cluster} has no pool {name!r}; it has {names}")
         if not compute_classes.is_ours(known_classes[name]):
             raise Refused(
                 f"kinetic didn't make the ComputeClass {name}: it lacks the label kinetic=true; "
@@ -308,7 +310,7 @@ class Infrastructure:
             change.kind == "cluster" and change.action is Action.REMOVE for change in changes
         )
         if removes_cluster and (names := ", ".join(node_pools.foreign(cluster))):
-            notes.append(f"node pools that kinetic didn't make go with the cluster: {names}")
+            notes.append(f"the removal includes node pools that kinetic didn't make: {names}")
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             resources=present,
@@ -321,19 +323,20 @@ class Infrastructure:
         try:
             resources = await lookup.list_outliving(self._google, self.site)
         except BackendError as exc:
-            return (f"some may outlive the cluster and cost: {exc}",)
+            return (f"disks and load balancers may outlive the cluster and cost money: {exc}",)
         if not resources:
             return ()
         advice = (
-            "delete their claims and Services first, or remove them in Google's console afterwards"
+            "first delete their PersistentVolumeClaims and Services, or remove the resources in "
+            "Google's console afterwards"
         )
-        return (f"these outlive the cluster and cost: {', '.join(resources)}; {advice}",)
+        return (f"these outlive the cluster and cost money: {', '.join(resources)}; {advice}",)
 
     async def apply(self, planned: Planned) -> None:
         """Carry out a plan. After an interruption, plan again, and apply the new plan.
 
         Raises:
-            KineticError: A step failed; the notes have other failures.
+            KineticError: A step failed; the error's notes have the other failures.
             Refused: A resource isn't kinetic's, or can't be read; nothing was changed.
         """
         plan = planned.plan
@@ -342,7 +345,7 @@ class Infrastructure:
                 f"- {obstacle.kind} {obstacle.name}: {obstacle.reason}"
                 for obstacle in plan.obstacles
             )
-            raise Refused(f"nothing was changed, because of these:\n{reasons}")
+            raise Refused(f"nothing was changed, because of these problems:\n{reasons}")
         await self._cloud.apply(plan.changes, planned.prerequisites)
         if planned.plan_rest is not None:
             await self.apply(await planned.plan_rest())
@@ -377,7 +380,7 @@ class Infrastructure:
         return pools
 
     async def status(self) -> Status:
-        """Return what exists, what runs, what it costs now, and what can't be seen."""
+        """Return what exists and runs, what the site costs now, and what kinetic can't read."""
         return await survey(self._google, self._cloud, self.site, self._connect, self._environ)
 
     async def _missing_pools(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
@@ -410,7 +413,7 @@ class Infrastructure:
             return changes, [] if await in_cluster.has_sets(api) else notes
 
     async def _change_in_cluster(self, planned: Planned) -> None:
-        """Apply the manifests and controllers that are missing or differ, or remove the former."""
+        """Apply missing or different manifests and controllers; a removal removes manifests."""
         async with aclosing(Api(await self._connect())) as api:
             for manifest in planned.manifests:
                 if planned.removes:
@@ -426,7 +429,7 @@ class Infrastructure:
                     self._tell(f"controller {controller.name} is applied")
 
     async def _open_access(self) -> Access:
-        # Ignore a context that the environment names, because it may be of another cluster.
+        # Ignore the environment's context, because it may belong to another cluster.
         return await open_access(replace(self.target, kube_context=None), self._environ)
 
     async def keep_credentials(self, username: str, token: str) -> None:
@@ -439,7 +442,7 @@ class Infrastructure:
         account = setups.service_account(self.site, "builds")
         wanted = setups.secret_resources(self.site)
         if (await self._cloud.observe((account,)))[account.key].document is None:
-            raise NotFound(f"there is no {account.key}; make it with `kinetic up`")
+            raise NotFound(f"there is no {account.key}; create it with `kinetic up`")
         await self._cloud.enable_apis(("secretmanager.googleapis.com",))
         changes = additions(self.site, wanted, await self._cloud.observe(wanted))
         await self.apply(Planned(plan=Plan(site=self.site, changes=changes), resources=wanted))
@@ -453,11 +456,11 @@ class Infrastructure:
             raise refusal_error("add a version of a secret", refusal) from refusal
 
     async def has_project(self) -> bool:
-        """Return whether the project exists, as far as you can see."""
+        """Return whether the project exists; False also if you lack permission to see it."""
         return await lookup.project_exists(self._google, self.site)
 
     async def is_billed(self) -> bool:
-        """Return whether the project has a billing account, as far as you can see."""
+        """Return whether the project has a billing account; False also if you can't see it."""
         return await lookup.is_billed(self._google, self.site)
 
     async def billing_accounts(self) -> list[lookup.BillingAccount]:

@@ -1,4 +1,4 @@
-"""Join an existing cluster: check it, create what jobs need, list what you may not create."""
+"""Join an existing cluster: check it, create what jobs need, list what the user can't create."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NO_HOST_PATH = ("baseline", "restricted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """The result of `init`: what it found, and its action on each object.
+    """The result of `init`: what kinetic found, and what it does with each object.
 
     ``user`` is your name in the cluster. ``manifest`` is YAML of the objects that an administrator
     has to apply; empty if there are none.
@@ -61,7 +61,7 @@ class Joining:
 
     @property
     def steps(self) -> tuple[Change, ...]:
-        """Return what to create or update."""
+        """Return the changes that create or update an object."""
         changes = (*self.changes, *self.controllers)
         return tuple(
             change for change in changes if change.action in (Action.CREATE, Action.UPDATE)
@@ -69,7 +69,7 @@ class Joining:
 
     @property
     def manifest(self) -> str:
-        """Return the objects that you may not create, as YAML; empty if there are none."""
+        """Return YAML of the objects that an administrator must apply; empty if there are none."""
         pairs = zip(self.objects, self.changes, strict=True)
         requested = tuple(manifest for manifest, change in pairs if change.action is Action.ASK)
         return as_yaml(requested) if requested else ""
@@ -100,14 +100,14 @@ def target_of(
     """Return the target that these settings name; ignore environment variables and profiles.
 
     Args:
-        kube_context: A context of the kubeconfig. Default: none; the next three name a cluster.
-        project, zone, cluster: A GKE cluster. Default: zone ``us-central1-a``, cluster
+        kube_context: A context of the kubeconfig. Default: none; the next three name a GKE cluster.
+        project, zone, cluster: The GKE cluster. Default: zone ``us-central1-a``, cluster
             ``kinetic-cluster``.
         namespace: The Kubernetes namespace of the jobs. Default: ``default``.
         store: ``gs://BUCKET``, which becomes ``gs://BUCKET/NAMESPACE``, or the absolute path of a
             directory that all nodes mount. Default: the bucket that `up` makes for the cluster.
-        store_claim: The PersistentVolumeClaim that holds that directory. Default: pods mount the
-            same path of their node.
+        store_claim: The PersistentVolumeClaim that holds that directory. Default: none; each pod
+            mounts the directory's path of its node.
 
     Raises:
         ConfigurationError: No cluster or store is named, or a name is malformed.
@@ -136,7 +136,7 @@ def target_of(
         )
     directory, url = store_directory(target), store_url(target)
     if store_claim and directory is None:
-        raise ConfigurationError("a claim needs a directory as the store, where pods mount it")
+        raise ConfigurationError("a claim needs a directory as the store: pods mount it there")
     if directory is not None:
         return replace(target, store=str(directory.absolute()))
     bucket, _, folder = url.removeprefix("gs://").rstrip("/").partition("/")
@@ -175,7 +175,7 @@ class Join:
 
         Raises:
             ConfigurationError: The cluster or the store can't run jobs.
-            AuthError: Credentials are refused, or the store refuses you.
+            AuthError: The cluster refuses your credentials, or the store refuses access.
             BackendError: The cluster or the store doesn't answer.
         """
         await self._check_cluster()
@@ -187,17 +187,18 @@ class Join:
         account, account_notes = await self._account()
         objects = manifests(namespace, account, user if needed else "")
         changes: list[Change] = []
-        comparison: Change | None
+        needed_change: Change | None
         for manifest in objects:
-            # The first object is the namespace. If an administrator has to create it, you can't
-            # create other objects in it yet.
+            # The first object is the namespace. If an administrator has to create it, the user
+            # can't create other objects in it yet.
             namespace_is_missing = bool(changes) and changes[0].action is Action.ASK
             try:
-                comparison = await compare(self._api, manifest)
-            except Forbidden:  # you may not read the object
-                comparison = None
-            permitted = not namespace_is_missing and await self._is_permitted(manifest, comparison)
-            changes.append(decide(manifest, comparison, permitted=permitted, complete=not needed))
+                needed_change = await compare(self._api, manifest)
+            except Forbidden:  # the user lacks permission to read the object
+                needed_change = None
+            can_write = not namespace_is_missing and await self._can_write(manifest, needed_change)
+            change = decide(manifest, needed_change, can_write=can_write, can_submit=not needed)
+            changes.append(change)
         return Joining(
             target=self._target,
             cluster=self._api.cluster,
@@ -211,16 +212,16 @@ class Join:
         )
 
     async def everything(self) -> str:
-        """Return YAML of all objects that `plan` checks, with this user's right to submit jobs."""
+        """Return YAML of all objects that `plan` checks, with the user's right to submit jobs."""
         account, _ = await self._account()
         return as_yaml(manifests(self._target.namespace, account, await user_name(self._api)))
 
     async def apply(self, joining: Joining) -> Joining:
-        """Create and update the objects of the plan; return what was done.
+        """Create and update the objects of the plan; return the result.
 
         An administrator has to apply the objects that the API server refuses.
 
-        Cancelled: created objects stay; run it again to continue.
+        Cancelled: created objects stay; join the cluster again to continue.
         """
         changes = list(joining.changes)
         for index, manifest in enumerate(joining.objects):
@@ -276,14 +277,14 @@ class Join:
             await check_listing(store)
             if not await check_use(store):
                 raise BackendError(
-                    f"the store {store.url} doesn't keep what was created first; use another"
+                    f"the store {store.url} changed or replaced an existing object; use another one"
                 )
         self._tell(f"objects can be written, read, and removed in {self._target.store}")
 
     async def _account(self) -> tuple[str, list[str]]:
         """Return the Google service account for pods (empty if there is none), and notes about it.
 
-        Only pods on GKE with a store in a bucket need one. `up` makes it for each namespace.
+        Only pods on GKE with a store in a bucket need an account. `up` makes one per namespace.
         """
         target = self._target
         store = target.store or ""
@@ -305,17 +306,17 @@ class Join:
             except (HttpError, BackendError) as exc:
                 reason = exc.message if isinstance(exc, HttpError) else str(exc)
                 note = (
-                    f"pods get no Google service account, because {email} can't be read "
-                    f"({reason}); `kinetic up --namespace {site.namespace}` makes it"
+                    f"pods get no Google service account, because kinetic can't read {email} "
+                    f"({reason}); `kinetic up --namespace {site.namespace}` creates this account"
                 )
                 return "", [note]
         if store.startswith(f"gs://{site.bucket('jobs')}/"):
             return email, []
-        return email, [f"give {email} the role {setups.OBJECTS_ROLE} on {store}"]
+        return email, [f"pods need a role on {store}: grant {setups.OBJECTS_ROLE} to {email}"]
 
-    async def _is_permitted(self, manifest: Manifest, comparison: Change | None) -> bool:
-        """Return whether you may patch the object and, unless it surely exists, create it."""
-        action = Action.CREATE if comparison is None else comparison.action
+    async def _can_write(self, manifest: Manifest, needed_change: Change | None) -> bool:
+        """Return whether the user can patch the object and, if it may be absent, also create it."""
+        action = Action.CREATE if needed_change is None else needed_change.action
         if action is Action.KEEP:
             return True
         needed = [Request(method="PATCH", path=manifest.path).right]
@@ -325,23 +326,23 @@ class Join:
 
 
 def decide(
-    manifest: Manifest, comparison: Change | None, *, permitted: bool, complete: bool
+    manifest: Manifest, needed_change: Change | None, *, can_write: bool, can_submit: bool
 ) -> Change:
     """Decide what to do with *manifest*.
 
     Args:
         manifest: The object.
-        comparison: The result of `compare` for the object; None if you may not read the object.
-        permitted: Whether you may create or update the object.
-        complete: Whether you have all permissions that submitting jobs needs.
+        needed_change: The result of `compare` for the object; None if the user can't read it.
+        can_write: Whether the user can create or update the object.
+        can_submit: Whether the user has all permissions that submitting jobs needs.
     """
-    if comparison is None and complete:
-        reason = "you may not read it; only a job can show whether it exists"
+    if needed_change is None and can_submit:
+        reason = "you lack permission to read it; only a job can show whether it exists"
         return replace(manifest.change, action=Action.UNSEEN, reason=reason)
-    change = comparison or manifest.change
-    if change.action is Action.KEEP or permitted:
+    change = needed_change or manifest.change
+    if change.action is Action.KEEP or can_write:
         return change
-    return replace(change, action=Action.ASK, reason="you may not create it")
+    return replace(change, action=Action.ASK, reason="you lack permission to create or update it")
 
 
 def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]:
@@ -349,7 +350,8 @@ def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]
     if optional:
         yield f"you lack permissions that only some jobs need: {'; '.join(by_resource(optional))}"
     if hidden := [change for change in changes if change.action is Action.UNSEEN]:
-        yield f"you may not read {', '.join(f'{change.kind} {change.name}' for change in hidden)}"
+        names = ", ".join(f"{change.kind} {change.name}" for change in hidden)
+        yield f"you lack permission to read {names}"
 
 
 async def init(
@@ -370,15 +372,15 @@ async def init(
         environ: The environment. Default: that of this process.
 
     Returns:
-        The action on each object. Its ``manifest`` has those that you may not create.
+        What kinetic did with each object. ``manifest`` is for an administrator.
 
     Raises:
-        ConfigurationError: No such context or cluster exists, or it can't run jobs.
-        AuthError: Credentials are refused, the store refuses you, or you may not install a
-            controller.
+        ConfigurationError: The context or cluster doesn't exist, or the cluster can't run jobs.
+        AuthError: The cluster refuses your credentials, the store refuses access, or you lack
+            permission to install a controller.
         BackendError: The cluster or the store doesn't answer.
 
-    Cancelled: created objects stay; run it again to continue.
+    Cancelled: created objects stay; run `init` again to continue.
 
     Example::
 

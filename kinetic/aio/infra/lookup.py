@@ -1,4 +1,4 @@
-"""Find the resources of a site whose name or location kinetic can't compute, and its project."""
+"""Find a site's project, and the resources whose names or locations kinetic can't compute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kinetic.errors import NotFound, Unavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillingAccount:
-    """An open billing account that you can see; ``id`` is like ``012345-6789AB-CDEF01``."""
+    """An open billing account that the user can see; ``id`` is like ``012345-6789AB-CDEF01``."""
 
     id: str
     name: str
@@ -67,11 +67,10 @@ async def read_cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
 async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
     """Return the disks and load balancers that outlive the cluster.
 
-    GKE makes them for volumes and Services. Each belongs to the cluster if its labels have the
-    cluster's name and no other location. So does every forwarding rule in the network that `up`
-    made.
+    GKE makes disks for volumes, and forwarding rules (load balancers) for Services. Such a resource
+    belongs to the cluster if its labels have the cluster's name and no other location. All
+    forwarding rules in the network that `up` made also belong to the cluster.
     """
-
     found: list[str] = []
     try:
         for kind, items_field in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
@@ -121,7 +120,7 @@ async def list_placement_policies(google: GoogleClient, site: Site) -> list[Reso
 
 
 async def _read(google: GoogleClient, resource: Resource) -> Document | None:
-    """Return the document of *resource*; None if it doesn't exist, or you may not see it."""
+    """Return the document of *resource*; None if it is absent, or the user can't see it."""
     try:
         return await google.call(resource.read)
     except HttpError as refusal:
@@ -131,18 +130,18 @@ async def _read(google: GoogleClient, resource: Resource) -> Document | None:
 
 
 async def project_exists(google: GoogleClient, site: Site) -> bool:
-    """Return whether the project exists; False also if you may not see it."""
+    """Return whether the project exists; False also if the user can't see it."""
     return await _read(google, project_resource(site)) is not None
 
 
 async def is_billed(google: GoogleClient, site: Site) -> bool:
-    """Return whether the project has a billing account; False also if you may not see it."""
+    """Return whether the project has a billing account; False also if the user can't see that."""
     answer = await _read(google, billing_link(site, ""))
     return bool((answer or {}).get("billingEnabled"))
 
 
 async def list_billing_accounts(google: GoogleClient) -> list[BillingAccount]:
-    """Return the open billing accounts that you can see."""
+    """Return the open billing accounts that the user can see."""
     listing = call("cloudbilling", "GET", "billingAccounts")
     try:
         return [

@@ -54,7 +54,7 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
     """Return the objects of *namespace*, the namespace first.
 
     *account* is the Google service account that the pods act as. A separate binding permits *user*
-    to submit jobs; without *user*, only administrators of the cluster can submit.
+    to submit jobs; without *user*, only administrators of the cluster can submit jobs.
     """
     import yaml
 
@@ -100,7 +100,7 @@ async def compare(api: Api, manifest: Manifest) -> Change:
 
 
 async def apply(api: Api, manifest: Manifest) -> None:
-    """Create or update *manifest*; fields that only other programs have set stay as they are."""
+    """Create or update an object; fields that only other programs have set stay unchanged."""
     query = {"fieldManager": "kinetic", "force": "true"}
     await api.call("PATCH", manifest.path, query=query, body=manifest.document, content_type=APPLY)
 

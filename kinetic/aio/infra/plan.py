@@ -27,7 +27,7 @@ WRITE_ACTIONS = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Acti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The changes of `up`, `down`, or `pool`, planned or carried out; in the order of planning."""
+    """The changes that `up`, `down`, or `pool` makes, in the order of planning."""
 
     site: Site
     changes: tuple[Change, ...]
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def obstacles(self) -> tuple[Change, ...]:
-        """Return the changes that block the plan: resources of others, and unreadable ones."""
+        """Return the changes that block the plan: those of unreadable and foreign resources."""
         return tuple(
             change for change in self.changes if change.action in (Action.FOREIGN, Action.UNSEEN)
         )
@@ -63,13 +63,13 @@ class Plan:
 def additions(
     site: Site, wanted: Iterable[Resource | Policy], observed: Mapping[str, Observed]
 ) -> tuple[Change, ...]:
-    """Return one change per resource in *wanted*: the change after which it exists as wanted."""
-    adopted = _is_made_by_keras_kinetic(observed, site)
+    """Return one change per resource in *wanted*: the change that makes it exist as wanted."""
+    by_keras_kinetic = _is_made_by_keras_kinetic(observed, site)
     changes = tuple(
-        _addition(site, resource, observed[resource.key], adopted) for resource in wanted
+        _addition(site, resource, observed[resource.key], by_keras_kinetic) for resource in wanted
     )
     if any(change.kind == "cluster" and change.action is Action.REPLACE for change in changes):
-        # Removing the old cluster also removes its node pools, so all of them are created.
+        # Removing the old cluster also removes its node pools, so the plan creates them all.
         return tuple(
             replace(change, action=Action.CREATE, reason="")
             if change.kind == "node pool"
@@ -102,8 +102,10 @@ def _change(
     )
 
 
-def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopted: bool) -> Change:
-    """Return the change after which *resource* exists as wanted; see `is_ours` for *adopted*."""
+def _addition(
+    site: Site, resource: Resource | Policy, observed: Observed, by_keras_kinetic: bool
+) -> Change:
+    """Return the change that makes *resource* exist as wanted."""
     if observed.problem:
         return _change(resource, Action.UNSEEN, observed.problem)
     document = observed.document
@@ -113,9 +115,9 @@ def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopt
         return _change(resource, Action.KEEP)
     if document is None:
         return _change(resource, Action.CREATE, resource.description, resource.usd_per_hour)
-    if not is_ours(site, resource, document, adopted):
+    if not is_ours(site, resource, document, by_keras_kinetic):
         reason = (
-            f"one of this name exists, and it isn't marked as part of {site.cluster}; remove it"
+            f"a {resource.kind} of this name exists without the labels of {site.cluster}; remove it"
         )
         alternative = "" if resource.kind == "node pool" else ", or choose another cluster name"
         return _change(resource, Action.FOREIGN, reason + alternative)
@@ -125,7 +127,9 @@ def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopt
     if status == "ERROR" and resource.kind in ("cluster", "node pool"):
         is_cluster = resource.kind == "cluster"
         consequence = (
-            "is unusable, and goes with its pools and jobs" if is_cluster else "has no nodes"
+            "is unusable, so kinetic removes it with its pools and jobs"
+            if is_cluster
+            else "has no nodes"
         )
         return _change(resource, Action.REPLACE, f"it {consequence}: {problem_of(document)}")
     if status in BROKEN_STATUSES:
@@ -138,19 +142,19 @@ def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopt
     return _change(resource, Action.UPDATE if can_update else Action.DIFFERS, "; ".join(found))
 
 
-def is_ours(site: Site, resource: Resource, document: Document, adopted: bool) -> bool:
+def is_ours(site: Site, resource: Resource, document: Document, by_keras_kinetic: bool) -> bool:
     """Return whether kinetic may change the resource in *document*.
 
-    It may if the resource has kinetic's mark, or a kind that needs no mark. *adopted* says that
-    keras-kinetic made the site. Then kinetic may also change a network, subnetwork, or router that
-    has neither description nor labels.
+    kinetic may change a resource that has kinetic's mark, or a kind that needs no mark. If
+    keras-kinetic made the site (*by_keras_kinetic*), kinetic may also change a network, subnetwork,
+    or router that has neither description nor labels.
     """
     if resource.kind == "node pool":
         return is_our_pool(document)
     if resource.kind in SHARED_KINDS or site.owns(document):
         return True
     is_marked = document.get("description") or document.get("labels")
-    return adopted and resource.kind in UNLABELED_KINDS and not is_marked
+    return by_keras_kinetic and resource.kind in UNLABELED_KINDS and not is_marked
 
 
 def problem_of(document: Document) -> str:
@@ -171,7 +175,7 @@ def removals(
     keeps_buckets: bool = False,
 ) -> tuple[Change, ...]:
     """Return a change for each existing resource in *present*: its removal, or why it stays."""
-    adopted = _is_made_by_keras_kinetic(observed, site)
+    by_keras_kinetic = _is_made_by_keras_kinetic(observed, site)
     changes: list[Change] = []
     for resource in present:
         document = observed[resource.key].document
@@ -181,10 +185,10 @@ def removals(
             continue
         elif isinstance(resource, Policy):
             if resource.without_members(document)["bindings"] != document.get("bindings", []):
-                reason = "the bindings of our accounts"
+                reason = "the bindings of kinetic's accounts"
                 changes.append(_change(resource, Action.REMOVE, reason))
-        elif not is_ours(site, resource, document, adopted):
-            reason = "it has kinetic's name but not its labels"
+        elif not is_ours(site, resource, document, by_keras_kinetic):
+            reason = "it has kinetic's name, but not kinetic's labels"
             changes.append(_change(resource, Action.KEEP, reason))
         elif keeps_buckets and resource.kind == "bucket":
             reason = "it may hold results; --force-destroy removes it"

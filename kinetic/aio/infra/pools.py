@@ -20,15 +20,15 @@ EXTRA_NODES = 10
 """How many nodes beyond its minimum a pool may have, unless it is a slice of several hosts."""
 
 PODS_PER_TPU_NODE = "15"
-"""Maximum number of pods on a TPU node; low, because GKE reserves addresses for each of them."""
+"""Maximum number of pods on a TPU node; low, as GKE reserves addresses for each pod."""
 
 EXTRA_NETWORKS = frozenset(
     {"a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "a4x-highgpu-4g", "a4x-maxgpu-4g-metal"}
 )
 """Machine types whose GPUs need additional networks, which a plain pool lacks."""
 
-MAX_NAME = 39
-"""Google allows 40 characters in the name of a node pool."""
+MAX_NAME_LENGTH = 39
+"""Maximum number of characters in a node pool's name; Google allows 40."""
 
 RESERVATION_PATH = re.compile(r"(?:projects/([^/]+)/)?reservations/([^/]+)(?:/.*)?")
 """The form of a reservation's name with its project, or with a block of the reservation."""
@@ -43,8 +43,8 @@ RESERVATION = "compute.googleapis.com/reservation-name"
 class Pool:
     """A node pool that a cluster should have.
 
-    It always has at least ``min_nodes`` nodes. A TPU slice of several hosts fills a whole pool, so
-    the minimum is 0 or the number of hosts. ``number`` distinguishes pools of equal slices.
+    The pool always has at least ``min_nodes`` nodes. A TPU slice of several hosts fills a whole
+    pool, so the minimum is 0 or the number of hosts. ``number`` distinguishes equal slices.
     ``zone`` is a zone of the cluster's region; empty: the cluster's zone.
     """
 
@@ -62,7 +62,7 @@ class Pool:
             )
         if accelerator.spot and self.reservation:
             raise ConfigurationError(
-                f"a spot pool can't use the reservation {self.reservation!r}; drop one of both"
+                f"a spot pool can't use the reservation {self.reservation!r}; choose one of both"
             )
         if accelerator.machine in EXTRA_NETWORKS:
             raise ConfigurationError(
@@ -79,17 +79,17 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """Return a name of accelerator, reservation, and number: adding a pool twice makes one."""
+        """Return a name from accelerator, reservation, and number; equal pools have one name."""
         number = str(self.number) if self.number > 1 else ""
-        parts = [class_name(self.accelerator), self.reserved[1], number]
+        parts = [class_name(self.accelerator), self.reservation_parts[1], number]
         name = "-".join(part for part in parts if part)
-        if len(name) <= MAX_NAME:
+        if len(name) <= MAX_NAME_LENGTH:
             return name
         digest = hashlib.sha256(f"{name} {self.reservation}".encode()).hexdigest()[:6]
-        return f"{name[: MAX_NAME - 7].rstrip('-')}-{digest}"
+        return f"{name[: MAX_NAME_LENGTH - 7].rstrip('-')}-{digest}"
 
     @property
-    def reserved(self) -> tuple[str, str]:
+    def reservation_parts(self) -> tuple[str, str]:
         """Return the reservation's project (empty: the cluster's project) and its short name."""
         match = RESERVATION_PATH.fullmatch(self.reservation)
         return (match[1] or "", match[2]) if match else ("", self.reservation)
@@ -103,17 +103,17 @@ class Pool:
         """Return pools for *count* slices, this one first.
 
         Raises:
-            ConfigurationError: *count* exceeds 1, but a slice is one node: one pool can have all.
+            ConfigurationError: *count* exceeds 1, but a slice is one node; one pool has many nodes.
         """
         if count > 1 and not self.accelerator.multi_host:
             raise ConfigurationError(
-                f"{self.accelerator} is one host, and one pool has as many of them as jobs need; "
+                f"a slice of {self.accelerator} is one host, and one pool can have many hosts; "
                 f"use --min-nodes {count} instead of --slices {count}"
             )
         return tuple(replace(self, number=number) for number in range(1, count + 1))
 
     @property
-    def policy(self) -> str:
+    def policy_suffix(self) -> str:
         """Return the end of the name of a tpu7x slice's placement policy; empty for other pools."""
         accelerator = self.accelerator
         needs_policy = accelerator.name == "tpu7x" and accelerator.multi_host
@@ -121,7 +121,7 @@ class Pool:
 
 
 def reference(site: Site, name: str) -> Resource:
-    """Return a resource by which to read or remove the pool *name*, but not to create it."""
+    """Return a resource with which to read or remove the pool *name*, but not to create it."""
     parent = f"projects/{site.project}/locations/{site.zone}/clusters/{site.cluster}/nodePools"
     return resource("node pool", name, "container", parent, {})
 
@@ -136,9 +136,9 @@ def pool_resources(
     resources: dict[str, Resource] = {}
     for pool in pools:
         needs = [f"cluster {site.cluster}"]
-        if pool.policy:
+        if pool.policy_suffix:
             topology = pool.accelerator.topology or ""
-            placement = placement_policy(site, f"{site.prefix}{pool.policy}", topology)
+            placement = placement_policy(site, f"{site.prefix}{pool.policy_suffix}", topology)
             resources[placement.key] = placement
             needs.append(placement.key)
         base, wanted = reference(site, pool.name), body(site, pool)
@@ -207,8 +207,8 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
         config |= {"accelerators": [gpus], "gvnic": {"enabled": True}}
     else:
         fields["maxPodsConstraint"] = {"maxPodsPerNode": PODS_PER_TPU_NODE}
-        if pool.policy:
-            fields["placementPolicy"] = {"policyName": f"{site.prefix}{pool.policy}"}
+        if pool.policy_suffix:
+            fields["placementPolicy"] = {"policyName": f"{site.prefix}{pool.policy_suffix}"}
         elif accelerator.multi_host:
             fields["placementPolicy"] = {"type": "COMPACT", "tpuTopology": accelerator.topology}
     if accelerator.spot:
@@ -225,7 +225,7 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
 
 
 def keep_reason(document: Mapping[str, Any]) -> str:
-    """Return why `remove_pool` keeps this pool, and what to do; empty if it may remove it."""
+    """Return why `remove_pool` refuses a pool, and what to do; empty if it accepts the pool."""
     name = str(document["name"])
     if is_gkes_pool(document):
         return f"GKE made the node pool {name} for pods, and removes it when its nodes are idle"

@@ -56,8 +56,8 @@ ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serv
 class Preflight:
     """The results of the checks: ``problems`` stop the command, ``notes`` don't.
 
-    ``machine`` is a machine type for system pods that the zone offers. ``zones`` are the zones of
-    the region that offer a pool's machines, the site's zone first; empty if unknown.
+    ``machine`` is the machine type for the cluster's own pods. ``zones`` are the zones of the
+    region that offer a pool's machines, the site's zone first; empty if unknown.
     """
 
     problems: list[str] = field(default_factory=list[str])
@@ -79,7 +79,7 @@ async def preflight(
 
     The pools must be new: the machines of an existing pool may already use up its quota and its
     reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
-    says that the plan links a billing account, so this doesn't check billing.
+    says that the plan links a billing account; then nothing else checks the billing.
 
     Raises:
         ConfigurationError: There are problems; the message lists all.
@@ -102,8 +102,8 @@ async def preflight(
         pool_site = replace(site, zone=pool.zone or site.zone)
         if pool_site.region != site.region:
             result.problems.append(
-                f"the nodes of a cluster are in its region, {site.region}, and {pool.zone} isn't; "
-                "name another zone of it"
+                f"all nodes of a cluster are in its region, but the zone {pool.zone} isn't in "
+                f"{site.region}; name a zone of {site.region}"
             )
         if pool.reservation:
             checks.append(_check_reservation(google, pool_site, pool, needed, result))
@@ -115,16 +115,16 @@ async def preflight(
     if result.problems:
         listed_problems = "\n".join(f"- {problem}" for problem in sorted(result.problems))
         raise ConfigurationError(
-            f"nothing was created, because this is missing:\n{listed_problems}"
+            f"nothing was created, because of these problems:\n{listed_problems}"
         )
     return result
 
 
 @contextmanager
 def _noting_refusals(result: Preflight, action: str, *, absent: str = "") -> Generator[None]:
-    """Note a refusal, unless the API is disabled, because `up` enables it.
+    """Note a refusal, unless Google refuses because an API is disabled, which `up` enables.
 
-    *absent* is the problem if Google answers that something doesn't exist.
+    *absent* is the problem to report if Google answers that the resource doesn't exist.
     """
     try:
         yield
@@ -156,14 +156,15 @@ async def _check_permissions(google: GoogleClient, site: Site, result: Preflight
             if refusal.status not in (403, 404):
                 raise
             result.problems.append(
-                f"the project {site.project} doesn't exist, or you may not see it "
+                f"the project {site.project} doesn't exist, or you can't see it "
                 f"({refusal.message}); check --project, or pass --create-project"
             )
             return
         granted = answer.get("permissions") or ()
         if missing := [permission for permission in PERMISSIONS if permission not in granted]:
             result.problems.append(
-                f"permissions in {site.project}: {', '.join(missing)}; ask an owner for {ROLES}"
+                f"you lack permissions in {site.project}: {', '.join(missing)}; ask an owner for "
+                f"{ROLES}"
             )
 
 
@@ -179,14 +180,14 @@ async def _check_billing(google: GoogleClient, site: Site, result: Preflight) ->
 
 
 async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Choose a machine type of the zone for the system pods of a Standard cluster."""
+    """Choose a machine type of the zone for the own pods of a Standard cluster."""
     site = setup.site
     if setup.shape == "autopilot":
         return
     parent = f"projects/{site.project}/zones/{site.zone}/machineTypes"
     name_filter = " OR ".join(f'(name = "{machine}")' for machine in SYSTEM_MACHINES)
     listing = call("compute", "GET", parent, query=query(filter=name_filter))
-    action = "choose a machine type of the zone for the system pods"
+    action = "choose a machine type of the zone for the cluster's own pods"
     absent = f"there is no zone {site.zone}; choose another --zone"
     with _noting_refusals(result, action, absent=absent):
         offered = {str(found["name"]) async for found in google.list_items(listing, "items")}
@@ -220,7 +221,7 @@ async def _check_reservation(
     google: GoogleClient, site: Site, pool: Pool, nodes: int, result: Preflight
 ) -> None:
     """Check that a pool's reservation has *nodes* free machines."""
-    project, name = pool.reserved
+    project, name = pool.reservation_parts
     path = f"projects/{project or site.project}/zones/{site.zone}/reservations/{name}"
     absent = f"there is no reservation {name} in {site.zone}; check its name and zone"
     with _noting_refusals(result, f"read the reservation {name}", absent=absent):
@@ -230,7 +231,7 @@ async def _check_reservation(
         machine, needed = properties.get("machineType"), pool.accelerator.machine
         if machine not in (None, needed):
             result.problems.append(
-                f"the reservation {name} is of {machine}, but {pool.accelerator} needs {needed}"
+                f"the reservation {name} has {machine}, but {pool.accelerator} needs {needed}"
             )
         free = int(machines.get("count") or 0) - int(machines.get("inUseCount") or 0)
         if machines and free < nodes:
@@ -268,7 +269,7 @@ async def _check_quota(
         quota = quotas.get(metric)
         if quota is None:
             result.notes.append(
-                f"the quota of {accelerator} in {site.region} isn't visible here; see "
+                f"kinetic can't read the quota of {accelerator} in {site.region}; see "
                 "https://console.cloud.google.com/iam-admin/quotas"
             )
             return
@@ -286,7 +287,7 @@ async def _find_zones(
 ) -> None:
     """Find the zones that have a pool's machine type.
 
-    It's a problem if *site*'s zone lacks it or, if *regional*, all zones of the region lack it.
+    Report a problem if *site*'s zone lacks it or, with *regional*, all zones of the region do.
     """
     machine = pool.accelerator.machine
     path = f"projects/{site.project}/aggregated/machineTypes"
@@ -302,6 +303,6 @@ async def _find_zones(
             result.notes.append(f"Google lists {machine} in no zone, so {location} may lack it")
         elif not in_region if regional else site.zone not in zones:
             result.problems.append(
-                f"{location} has no {machine}, which {pool.accelerator} needs; these zones do: "
-                f"{', '.join(zones)}"
+                f"{location} has no {machine}, which {pool.accelerator} needs; these zones have "
+                f"it: {', '.join(zones)}"
             )

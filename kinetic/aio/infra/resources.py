@@ -53,9 +53,9 @@ def query(**values: str | Sequence[str]) -> Query:
 class Resource:
     """One resource of a site, with the requests that read, create, and remove it.
 
-    A plan that creates it shows ``description``. An existing resource must have ``wanted_fields``;
-    ``update`` is the request that sends them, or None if the API can't change them. A plan shows
-    differences from ``reported_fields`` but doesn't change them. ``needs`` has the keys of
+    A plan that creates the resource shows ``description``. An existing resource must have
+    ``wanted_fields``; ``update`` is the request that sets these fields, or None if the API can't
+    change them. A plan only reports differences from ``reported_fields``. ``needs`` has the keys of
     resources that must exist first. ``usd_per_hour`` is the cost while no job runs.
     """
 
@@ -100,7 +100,7 @@ class Policy:
     """kinetic's bindings in the IAM policy of one resource; other bindings stay as they are.
 
     ``requires`` has the keys of resources that must exist first. ``wrapped`` says whether the
-    request ``write`` has the policy in a field ``policy``.
+    request ``write`` puts the policy into a field ``policy``.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Policy:
         return {**policy, "bindings": bindings, "version": 3}
 
     def without_members(self, policy: Document) -> dict[str, Any]:
-        """Return *policy* without our members, including those that IAM marks as deleted."""
+        """Return *policy* without kinetic's members, also those that IAM marks as deleted."""
         ours = {binding.member for binding in self.bindings}
         bindings: list[dict[str, Any]] = []
         for entry in policy.get("bindings") or ():
@@ -180,8 +180,9 @@ def resource(
 ) -> Resource:
     """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path.
 
-    *create_query* is the query of the POST request. *patched* are fields that the request sets as
-    well, and that a PATCH request with *patch_query* repairs.
+    *create_query* is the query of the POST request. *patched* are fields that the POST request
+    also sets. If an existing resource differs in these fields, a PATCH request with *patch_query*
+    corrects it.
     """
     path = f"{parent}/{name}"
     if patched is not None:

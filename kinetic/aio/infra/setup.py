@@ -38,7 +38,7 @@ SYSTEM_NODES = 10
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 SHIELDED = {"enableIntegrityMonitoring": True, "enableSecureBoot": True}
 MAX_CPUS, MAX_MEMORY_GB = "1000000", "10000000"
-"""Limits of node auto-provisioning. All nodes count, so a low limit would stop large TPU slices."""
+"""Limits of node auto-provisioning. All nodes count, so low limits would stop large TPU slices."""
 
 MAX_ACCELERATORS = "10000"
 OBJECTS_ROLE = "roles/storage.objectUser"
@@ -46,7 +46,7 @@ OBJECTS_ROLE = "roles/storage.objectUser"
 
 SECRETS = "secretmanager"
 KEEP_DAYS = 30
-"""How many days buckets keep objects after their custom time, and registries untagged images."""
+"""Days that a bucket keeps an object after its custom time, and a registry untagged images."""
 
 CLUSTER_USD, NAT_USD = 0.10, 0.044
 """Approximate US dollars per hour: GKE's management fee, and the most that a NAT gateway costs."""
@@ -75,8 +75,8 @@ class Setup:
     def __post_init__(self) -> None:
         if self.shape == "standard" and self.site.zone == self.site.region:
             raise ConfigurationError(
-                f"{self.site.zone} is a region, and a Standard cluster has a zone; name one, such "
-                f"as --zone {self.site.zone}-a, or use --autopilot"
+                f"{self.site.zone} is a region, and a Standard cluster needs a zone; use a zone "
+                f"such as --zone {self.site.zone}-a, or use --autopilot"
             )
 
     @property
@@ -104,9 +104,9 @@ def wanted_resources(setup: Setup) -> tuple[Resource | Policy, ...]:
 def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Policy, ...]:
     """Return all resources that `down` removes if they exist.
 
-    *workers* are the service accounts of other namespaces, which the policy of the jobs' bucket
-    names. The network ``needs`` the repository, so that `down` removes the repository last: only
-    its label shows that keras-kinetic made the network.
+    *workers* are the service accounts of other namespaces; the policy of the jobs' bucket names
+    them. Only the repository's label shows that keras-kinetic made the network. So the network
+    ``needs`` the repository, and `down` removes the repository after the network.
     """
     site = setup.site
     resources: list[Resource | Policy] = []
@@ -166,7 +166,7 @@ def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
 
 
 def service_account(site: Site, purpose: str, email: str = "") -> Resource:
-    """Return the service account for *purpose*, or with *email* that of another namespace."""
+    """Return the service account for *purpose*; *email* is that of another namespace's account."""
     email = email or site.account(purpose)
     parent = f"projects/{site.project}/serviceAccounts"
     return resource(
@@ -382,7 +382,7 @@ def pool_body(
 
 
 def _policies(site: Site) -> tuple[Policy, ...]:
-    """Return the IAM policies, with the least rights; docs/security.md lists all of them."""
+    """Return IAM policies that grant the least rights; docs/security.md lists these rights."""
     nodes, workers, builds = (
         f"serviceAccount:{site.account(purpose)}" for purpose in ("nodes", "workers", "builds")
     )
@@ -476,7 +476,7 @@ def secret_resources(site: Site) -> tuple[Resource | Policy, ...]:
 
 
 def check_parent(parent: str, *, creates: bool) -> None:
-    """Check *parent*, a new project's folder or organization; *creates* says if `up` creates one.
+    """Check *parent*, a new project's folder or organization; *creates*: `up` creates a project.
 
     Raises:
         ConfigurationError: *parent* is malformed, or is set although `up` creates no project.
@@ -493,7 +493,7 @@ def check_parent(parent: str, *, creates: bool) -> None:
 
 
 def project_resource(site: Site, parent: str = "") -> Resource:
-    """Return the project, in the organization or folder *parent* if one is named."""
+    """Return the project, in the organization or folder *parent* unless that is empty."""
     path = f"projects/{site.project}"
     api = "cloudresourcemanager"
     parent_field = {"parent": parent} if parent else {}

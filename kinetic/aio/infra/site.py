@@ -16,7 +16,7 @@ CLUSTER_NAME = re.compile(r"[a-z]([a-z0-9-]{0,17}[a-z0-9])?", re.ASCII)
 `kn-CLUSTER-workers` may have only 30."""
 
 NAMESPACE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-"""The form of a namespace: a DNS label. It goes into an IAM condition, so it can't have quotes."""
+"""The form of a namespace, a DNS label. IAM conditions contain it, so it must have no quotes."""
 
 MAX_BUCKET_NAME = 63
 ZONE_NAME = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
@@ -149,7 +149,7 @@ class Site:
 
 
 def is_our_pool(document: Mapping[str, Any]) -> bool:
-    """Return whether a node pool is kinetic's or keras-kinetic's: both label its nodes."""
+    """Return whether kinetic or keras-kinetic made a node pool: both label the pool's nodes."""
     config: Mapping[str, Any] = document.get("config") or {}
     labels: Mapping[str, Any] = config.get("labels") or {}
     return bool(labels.get(KINETIC_LABEL) == "true")

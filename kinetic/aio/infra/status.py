@@ -43,7 +43,7 @@ USER = "kinetic.dev/user"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A resource of Google Cloud: ``exists`` is None if it can't be seen."""
+    """A resource of Google Cloud: ``exists`` is None if you can't see the resource."""
 
     kind: str
     name: str
@@ -101,9 +101,9 @@ class Status:
     """The state of a site: its parts, pools, queues, jobs, and cost.
 
     ``state`` is the cluster's state in Google's words, ``absent``, or ``unknown``.
-    ``usd_per_hour`` is what all known parts cost now, in US dollars, without buckets, images, and
-    traffic, which cost by use. ``unseen`` says what you can't see, and why. ``left`` names disks
-    and load balancers that a removed cluster left behind. ``usd_per_hour`` includes neither.
+    ``unseen`` says what you can't see, and why. ``left`` names disks and load balancers that a
+    removed cluster left behind. ``usd_per_hour`` is the current cost of all other parts in US
+    dollars; buckets, images, and traffic cost by use and don't count.
     """
 
     project: str
@@ -135,7 +135,7 @@ async def survey(
 ) -> Status:
     """Return the status of *site*; *connect* opens access to its cluster."""
     reader = _Reader(site, cloud.timeout_s)
-    setup = await reader.read("the place of the cluster", lookup.setup_of(google, site))
+    setup = await reader.read("the location of the cluster", lookup.setup_of(google, site))
     if setup is None:
         setup = Setup(site=site, shape="autopilot" if site.zone == site.region else "standard")
     wanted = [
@@ -193,8 +193,8 @@ async def survey(
 class _Reader:
     """Reads from APIs, limits the time of each request, and collects the failures.
 
-    The other attributes are what the cluster's Kubernetes API answers. ``nodes`` or ``pods`` is
-    None if unknown.
+    ``failures`` and ``error`` describe failed requests. The other attributes come from the
+    cluster's Kubernetes API; ``nodes`` or ``pods`` is None if unknown.
     """
 
     def __init__(self, site: Site, limit_s: float) -> None:
