@@ -16,14 +16,14 @@ COLUMNS = ("accelerator", "chips", "hosts", "memory_gb", "usd_hour", "spot_hour"
 
 
 @click.command(short_help="List what accelerator= takes, with list prices.")
-@click.option("--live", is_flag=True, help="Count the cluster's nodes that offer each.")
+@click.option("--live", is_flag=True, help="Also count the nodes that offer each accelerator.")
 @json_option
 @with_target_options
 def accelerators(options: TargetOptions, live: bool, as_json: bool) -> None:
-    """List what accelerator= takes, with list prices per hour in US dollars: estimates.
+    """List what accelerator= takes, with list prices per hour in US dollars.
 
-    Prices are those of the configured zone; a dash means that none is known. JSON has the source
-    and the date of each price. --live doesn't count nodes that a node pool could add.
+    The prices are estimates for the configured zone; a dash means that the price is unknown. JSON
+    has the source and date of each price. --live doesn't count nodes that a node pool could add.
     """
     from kinetic import configuration
     from kinetic.prices import rows

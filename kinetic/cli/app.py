@@ -141,7 +141,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Otherwise the interpreter flushes the rest when it exits, and reports the error again.
+        # Otherwise the interpreter flushes the remaining output at exit, and reports an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED  # click exits with the same code if it notices the closed pipe
     except Exception as exc:

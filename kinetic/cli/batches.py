@@ -138,14 +138,15 @@ async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) 
         output.table("batches.items", ITEM_COLUMNS, fields["each"], as_json=False)
 
 
-@batches.command("watch", short_help="Show a batch's progress until it ends.")
+@batches.command("watch", short_help="Show a batch's progress until the batch ends.")
 @json_option
 @with_batch
 async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> int:
-    """Show a batch's progress until it ends. Press q to leave; the batch continues.
+    """Show a batch's progress until the batch ends. Press q to leave; the batch continues.
 
-    Without a terminal, prints a line every 5 seconds if something changed; with --json, one object
-    per line. Exits with 1 if the batch ends and an item failed.
+    Without a terminal, kinetic prints a line at most every 5 seconds, when something has changed.
+    With --json, it prints one object per line. The exit code is 1 if the batch ended and an item
+    failed.
     """
     from kinetic.cli.watch import follow
 
@@ -171,7 +172,7 @@ async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> int:
 @click.option(
     "--metric",
     metavar="NAME",
-    help="The result that ranks the items, such as loss. Default: the page chooses one.",
+    help="The result that ranks the items, such as loss. Default: kinetic chooses a result.",
 )
 @with_batch
 async def _report(
@@ -187,7 +188,7 @@ async def _report(
 
 @batches.command("results", short_help="Wait for a batch, and show how each item ended.")
 @timeout_option
-@click.option("--failed", is_flag=True, help="Show only items without a value.")
+@click.option("--failed", is_flag=True, help="Show only items that didn't succeed.")
 @click.option("--unpickle", is_flag=True, help="Unpickle the values here, and show their repr.")
 @json_option
 @with_batch
@@ -200,8 +201,8 @@ async def _results(
 ) -> int:
     """Wait for a batch, and show how each item ended, in input order.
 
-    With --json, prints one object per line. Unpickling can run code, so values are unpickled only
-    with --unpickle. Exits with 1 if an item failed.
+    With --json, kinetic prints one object per line. Unpickling can run code, so kinetic unpickles
+    values only with --unpickle. The exit code is 1 if an item failed.
     """
     from kinetic._tasks import all_or_none
 
@@ -245,7 +246,7 @@ def _print_result(row: dict[str, Any], *, as_json: bool) -> None:
     "--item",
     type=int,
     metavar="NUMBER",
-    help="Show only this item. Default: all, each line with its item's number.",
+    help="Show only this item. Default: all items, each line with the number of its item.",
 )
 @click.option(
     "-f", "--follow", is_flag=True, help="Print new lines until the item ends. Requires --item."
@@ -272,7 +273,7 @@ async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tai
             output.lines((await job.tail(tail)).splitlines())
         return
     if follow:
-        raise click.UsageError("--follow follows one item: name it with --item")
+        raise click.UsageError("--follow follows one item: name the item with --item")
     for index, _ in await batch.statuses():
         try:
             text = await (await batch.job(index)).tail(tail)
@@ -282,21 +283,22 @@ async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tai
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")
-@click.option("--seal", is_flag=True, help="The stored inputs are all inputs of the batch.")
+@click.option("--seal", is_flag=True, help="Treat the stored inputs as all inputs of the batch.")
 @timeout_option
 @with_batch
 async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None) -> int:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
-    If its iterator of inputs raised, or its process died before the iterator ended, pass `--seal`.
-    Items that ended don't run again, also those that failed or were cancelled: run these with
-    `kinetic batches retry ID`. Exits with 1 if an item failed.
+    If the iterator of inputs raised an exception, or its process died before the iterator ended,
+    pass `--seal`. Items that ended don't run again, even if they failed or were cancelled; to run
+    such items again, use `kinetic batches retry ID`. The exit code is 1 if an item failed.
     """
     await batch.resume(seal=seal)
     await _wait_until_ended(batch, timeout)
     counts = await batch.status_counts()
-    bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
-    hint = f"; to run the {bad:,} again: kinetic batches retry {batch.group_id}" if bad else ""
+    retryable = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
+    command = f"kinetic batches retry {batch.group_id}"
+    hint = f"; to run {output.items(retryable)} again: {command}" if retryable else ""
     output.note(f"{batch.group_id} has ended: {_format_counts(counts)}{hint}")
     return int("FAILED" in counts)
 
@@ -323,12 +325,12 @@ async def _wait_until_ended(batch: aio.BatchHandle[Any], timeout: float | None) 
 async def _retry(batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None) -> int:
     """Run the items that failed or were cancelled again, and wait until they end.
 
-    Items that succeeded don't run again. Exits with 1 if one fails again; `kinetic batches
-    results --failed ID` then shows why. After Ctrl-C, `kinetic batches resume ID` goes on.
+    Items that succeeded don't run again. The exit code is 1 if an item fails again; `kinetic
+    batches results --failed ID` then shows why. After Ctrl-C, run `kinetic batches resume ID`.
     """
     count = await batch.retry_failed(items or None)
     if not count:
-        output.note("there is nothing to retry")
+        output.note("there are no items to retry")
         return 0
     await _wait_until_ended(batch, timeout)
     statuses = await batch.statuses()
@@ -343,7 +345,7 @@ def _format_counts(counts: dict[str, int]) -> str:
 
 
 def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
-    """Ask *question*, filled with the full ID of *group_id*, and return this ID."""
+    """Put the full ID of *group_id* into *question*, ask the question, and return the ID."""
     batch_id = options.run(lambda client: client.full_id(group_id))
     output.confirm(question.format(batch_id), yes=yes)
     return batch_id
@@ -374,6 +376,6 @@ def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
 def _cleanup(options: TargetOptions, group_id: str, yes: bool) -> None:
     """Remove a batch with all its jobs and results. Output directories stay."""
     batch_id = _confirm(options, group_id, "Remove {} with all its results?", yes=yes)
-    # Not `attach_batch`, which fails for a damaged batch.
+    # `Client.cleanup` also removes a damaged batch, for which `attach_batch` fails.
     options.run(lambda client: client.cleanup(batch_id))
     output.note(f"{batch_id} is cleaned up")

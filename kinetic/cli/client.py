@@ -19,7 +19,7 @@ AsyncCommand = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class FilePath(click.Path):
-    """A path that a command gets as `Path`; `kinetic --help` need not import `pathlib`."""
+    """A type of options with a `Path` as the value; `kinetic --help` doesn't import `pathlib`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check the path as click does, and return it as `Path`."""
@@ -95,7 +95,7 @@ OPTIONS = {
     "store": ("Bucket (gs://NAME) or folder for inputs and results.", "the backend's own"),
     "kube-context": ("Context of the kubeconfig to use instead of a GKE cluster.", "none"),
 }
-"""The shared options: their help and the default without a variable and a profile."""
+"""The shared options: their help, and their defaults if no variable or profile sets them."""
 
 
 def with_target_options(command: Command) -> Command:
@@ -152,7 +152,7 @@ def json_option(command: Command) -> Command:
 
 
 class UserError(Exception):
-    """The text of an exception of the user's code, whose type must not choose the exit code."""
+    """An exception of the user's code, as text: its type must not choose the exit code."""
 
 
 def format_error(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""``kinetic up``, ``down``, ``status``, and ``pool``: the cluster that jobs run on."""
+"""``kinetic up``, ``down``, ``status``, and ``pool``: manage the cluster that jobs run on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinetic.cli.client import Command, json_option, run_async
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
-    from kinetic.aio.infra import Change, Infrastructure, Planned, Pool, Site
+    from kinetic.aio.infra import Change, Infrastructure, Plan, Planned, Pool, Site
 
 MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "…"}
 
@@ -103,7 +103,7 @@ def plan_options(command: Command) -> Command:
     "--min-nodes",
     type=click.IntRange(min=0),
     default=0,
-    help="Nodes that each of these pools always has. Default: 0.",
+    help="Number of nodes that each of these pools always has. Default: 0.",
 )
 @node_zone_option
 @click.option("--autopilot", is_flag=True, help="Make an Autopilot cluster instead of Standard.")
@@ -146,8 +146,8 @@ def up(
 ) -> None:
     """Create everything that jobs need on Google Cloud: a cluster, buckets, and accounts.
 
-    Run it again after a failure or Ctrl-C: it continues. At the end it saves a profile and makes
-    it the current one.
+    After a failure or Ctrl-C, run the command again to continue. At the end, kinetic saves a
+    profile and makes it the current one.
     """
     from dataclasses import asdict
 
@@ -155,9 +155,9 @@ def up(
     from kinetic.aio.infra import Pool, check_parent, read_controller
 
     check_parent(parent, creates=create_project)
-    files = tuple(map(read_controller, controllers))
+    read_controllers = tuple(map(read_controller, controllers))
 
-    async def plan(infra: Infrastructure, retry_zone: str) -> Planned:
+    async def make_plan(infra: Infrastructure, retry_zone: str) -> Planned:
         pools = tuple(
             Pool(accelerator=parse(name), min_nodes=min_nodes, zone=retry_zone or node_zone)
             for name in accelerators
@@ -172,11 +172,11 @@ def up(
             create_project=creates,
             parent=parent,
             billing_account=account,
-            controllers=files,
+            controllers=read_controllers,
         )
 
     question = f"Change the project {site.project} as planned?"
-    applied_site = run_async(_confirm_and_apply(site, plan, question, **flags))
+    applied_site = run_async(_confirm_and_apply(site, make_plan, question, **flags))
     if applied_site:
         settings = {**asdict(applied_site), "store": applied_site.store}
         if autopilot:
@@ -222,15 +222,18 @@ async def _ask_for_project(
 )
 @plan_options
 def down(site: Site, force_destroy: bool, **flags: bool) -> None:
-    """Remove only resources that have this cluster's names and kinetic's labels.
+    """Remove the cluster and its resources.
 
-    On a terminal it asks for the cluster's name. It says what it keeps, and why.
+    kinetic removes a resource only if its name belongs to this cluster and it has kinetic's labels.
+    On a terminal, kinetic asks you to type the cluster's name as confirmation. The plan shows which
+    resources kinetic keeps, and why.
     """
 
-    async def plan(infra: Infrastructure, _: str) -> Planned:
+    async def make_plan(infra: Infrastructure, _: str) -> Planned:
         return await infra.plan_down(force_destroy=force_destroy)
 
-    run_async(_confirm_and_apply(site, plan, site.cluster, asks_name=True, **flags))
+    question = f"Type {site.cluster} to remove it"
+    run_async(_confirm_and_apply(site, make_plan, question, site.cluster, **flags))
 
 
 @click.command(short_help="Show the cluster, its pools, and what they cost now.")
@@ -260,7 +263,7 @@ def status(site: Site, as_json: bool) -> None:
             click.echo()
             output.table("status", columns, items, as_json=False)
     if report.left:
-        output.note(f"these are left of the cluster, and cost: {', '.join(report.left)}")
+        output.note(f"the removed cluster left these, which cost money: {', '.join(report.left)}")
     for problem in report.unseen:
         output.note(f"can't see {problem}")
 
@@ -291,21 +294,21 @@ def _list(site: Site, as_json: bool) -> None:
     "--min-nodes",
     type=click.IntRange(min=0),
     default=0,
-    help="Nodes that the pool always has. Default: 0.",
+    help="Number of nodes that the pool always has. Default: 0.",
 )
 @click.option(
     "--spot",
     is_flag=True,
-    help="Use spot machines; a ComputeClass uses on-demand ones while there are none.",
+    help="Use spot machines; a ComputeClass uses on-demand machines if there are no spot machines.",
 )
 @click.option(
-    "--fixed", is_flag=True, help="Add a node pool, also where the cluster has ComputeClasses."
+    "--fixed", is_flag=True, help="Add a node pool even if the cluster has ComputeClasses."
 )
 @click.option(
     "--slices",
     type=click.IntRange(min=1),
     default=1,
-    help="Pools to have, each with one slice of several hosts. Default: 1.",
+    help="Number of pools, each with one slice of several hosts. Default: 1.",
 )
 @click.option(
     "--reservation",
@@ -329,8 +332,9 @@ def _add(
 ) -> None:
     """Add a ComputeClass or a node pool for an accelerator.
 
-    It is a ComputeClass if the cluster has them. --fixed, --min-nodes, --reservation, and slices
-    of several hosts make a node pool. Adding it again changes nothing.
+    kinetic adds a ComputeClass if the cluster supports ComputeClasses. It adds a node pool for
+    --fixed, --min-nodes, --reservation, --node-zone, or slices of several hosts. If the class or
+    pool exists, kinetic changes nothing.
     """
     from dataclasses import replace
 
@@ -344,12 +348,12 @@ def _add(
         zone=node_zone,
     )
 
-    async def plan(infra: Infrastructure, retry_zone: str) -> Planned:
+    async def make_plan(infra: Infrastructure, retry_zone: str) -> Planned:
         pool = replace(wanted, zone=retry_zone or node_zone)
         return await infra.plan_pool(pool, slices=slices, fixed=fixed)
 
-    question = f"Add the pool {wanted.name}?" if slices == 1 else f"Have {slices} pools?"
-    run_async(_confirm_and_apply(site, plan, question, **flags))
+    question = f"Add the pool {wanted.name}?" if slices == 1 else f"Add {slices} pools?"
+    run_async(_confirm_and_apply(site, make_plan, question, **flags))
 
 
 @pool.command("remove")
@@ -363,27 +367,29 @@ def _remove(site: Site, name: str, **flags: bool) -> None:
     ComputeClass when they are idle.
     """
 
-    async def plan(infra: Infrastructure, _: str) -> Planned:
+    async def make_plan(infra: Infrastructure, _: str) -> Planned:
         return await infra.plan_pool_removal(name)
 
     question = f"Remove the pool {name} and its nodes?"
-    run_async(_confirm_and_apply(site, plan, question, **flags))
+    run_async(_confirm_and_apply(site, make_plan, question, **flags))
 
 
 async def _confirm_and_apply(
     site: Site,
-    plan: Callable[[Infrastructure, str], Awaitable[Planned]],
+    make_plan: Callable[[Infrastructure, str], Awaitable[Planned]],
     question: str,
+    required_answer: str = "",
+    /,
     *,
     preview: bool,
     yes: bool,
     as_json: bool,
-    asks_name: bool = False,
 ) -> Site | None:
-    """Show the plan, ask, and carry it out; return the site, or None after a *preview*.
+    """Show a plan, ask *question*, and carry the plan out; return the site; None for *preview*.
 
-    *plan* receives the zone for node pools: "" at first, and another zone if one lacks the
-    machines. With *asks_name*, *question* is a name, which the user must type instead of yes.
+    *make_plan* receives a zone for node pools: "" at first. If Google has no machines for a pool in
+    a zone, kinetic offers another zone, and calls *make_plan* with that zone. The user must type
+    *required_answer*, or answer yes if it is empty.
     """
     from dataclasses import replace
 
@@ -393,18 +399,21 @@ async def _confirm_and_apply(
     retry_zone, tried_zones = "", {site.zone}
     while True:
         async with Infrastructure(site, tell=output.note) as infra:
-            planned = await plan(infra, retry_zone)
+            planned = await make_plan(infra, retry_zone)
+            plan = planned.plan
             for note in planned.notes:
                 output.note(note)
             if as_json:
-                output.json_line("plan", planned.plan.to_dict(), indent=2)
+                output.json_line("plan", plan.to_dict(), indent=2)
             else:
-                output.lines(_plan_lines(planned))
+                output.lines(_plan_lines(plan))
             if preview:
                 return None
-            if planned.plan.steps and not planned.plan.obstacles:
-                ask: Callable[..., None] = _ask_name if asks_name else output.confirm
-                output.ask(ask, question, yes=yes)
+            if plan.steps and not plan.obstacles:
+                if required_answer:
+                    output.ask(_require_answer, question, required_answer, yes=yes)
+                else:
+                    output.ask(output.confirm, question, yes=yes)
             try:
                 await infra.apply(planned)
             except Refused as exc:
@@ -417,30 +426,29 @@ async def _confirm_and_apply(
                     raise
                 option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
                 if not output.will_ask(yes=yes):
-                    again = shlex.join(["kinetic", *sys.argv[1:], option, zones[0]])
-                    output.note(f"to try {zones[0]}, run: {again}")
+                    command = shlex.join(["kinetic", *sys.argv[1:], option, zones[0]])
+                    output.note(f"to try the zone {zones[0]}, run: {command}")
                     raise
                 output.note(str(exc))
             else:
                 return site
         zone = zones[0]
-        output.ask(output.confirm, f"Try {zone}?", yes=yes)
+        output.ask(output.confirm, f"Try the zone {zone}?", yes=yes)
         tried_zones.add(zone)
         retry_zone, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
 
 
-def _ask_name(name: str, *, yes: bool) -> None:
-    """Ask for the cluster's name, because a removal can't be undone; exit if it differs."""
-    if output.will_ask(yes=yes) and click.prompt(f"Type {name} to remove it", default="") != name:
+def _require_answer(question: str, required_answer: str, *, yes: bool) -> None:
+    """Ask *question* on a terminal, and exit if the answer isn't *required_answer*."""
+    if output.will_ask(yes=yes) and click.prompt(question, default="") != required_answer:
         output.note("nothing was removed")
         raise click.exceptions.Exit(1)
 
 
-def _plan_lines(planned: Planned) -> list[str]:
-    """Return a line per change, and a summary."""
-    plan = planned.plan
+def _plan_lines(plan: Plan) -> list[str]:
+    """Return the lines of each change, and a summary."""
     lines = change_lines(plan.changes)
-    kept = sum(_is_as_planned(change) for change in plan.changes)
+    kept = sum(_is_as_wanted(change) for change in plan.changes)
     if not plan.steps:
         return [*lines, f"nothing to change: {kept} parts are as planned"]
     cost_change = plan.usd_per_hour
@@ -450,10 +458,10 @@ def _plan_lines(planned: Planned) -> list[str]:
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:
-    """Return the lines of a plan for each of *changes*, unless the part is as planned."""
+    """Return the lines of a plan for *changes*, without parts that are as wanted."""
     lines: list[str] = []
     for change in changes:
-        if _is_as_planned(change):
+        if _is_as_wanted(change):
             continue
         action = change.action.value
         cost = f"  ${abs(change.usd_per_hour):.3f}/h" if change.usd_per_hour else ""
@@ -463,7 +471,7 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def _is_as_planned(change: Change) -> bool:
+def _is_as_wanted(change: Change) -> bool:
     return change.action.value == "keep" and not change.reason
 
 

@@ -24,7 +24,7 @@ MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "skipped": "skipp
 @click.option(
     "--manifest",
     is_flag=True,
-    help="Print what a namespace needs, for kubectl apply; check nothing.",
+    help="Print the objects that a namespace needs, for kubectl apply; check nothing.",
 )
 @json_option
 @with_target_options
@@ -33,7 +33,7 @@ def doctor(
 ) -> int:
     """Check everything that jobs need, and show how to fix each problem.
 
-    The checks leave nothing behind. Exits with 1 if a check fails.
+    The checks leave nothing behind. The exit code is 1 if a check fails.
     """
     if manifest:
         from importlib import resources
@@ -42,7 +42,7 @@ def doctor(
         output.lines([manifests.read_text(encoding="utf-8").rstrip()])
         return 0
     if image is not None and not run:
-        raise click.UsageError("--image requires --run: it is the image of that job")
+        raise click.UsageError("--image requires --run, because it is the image of the tiny job")
     from kinetic.doctor.examination import examine
 
     options.set_context()

@@ -47,7 +47,7 @@ def _import_module(path: Path) -> ModuleType:
     """Import the file at *path* as a module that is named after it."""
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) != str(path):
-        raise click.UsageError(f"{path.name} has the name of a module in use: rename the file")
+        raise click.UsageError(f"{path.name} has the name of a module in use; rename the file")
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
@@ -155,7 +155,9 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
     parameters = signature.parameters.values()
     unknown = [name for name in arguments if name not in signature.parameters]
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise click.UsageError(f"{prefix}{function.__name__}{signature} takes no {unknown[0]!r}")
+        raise click.UsageError(
+            f"{prefix}{function.__name__}{signature} takes no argument {unknown[0]!r}"
+        )
     try:
         signature.bind(**arguments)
     except TypeError as exc:

@@ -39,15 +39,15 @@ CATEGORIES = ("cpu", "gpu", "tpu")
 @click.option(
     "--dockerfile",
     type=FilePath(exists=True, dir_okay=False),
-    help="Dockerfile to build instead of kinetic's; it can copy the same files.",
+    help="Dockerfile to build instead of kinetic's; it can copy the same files as kinetic's.",
 )
-@click.option("--print", "printed", is_flag=True, help="Print the Dockerfiles; build nothing.")
+@click.option("--print", "prints", is_flag=True, help="Print the Dockerfiles; build nothing.")
 @click.option("--dry-run", is_flag=True, help="Print the names of the images; build nothing.")
 @click.option("--force", is_flag=True, help="Also build images that exist already.")
 @click.option(
     "--update-credentials",
     is_flag=True,
-    help="First keep Docker Hub credentials in Secret Manager, which builds log in with.",
+    help="First store Docker Hub credentials in Secret Manager; builds log in with them.",
 )
 @json_option
 @with_target_options
@@ -57,7 +57,7 @@ def build_image(
     categories: tuple[str, ...],
     tag: str | None,
     dockerfile: Path | None,
-    printed: bool,
+    prints: bool,
     dry_run: bool,
     force: bool,
     update_credentials: bool,
@@ -66,15 +66,15 @@ def build_image(
     """Build the base images for container_image="prebuilt", and push them.
 
     Cloud Build takes a few minutes. Images that exist already stay unchanged without --force.
-    --update-credentials asks for a name and a token of Docker Hub. Without a terminal, it reads
-    DOCKERHUB_USERNAME and DOCKERHUB_TOKEN.
+    --update-credentials reads DOCKERHUB_USERNAME and DOCKERHUB_TOKEN. On a terminal, kinetic asks
+    for a name or token that isn't set.
     """
     from kinetic.images import base_image
 
     target = _target(options)
     repository = repo or target.base_image_repo
-    if not repository and not printed:
-        raise click.UsageError("name a --repo, such as us-docker.pkg.dev/PROJECT/images")
+    if not repository and not prints:
+        raise click.UsageError("pass --repo, such as us-docker.pkg.dev/PROJECT/images")
     try:
         text = dockerfile.read_text(encoding="utf-8") if dockerfile is not None else None
     except UnicodeDecodeError as exc:
@@ -83,7 +83,7 @@ def build_image(
         base_image(category, repository or "images", tag=tag, dockerfile=text)
         for category in dict.fromkeys(categories or CATEGORIES)
     ]
-    if printed:
+    if prints:
         for plan in plans:
             name = plan.image if repository else plan.image.rpartition("/")[2]
             output.lines([f"# {name}", *plan.dockerfile.splitlines()])
@@ -120,7 +120,7 @@ def _update_credentials(target: Target) -> None:
 async def _build_all(
     plans: list[Plan], target: Target, force: bool
 ) -> list[bool | BaseException | None]:
-    """Build all plans concurrently; return for each whether it was built, or its error."""
+    """Build all plans concurrently; return whether each image was built, or the error."""
     import asyncio
 
     from kinetic.images import publish
@@ -153,7 +153,7 @@ def image() -> None:
 def _show(options: TargetOptions, function: str, as_json: bool) -> None:
     """Show the image that a function gets on a cluster, and its content.
 
-    Sends and builds nothing.
+    The command sends and builds nothing.
     """
     from kinetic.cli.functions import load_function
     from kinetic.images import image_of

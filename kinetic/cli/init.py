@@ -1,4 +1,4 @@
-"""``kinetic init``: join a cluster that exists."""
+"""``kinetic init``: join an existing cluster."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from kinetic.configuration import Target
 
 NO_ACCESS = 4
-"""The exit code if an administrator must first create objects that the user may not."""
+"""The exit code if an administrator must first create objects for the user."""
 
 SAVED_SETTINGS = ("project", "namespace", "store", "store_claim", "kube_context")
-"""The settings of the saved profile; without a context, it also has zone and cluster."""
+"""The settings of the saved profile; without a context, the profile also has zone and cluster."""
 
 
-@click.command(short_help="Join a cluster that exists, also one on your own machine.")
+@click.command(short_help="Join an existing cluster, such as one on your machine.")
 @click.option(
     "--kube-context",
     metavar="NAME",
-    help="Context of the kubeconfig. Default: the GKE cluster of the next three options.",
+    help="Context of the kubeconfig. Default: none; the next three options name a GKE cluster.",
 )
 @click.option("--project", metavar="TEXT", help="Google Cloud project.")
 @click.option("--zone", metavar="TEXT", help="Zone of the GKE cluster. Default: us-central1-a.")
@@ -47,12 +47,12 @@ SAVED_SETTINGS = ("project", "namespace", "store", "store_claim", "kube_context"
 @click.option(
     "--store-claim",
     metavar="NAME",
-    help="PersistentVolumeClaim that holds the directory. Default: the same path of each node.",
+    help="PersistentVolumeClaim with the directory. Default: none; pods mount their node's path.",
 )
 @click.option(
     "--profile-name",
     metavar="NAME",
-    help="Name of the saved profile. Default: that of the context or cluster.",
+    help="Name of the saved profile. Default: the name of the context or cluster.",
 )
 @click.option("--run-job", is_flag=True, help="At the end, run a tiny job and time its steps.")
 @click.option("--image", metavar="IMAGE", help="Container image for --run-job.")
@@ -79,25 +79,27 @@ def init(
 ) -> int:
     """Check a cluster, create what jobs need in a namespace, and save a profile for it.
 
-    It prints what you may not create as YAML for an administrator, and exits with 4. Run it again
-    after they have applied it.
+    If you lack permission to create an object, kinetic prints YAML for an administrator, and exits
+    with 4. After the administrator has applied the YAML, run the command again.
     """
     from kinetic.aio.infra import read_controller, target_of
 
     if run_job and not (image or project):
-        raise click.UsageError("--run-job needs --image: without --project, kinetic builds none")
+        raise click.UsageError(
+            "--run-job needs --image, because kinetic builds no image without --project"
+        )
     target = target_of(kube_context=kube_context, project=project, **target_options)
-    files = tuple(map(read_controller, controllers))
+    read_controllers = tuple(map(read_controller, controllers))
     if prints:
         output.lines(run_async(_all_manifests(target)).splitlines())
         return 0
-    joining = run_async(_join(target, files, yes=yes, as_json=as_json))
+    joining = run_async(_join(target, read_controllers, yes=yes, as_json=as_json))
     if manifest := joining.manifest:
         if not as_json:
             output.lines(manifest.splitlines())
         output.note(
-            f"an administrator of the cluster applies this for {joining.user!r} (kubectl apply "
-            "-f -); then run the command again"
+            f"an administrator of the cluster must apply this YAML for {joining.user!r} (kubectl "
+            "apply -f -); then run the command again"
         )
         return NO_ACCESS
     settings = {name: getattr(target, name) for name in SAVED_SETTINGS}
@@ -106,7 +108,7 @@ def init(
     save_profile(profile_name or _profile_name(kube_context or target.cluster), settings)
     for name, value in settings.items():
         variable = f"KINETIC_{name.upper()}"
-        if (other := os.environ.get(variable)) and other != value:
+        if (environ_value := os.environ.get(variable)) and environ_value != value:
             output.note(f"{variable} is set and takes precedence over the profile")
     return _run_tiny_job(target, image) if run_job else 0
 
@@ -121,7 +123,7 @@ async def _all_manifests(target: Target) -> str:
 async def _join(
     target: Target, controllers: tuple[Controller, ...], *, yes: bool, as_json: bool
 ) -> Joining:
-    """Show the plan, ask, and carry it out; return what was done and what the user may not do."""
+    """Show the plan, ask whether to carry it out, and do so; return the result."""
     from kinetic.aio.infra import Join
 
     async with Join(target, tell=output.note, controllers=controllers) as join:
@@ -131,7 +133,7 @@ async def _join(
         count = len(planned.steps)
         summary = f"{count} to create or update" if count else "nothing to create"
         lines = [*change_lines((*planned.changes, *planned.controllers)), summary]
-        output.lines(lines, err=True)  # standard output has the YAML, or the JSON
+        output.lines(lines, err=True)  # standard output is for YAML or JSON
         if count:
             output.ask(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
         applied = await join.apply(planned)
@@ -151,7 +153,7 @@ def _run_tiny_job(target: Target, image: str | None) -> int:
     from kinetic.doctor.checks import run_checks
     from kinetic.doctor.trial import trial
 
-    # The job's client reads these from the environment, which may name another cluster.
+    # The job's client reads these settings from the environment, which may name another cluster.
     for name in ("kube_context", "store_claim"):
         variable, value = f"KINETIC_{name.upper()}", getattr(target, name)
         if value is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Handle = TypeVar("Handle")
 
 DEFAULT_ROWS = 50
-"""Rows in a list without ``--all``."""
+"""Maximum number of rows in a list without ``--all``."""
 
 MAX_JOB_READS = 16
 """Maximum number of jobs whose status is read at once."""
@@ -33,7 +33,7 @@ timeout_option = click.option(
     "--timeout",
     type=float,
     metavar="SECONDS",
-    help="Maximum time to wait; after it the command exits with 5. Default: no limit.",
+    help="Maximum time to wait; then the command exits with 5. Default: no limit.",
 )
 yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
 
@@ -126,7 +126,7 @@ def _readable_fields(fields: dict[str, Any]) -> dict[str, Any]:
 async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
     """Print the lines of a job's log; with *follow*, until the job ends.
 
-    Return whether it printed any.
+    Return whether the log had lines.
     """
     printed = False
     async with aclosing(job.logs(follow=follow)) as lines:
@@ -149,7 +149,7 @@ async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
 async def _logs(job: aio.JobHandle[Any], follow: bool, tail: int | None) -> None:
     """Print a job's output."""
     if follow and tail is not None:
-        raise click.UsageError("--follow prints all lines, --tail the last ones: give one of them")
+        raise click.UsageError("--follow prints all lines, and --tail the last ones: pass one")
     if tail is None:
         printed = await print_log(job, follow=follow)
         if not printed and (status := (await job.status()).value) == "PENDING":
@@ -183,7 +183,7 @@ async def _result(
 ) -> None:
     """Wait for a job, and show its value. If it failed, show why and exit with 1.
 
-    Unpickling can run code, so the value is unpickled only with --unpickle.
+    Unpickling can run code, so kinetic unpickles the value only with --unpickle.
     """
     from kinetic.errors import JobError
 
@@ -212,7 +212,7 @@ async def _result(
 @jobs.command("cancel")
 @with_job
 async def _cancel(job: aio.JobHandle[Any]) -> None:
-    """Stop a job. Its output stays until you clean it up."""
+    """Stop a job. Its output stays until you clean up the job."""
     await job.cancel()
     status = (await job.status()).value
     state = "is cancelled" if status == "NOT_FOUND" else f"had ended before: {status}"
@@ -247,7 +247,7 @@ def outputs() -> None:
 async def _list_outputs(job: aio.JobHandle[Any], as_json: bool) -> None:
     """List the files in a job's output directory."""
     files = [{"file": name} for name in await job.outputs()]
-    output.table("outputs.list", ("file",), files, as_json=as_json, empty="it wrote no files")
+    output.table("outputs.list", ("file",), files, as_json=as_json, empty="the job wrote no files")
 
 
 @outputs.command("get")
@@ -256,4 +256,4 @@ async def _list_outputs(job: aio.JobHandle[Any], as_json: bool) -> None:
 async def _get_outputs(job: aio.JobHandle[Any], folder: Path) -> None:
     """Copy a job's output files to FOLDER. Default: the current directory."""
     count = await job.fetch_outputs(folder)
-    output.note(f"{count} files are in {folder}" if count else "it wrote no files")
+    output.note(f"{count} files are in {folder}" if count else "the job wrote no files")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 async def gc(client: aio.Client, as_json: bool) -> None:
     """Remove unused content from the store and from the caches of this machine.
 
-    From the store, a folder or a bucket, it removes code, functions, requirements, and Data. It
-    keeps what a job or a batch refers to, and what was used within a day.
+    The store is a folder or a bucket. kinetic removes code, functions, requirements, and Data from
+    it, but keeps what a job or a batch refers to, and what was used within a day.
     """
     collection = await client.collect()
     rows = [

@@ -24,7 +24,7 @@ EMPTY_CELL = "—"
 """The cell of an unknown value."""
 
 MIN_COLUMN_WIDTH = 12
-"""Minimum width of a column, in cells; a narrower one is unreadable."""
+"""Minimum width of a column, in cells; a narrower column is unreadable."""
 
 MAX_TEXT_LENGTH = 400
 """Maximum number of characters of a value in a table; JSON has the whole value."""
@@ -37,7 +37,7 @@ def note(text: str) -> None:
 
 def age(created_at: str) -> str:
     """Return how long ago *created_at* (ISO 8601) was; `EMPTY_CELL` if it is invalid."""
-    from datetime import UTC, datetime  # `kinetic --help` does not need it
+    from datetime import UTC, datetime  # `kinetic --help` doesn't need this import
 
     try:
         created = datetime.fromisoformat(created_at)
@@ -58,7 +58,7 @@ def items(count: int) -> str:
 
 def json_line(schema: str, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """Print one JSON object; its ``schema`` names the form and the form's version."""
-    import json  # `kinetic --help` does not need it
+    import json  # `kinetic --help` doesn't need this import
 
     document = {"schema": f"kinetic.{schema}/1", **content}
     click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
@@ -95,8 +95,8 @@ def table(
 def lay_out(names: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Return the lines of a table, at most *width* cells wide; None means any width.
 
-    A table that doesn't fit has its last column below each row and drops empty columns. Other
-    columns are cut, but not the first: it holds the ID, which is of no use in parts.
+    If the table doesn't fit, it has no empty columns, and each row has the last column below it.
+    Other columns are cut, but not the first, because a part of an ID is useless.
     """
     from rich.cells import cell_len
 
@@ -134,7 +134,7 @@ def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _terminal_width() -> int | None:
-    """Return the columns of the terminal, or COLUMNS; None for a pipe, where nothing is cut."""
+    """Return the terminal's width, or COLUMNS; None for a pipe, where tables aren't cut."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
@@ -165,7 +165,7 @@ def will_ask(*, yes: bool) -> bool:
 def confirm(question: str, *, yes: bool) -> None:
     """Ask *question* on a terminal; without one, or with *yes*, return at once.
 
-    On an event loop, call it through `ask`.
+    On an event loop, call this function through `ask`.
 
     Raises:
         click.exceptions.Exit: The answer is no.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--accelerator",
-    help="Accelerator, such as gpu-l4. Default: what the function's decorator says.",
+    help="Accelerator, such as gpu-l4. Default: that of the function's decorator.",
 )
 @click.option("--name", help="Name of the batch. Requires --map.")
 @click.option(
@@ -76,8 +76,8 @@ def run(
 ) -> int:
     """Run a function of a file, and print its output and its value.
 
-    With --map, runs a batch, and prints the value or the error of each item when it ends. Exits
-    with 1 if an item failed.
+    With --map, kinetic runs a batch, and prints the value or the error of each item when the item
+    ends. The exit code is 1 if an item failed.
     """
     from kinetic.cli import functions
 
@@ -91,7 +91,7 @@ def run(
         run_async(_run_job(options, function, arguments, detach, as_json))
         return 0
     if detach:
-        raise click.UsageError("--detach takes one call: this process submits the items of a --map")
+        raise click.UsageError("--detach excludes --map: this process must submit the items")
     located_inputs = [
         (location, {**arguments, **row_arguments})
         for location, row_arguments in functions.read_inputs(file, function)
@@ -120,7 +120,7 @@ async def _run_job(
             output.note(f"{job.job_id} was submitted to {job.backend}")
             if job.debug:
                 output.note(
-                    f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}"
+                    f"to debug the job, run in another terminal: kinetic jobs debug {job.job_id}"
                 )
             try:
                 value = await job.result(stream_logs=not as_json)

@@ -140,7 +140,7 @@ def _show(name: str | None, as_json: bool) -> None:
     saved = _load()
     selected = saved[name] if name else saved.active(os.environ)
     if selected is None:
-        raise click.UsageError("no profile is current: name one of `kinetic profile ls`")
+        raise click.UsageError("no profile is current: name one from `kinetic profile ls`")
     fields = {"name": selected.name, "current": selected.name == saved.current, **selected.settings}
     output.fields("profile", {**fields, **selected.extra}, as_json=as_json)
 

@@ -52,7 +52,9 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     from kinetic._progress.line import compose
 
     progress = view.progress
-    bar = replace(progress, waiting=0, running=0, retried=0)  # the line of counts shows these
+    bar = replace(
+        progress, waiting=0, running=0, retried=0
+    )  # the line of counts shows these numbers
     lines = [Text(view.title, "bold"), compose("", bar, width)[0][2:]]
     lines += map(Text, textwrap.wrap(progress.counts(), width))
     if view.max_concurrent is not None and not progress.finished:
@@ -137,7 +139,7 @@ async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Pro
 
 @contextlib.contextmanager
 def _watch_keys(quit_pressed: asyncio.Event) -> Generator[None]:
-    """Set *quit_pressed* when the user presses q; afterwards the terminal has its old settings."""
+    """Set *quit_pressed* when the user presses q; at the end, restore the terminal's settings."""
     if not sys.stdin.isatty():
         yield
         return
@@ -154,7 +156,7 @@ def _watch_keys(quit_pressed: asyncio.Event) -> Generator[None]:
         except OSError:  # the terminal was closed
             keys = b""
         if not keys or keys.lower().startswith(b"q"):
-            loop.remove_reader(descriptor)  # a closed terminal stays readable, which would spin
+            loop.remove_reader(descriptor)  # a closed terminal stays readable forever
             quit_pressed.set()
 
     tty.setcbreak(descriptor)
@@ -176,7 +178,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
             if progress.failed + progress.lost > len(noted):
                 try:
                     await _note_failures(batch, noted, failures)
-                except KineticError as exc:  # the next change asks again
+                except KineticError as exc:  # the next change of the batch retries
                     logging.warning("can't read the failures: %s", exc)
             yield View(
                 title=batch.name or batch.group_id,
@@ -191,7 +193,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
 async def _note_failures(
     batch: aio.BatchHandle[Any], noted: set[int], failures: deque[tuple[int, str]]
 ) -> None:
-    """Add failures that *noted* lacks to it; append the last ones, with reasons, to *failures*."""
+    """Add new failures to *noted*; append the last of them, with their reasons, to *failures*."""
     new_failures = [job for job in await batch.failures() if job.group_index not in noted]
     noted.update(job.group_index or 0 for job in new_failures[:-MAX_FAILURES_SHOWN])
     for job in new_failures[-MAX_FAILURES_SHOWN:]:
