@@ -22,7 +22,7 @@ def checks(name: str, store: Store, *, after: tuple[str, ...]) -> list[Check]:
 
     async def use_store() -> Finding:
         if not await check_use(store):
-            return failed("an object had other content when it was read")
+            return failed("the store changed or replaced an existing object")
         return ok("objects can be written, read, and removed")
 
     return [

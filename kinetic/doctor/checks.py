@@ -15,7 +15,7 @@ from kinetic.errors import KineticError
 __all__ = ["Report", "Result", "State"]
 
 LIMIT_S = 30.0
-"""Maximum seconds of one check, without its wait for the checks that it needs."""
+"""Timeout of one check in seconds, without the wait for the checks that it needs."""
 
 
 class State(enum.StrEnum):
@@ -37,12 +37,12 @@ class Finding:
 
 
 def ok(evidence: str) -> Finding:
-    """Return the finding of a check that met no problem."""
+    """Return the finding of a check that found no problem."""
     return Finding(State.OK, evidence)
 
 
 def warning(evidence: str, advice: str = "") -> Finding:
-    """Return a finding about a problem that hinders only some jobs, or only for a time."""
+    """Return a finding about a problem that affects only some jobs, or is temporary."""
     return Finding(State.WARNING, evidence, advice)
 
 
@@ -72,7 +72,7 @@ def failed_by(error: Exception) -> Finding:
 class Check:
     """One check; it runs only if the checks that it ``needs`` have not failed.
 
-    ``advice`` is for findings about problems that have no advice of their own.
+    A finding about a problem without advice gets this ``advice``.
     """
 
     name: str
@@ -126,7 +126,7 @@ async def run_checks(checks: Sequence[Check]) -> Report:
     ended_events: dict[str, anyio.Event] = {}
     for check in checks:
         if unknown := [name for name in check.needs if name not in ended_events]:
-            raise ValueError(f"{check.name} needs {', '.join(unknown)}, which isn't before it")
+            raise ValueError(f"{check.name} must come after {', '.join(unknown)}, which it needs")
         ended_events[check.name] = anyio.Event()
     results: dict[str, Result] = {}
 
@@ -136,9 +136,9 @@ async def run_checks(checks: Sequence[Check]) -> Report:
         results[pending.name] = await _run_check(pending, results)
         ended_events[pending.name].set()
 
-    async with anyio.create_task_group() as group:
+    async with anyio.create_task_group() as task_group:
         for check in checks:
-            group.start_soon(run, check)
+            task_group.start_soon(run, check)
     return Report(tuple(results[check.name] for check in checks))
 
 
@@ -170,5 +170,5 @@ async def _run_probe(check: Check) -> Finding:
         return failed(f"no answer within {check.limit_s:g} s")
     except (KineticError, OSError) as exc:
         return failed_by(exc)
-    except Exception as exc:  # a defect in one check must not end the others
+    except Exception as exc:  # a defect in one check must not end the other checks
         return failed(f"the check itself failed: {exc!r}")

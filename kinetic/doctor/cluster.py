@@ -34,7 +34,7 @@ SET_API_GROUPS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"
 """The API group of each value of KINETIC_MULTIHOST."""
 
 MAX_PENDING_S = 300.0
-"""The doctor reports pods that have been pending for more than these seconds."""
+"""The doctor reports pods that have been pending for longer than these seconds."""
 
 EVENT_REASONS = frozenset(
     {
@@ -67,8 +67,8 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
     """Send one request to the cluster of *target* with the credentials of this machine.
 
     Raises:
-        ConfigurationError: The cluster doesn't exist, or can't be reached from here.
-        AuthError: There are no credentials, or they are refused.
+        ConfigurationError: The cluster doesn't exist, or can't be reached from this machine.
+        AuthError: There are no credentials, or the cluster or Google refuses them.
         Unavailable: The API server, or Google's API, doesn't answer.
     """
     async with aclosing(Api(await open_access(target, environ, NO_RETRIES), LIMITS)) as api:
@@ -154,11 +154,11 @@ class Cluster:
         )
 
     async def _permissions(self) -> Finding:
-        """Check what the user may do; the advice is YAML that grants the missing rights."""
+        """Check the user's rights; the advice is YAML that grants the missing rights."""
         wanted = rights(self._placement.namespace)
         missing = await missing_rights(self._api, wanted)
         if not missing:
-            return ok(f"all {len(wanted)} that kinetic uses")
+            return ok(f"you have all {len(wanted)} permissions that kinetic uses")
         user = await user_name(self._api)
         # `role` makes a Role with all rights in a namespace: pass it one right per namespace.
         by_namespace = {right.namespace: right for right in reversed(missing)}
@@ -167,7 +167,7 @@ class Cluster:
         return Finding(
             State.FAILED if is_needed else State.WARNING,
             f"missing: {'; '.join(by_resource(missing))}",
-            f"an administrator of the cluster applies this (kubectl apply -f -):\n{roles}",
+            f"an administrator of the cluster must apply this YAML (kubectl apply -f -):\n{roles}",
         )
 
     @property
@@ -231,7 +231,7 @@ class Cluster:
         nodes = await self._list("/api/v1/nodes")
         if not nodes:
             advice = "add a node pool, unless the cluster adds nodes when pods need them"
-            return warning("there are none", advice)
+            return warning("the cluster has no nodes", advice)
         broken: list[str] = []
         pressure: list[str] = []
         for node in nodes:
@@ -248,7 +248,7 @@ class Cluster:
                 if kind.endswith("Pressure") and value == "True"
             ]
         without_driver = [node["metadata"]["name"] for node in nodes if _lacks_driver(node)]
-        evidence = f"{len(nodes) - len(broken)} of {len(nodes)} are ready"
+        evidence = f"{len(nodes) - len(broken)} of {len(nodes)} nodes are ready"
         if pressure:
             evidence += f"; {', '.join(pressure[:MAX_NAMES])}"
         if without_driver:
@@ -267,13 +267,14 @@ class Cluster:
         limit = f"{MAX_PENDING_S / 60:g} min"
         overdue = [pod["metadata"] for pod in pods if _age_s(pod) > MAX_PENDING_S]
         if not overdue:
-            return ok(f"{len(pods)}, none for more than {limit}")
+            return ok(f"{len(pods)} pods are pending, none for more than {limit}")
         names = [pod["name"] for pod in overdue]
         advice = f"kubectl describe pod {names[0]} -n {self._placement.namespace}"
         if LABEL_SUBMISSION in overdue[0].get("labels", {}):
             advice = "kinetic jobs list shows why each job waits"
         return warning(
-            f"{len(names)} for more than {limit}: {', '.join(names[:MAX_NAMES])}", advice
+            f"{len(names)} pods are pending for more than {limit}: {', '.join(names[:MAX_NAMES])}",
+            advice,
         )
 
     async def _warnings(self) -> Finding:
@@ -310,13 +311,13 @@ class Cluster:
 def _check(
     name: str, probe: Callable[[], Awaitable[Finding]], needs: str, advice: str = ""
 ) -> Check:
-    """Return a check that is skipped if the user may not read the objects it checks."""
+    """Return a check that is skipped if the user lacks permission to read its objects."""
 
     async def probe_if_permitted() -> Finding:
         try:
             return await probe()
         except Forbidden:
-            return skipped(f"no permission to read the {name}; jobs run without it")
+            return skipped(f"you lack permission to read the {name}; jobs run without it")
 
     return Check(name=name, group=GROUP, probe=probe_if_permitted, needs=(needs,), advice=advice)
 

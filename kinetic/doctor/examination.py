@@ -99,8 +99,8 @@ def _describe(target: configuration.Target) -> str:
 async def _cluster_checks(
     target: configuration.Target, environ: Mapping[str, str], exit_stack: AsyncExitStack
 ) -> list[Check]:
-    """Return the checks of a cluster and its buckets; *exit_stack* closes their connections."""
-    for module in ("backends.gke", "gcs.http"):  # in a thread: it takes half a second
+    """Return the checks of a cluster and its stores; *exit_stack* closes their connections."""
+    for module in ("backends.gke", "gcs.http"):  # in a thread: the imports take half a second
         await anyio.to_thread.run_sync(importlib.import_module, f"kinetic.aio.{module}")
     from kinetic.aio.backends.gke import (
         builds_url,
@@ -127,15 +127,15 @@ async def _cluster_checks(
     cluster = Cluster(target, placement(target, environ), environ)
     exit_stack.push_async_callback(cluster.aclose)
     checks += cluster.checks(after=credentials if on_gke else ())
-    buckets: dict[str, str] = {}
+    store_urls: dict[str, str] = {}
     try:
         kind = "bucket" if store_directory(target) is None else "directory"
-        buckets[kind] = store_url(target)
+        store_urls[kind] = store_url(target)
     except ConfigurationError as exc:
         checks.append(_finished_check("bucket", bucket.GROUP, failed_by(exc)))
     if on_gke and (builds := builds_url(target)):
-        buckets["bucket of builds"] = builds
-    for name, url in buckets.items():
+        store_urls["bucket of builds"] = builds
+    for name, url in store_urls.items():
         try:
             store = await anyio.to_thread.run_sync(open_store, url, environ, bucket.LIMITS)
         except KineticError as exc:  # such as a directory that doesn't exist

@@ -23,10 +23,10 @@ APIS: Mapping[str, str] = {
     "cloudbuild.googleapis.com": "bundled images",
     "artifactregistry.googleapis.com": "bundled images",
 }
-"""The APIs that kinetic uses, and for what."""
+"""The APIs that kinetic uses, and what needs each API."""
 
 ACCELERATOR_PREFIXES = ("NVIDIA_", "TPU", "PREEMPTIBLE_NVIDIA_", "PREEMPTIBLE_TPU")
-"""The beginnings of the names of quotas for accelerators."""
+"""Prefixes of the names of quotas for accelerators."""
 
 
 class Google:
@@ -67,7 +67,7 @@ class Google:
                 raise
             return warning(
                 f"{project} doesn't exist, or you have no permission to see it ({refusal.message})",
-                "check KINETIC_PROJECT, or grant roles/browser; jobs run without it",
+                "check KINETIC_PROJECT, or ask for roles/browser; jobs run without this role",
             )
         state = answer.get("lifecycleState")
         if state != "ACTIVE":
@@ -137,7 +137,7 @@ class Google:
         if not accelerator_quotas:
             return warning(
                 f"Compute Engine lists no quota for GPUs in {region}",
-                f"request one: {CONSOLE}/iam-admin/quotas (that page alone shows the quotas of "
+                f"request one: {CONSOLE}/iam-admin/quotas (only that page shows the quotas of "
                 "TPUs and of some GPUs)",
             )
         return ok(f"{region}: {', '.join(sorted(accelerator_quotas))}")
@@ -159,6 +159,6 @@ def _check(name: str, probe: Callable[[], Awaitable[Finding]]) -> Check:
         try:
             return await probe()
         except HttpError as refusal:
-            return skipped(f"no permission to look ({refusal.status}: {refusal.message})")
+            return skipped(f"Google refused the request ({refusal.status}: {refusal.message})")
 
     return Check(name=name, group=GROUP, probe=probe_if_permitted, needs=("credentials",))

@@ -51,7 +51,7 @@ class Machine:
             "free some space (`kinetic gc` removes unused content), or set KINETIC_HOME and "
             "KINETIC_STORE to folders on another disk"
         )
-        memory = "end other programs, or run fewer jobs at once: KINETIC_LOCAL_SLOTS"
+        memory = "end other programs, or set KINETIC_LOCAL_SLOTS to run fewer jobs at once"
         return [
             check(name="home", probe=partial(run_sync, self._try_folders), advice=writable),
             check(name="disk", probe=self._disk, needs=("home",), advice=space),
@@ -62,7 +62,7 @@ class Machine:
         ]
 
     def _try_folders(self) -> Finding:
-        """Check who may write to kinetic's folders, then write to them."""
+        """Check the owners and modes of kinetic's folders, then write to the folders."""
         key = self._home / "key"
         for path in (self._home, self._store, SupervisorPaths(self._home).state, key):
             if objection := private.objection(path, secret=path == key):
@@ -102,16 +102,16 @@ class Machine:
         if not await self._has_namespaces():
             lacking.append("no mount namespaces: volumes= at absolute paths won't work")
         if not hasattr(os, "pidfd_open"):
-            lacking.append("no pidfd_open: a job goes on when its caller is killed with SIGKILL")
+            lacking.append("no pidfd_open: a job continues when its caller is killed with SIGKILL")
         if sys.platform != "linux":
             lacking.append("no parent-death signal: a job may briefly outlive a killed supervisor")
         if lacking:
-            advice = "pass Data as an argument instead of volumes=; the rest works"
+            advice = "pass Data as an argument instead of volumes=; everything else works"
             return warning("; ".join(lacking), advice)
         return ok(f"{os.uname().sysname} {os.uname().release} has everything that kinetic uses")
 
     async def _has_namespaces(self) -> bool:
-        # In another process, because `available` forks, which is unsafe if this one has threads.
+        # In a new process, because `available` forks, which is unsafe if this process has threads.
         command = "from kinetic._runner.job.namespace import available; print(available())"
         package = Path(configuration.__file__).parents[1]
         environ = {"PATH": os.defpath, "PYTHONPATH": str(package)}
@@ -132,7 +132,7 @@ class Machine:
             return failed(
                 f"process {supervisor.pid} is the supervisor of another version of kinetic: its "
                 f"protocol is {protocol}, not {own_protocol}",
-                f"`kill {supervisor.pid}` once its jobs have ended; the next job starts a new one",
+                f"run `kill {supervisor.pid}` after its jobs end; the next job starts a new one",
             )
         count = supervisor.jobs.get("running", 0)
         return ok(f"process {supervisor.pid}, of this version, runs {count} jobs")

@@ -42,7 +42,7 @@ async def _packages() -> Finding:
     try:
         lines = importlib.metadata.requires(OWN_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        evidence = f"{OWN_PACKAGE} is not installed; it runs from {Path(__file__).parents[2]}"
+        evidence = f"{OWN_PACKAGE} is not installed; kinetic runs from {Path(__file__).parents[2]}"
         return warning(evidence, f"pip install {OWN_PACKAGE}")
     requirements = [
         requirement

@@ -17,7 +17,7 @@ from kinetic.function import run
 from kinetic.job_status import JobStatus
 
 LIMIT_S = 1800.0
-"""Maximum seconds of the check, in which the cluster may add a node, and an image be built."""
+"""Timeout of the check in seconds; kinetic may build an image, and the cluster add a node."""
 
 
 def trial(target: Target, container_image: str | None, *, after: tuple[str, ...]) -> Check:
@@ -41,8 +41,8 @@ async def _run_job(target: Target, container_image: str | None) -> Finding:
     """Run a tiny job, and report how long each step took."""
     if target.backend != "local" and target.project is None and not container_image:
         return failed(
-            "without a project kinetic can't build an image",
-            "kinetic doctor --run --image NAME, an image that contains kinetic's runner",
+            "without a project, kinetic can't build an image",
+            "kinetic doctor --run --image NAME; the image must contain kinetic's runner",
         )
     function = run(
         accelerator="cpu",

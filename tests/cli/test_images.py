@@ -40,7 +40,7 @@ def test_base_images_are_named_and_printed_without_building_them(kinetic: Kineti
     unnamed = kinetic("build-image", "--print", "--category", "cpu").out
     assert unnamed.startswith("# base-cpu:") and "FROM " in unnamed
     assert kinetic("build-image").code == 2
-    assert "name a --repo" in kinetic("build-image").err
+    assert "pass --repo" in kinetic("build-image").err
 
 
 def test_a_tag_and_a_dockerfile_that_are_none_are_refused(kinetic: Kinetic, tmp_path: Path) -> None:

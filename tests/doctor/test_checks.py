@@ -84,7 +84,7 @@ async def test_errors_timeouts_and_bugs_are_findings() -> None:
 
 
 async def test_a_check_comes_after_those_it_needs() -> None:
-    with pytest.raises(ValueError, match="b needs a"):
+    with pytest.raises(ValueError, match="b must come after a"):
         await run_checks([check("b", "a"), check("a")])
 
 

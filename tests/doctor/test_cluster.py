@@ -78,7 +78,7 @@ async def test_a_user_without_rights_gets_a_role_to_apply_that_fixes_it(
         missing.evidence
     )
     assert before["namespace"].state is State.SKIPPED  # it may exist, but the user can't see it
-    assert before["nodes"].evidence == "no permission to read the nodes; jobs run without it"
+    assert before["nodes"].evidence == "you lack permission to read the nodes; jobs run without it"
     documents = list(yaml.safe_load_all(missing.advice.partition("\n")[2]))
     assert [document["kind"] for document in documents] == [
         "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding",

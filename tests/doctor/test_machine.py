@@ -93,7 +93,7 @@ async def test_a_supervisor_of_another_version_fails(home: Path) -> None:
     async with await asyncio.start_unix_server(serve_earlier_version, str(paths.socket)):
         report = await examine()
     assert report["supervisor"].state is State.FAILED
-    assert report["supervisor"].advice.startswith("`kill 4711`")
+    assert report["supervisor"].advice.startswith("run `kill 4711`")
 
 
 async def test_a_wrong_setting_fails_before_any_check(monkeypatch: pytest.MonkeyPatch) -> None:

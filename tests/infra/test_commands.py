@@ -81,7 +81,7 @@ async def test_a_terminal_is_asked_for_the_next_zone(
     google.stockout["us-central1-a"] = "us-central1-f"
     add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16")
     output = await console.typed("y\ny\ny\n", *add)
-    assert "Try us-central1-f?" in output
+    assert "Try the zone us-central1-f?" in output
     (pool,) = [
         document for key, document in google.documents.items() if key.endswith("/tpu-v6e-16")
     ]
