@@ -764,7 +764,7 @@ class BatchHandle(Generic[T, X]):
             return 0
         batch.coordinator.window.lift()
         pump = batch.coordinator.pump
-        is_cut_off = not (pump.known_length or pump.finished)
+        is_cut_off = not (pump.has_known_length or pump.finished)
         await batch.seal()
         if is_cut_off and batch.stored:
             logging.warning(

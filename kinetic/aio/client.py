@@ -355,7 +355,7 @@ class Client:
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
-        engine.ids.refuse_job(group_id)
+        engine.ids.require_batch_id(group_id)
         session = await self._session_for_id(group_id, project, cluster)
         batch = await engine.batches.attach(session, group_id)
         return _batch(batch, attached=True, poll_timeout=poll_timeout)
@@ -392,7 +392,7 @@ class Client:
         Cancelled: a part may be removed; call `cleanup` again to remove the rest.
         """
         check(submission=submission, project=project, cluster=cluster)
-        engine.ids.refuse_item(submission)  # checks the ID before a platform opens
+        engine.ids.require_submission_id(submission)  # checks the ID before a platform opens
         session = await self._session_for_id(submission, project, cluster)
         await engine.batches.remove(session, submission)
 

@@ -187,7 +187,7 @@ async def test_a_batch_whose_function_was_collected_is_not_resumed(
     await store.delete([name for name in await store.used() if name.startswith("functions/")])
     async with aio.Client(platform=platform) as other:
         attached = await other.attach_batch(batch.group_id)
-        with pytest.raises(NotFound, match=r"functions of grp-\S+ .*collected by its age"):
+        with pytest.raises(NotFound, match=r"functions of grp-\S+ .*has removed it"):
             await attached.resume(force=True)
 
 

@@ -128,7 +128,7 @@ async def test_the_error_says_why_a_job_cannot_be_attached_to(
             await plain.debug_attach()
         await plain.cancel()
         unattended = await client.submit(project.double, 4)
-        with pytest.raises(errors.ConfigurationError, match=r"no worker but 0, not 1"):
+        with pytest.raises(errors.ConfigurationError, match=r"only worker 0, not 1"):
             await unattended.debug_attach(worker=1)
         assert await unattended.result() == 8, "the job continues if no editor attaches"
         with pytest.raises(errors.JobError, match="has ended"):

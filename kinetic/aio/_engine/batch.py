@@ -1,7 +1,7 @@
 """A batch as one process sees it; the handles of the API call this module.
 
 One process at a time submits a batch: it holds the batch's lease, an object in the store, and runs
-a coordinator. All other processes observe the batch: they read its state, and may request a stop or
+a coordinator. All other processes observe the batch: they read its state, and can request a stop or
 a retry.
 """
 
@@ -69,8 +69,8 @@ class Batch:
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self.followed = followed
-        """Whether the session keeps reading this batch; for a batch from a listing, only once a
-        method of its handle needs it."""
+        """Whether the session keeps reading this batch. The session reads a batch from a listing
+        only when a method of the batch's handle needs that."""
         self.items_removed = False
         self._take_over_lock = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
@@ -108,14 +108,14 @@ class Batch:
 
     @property
     def sealed(self) -> bool:
-        """Whether no more items can come: the store has the end of the inputs, or had it."""
+        """Whether no more items can come: the end of the inputs is stored, or was until removed."""
         return self.inputs.sealed or self.submission.collected is not None
 
     @property
     def known(self) -> int:
         """How many items there are so far."""
         if self.inputs.total is not None:
-            return self.inputs.total  # the manifest has `len(inputs)`, perhaps a wrong one
+            return self.inputs.total  # the manifest's total, `len(inputs)`, may be wrong
         return max(self.inputs.count, self.total or 0, self.manifest["total"] or 0)
 
     @property
@@ -126,7 +126,7 @@ class Batch:
     def submitted(self, index: int) -> bool:
         """Return whether an attempt of the item exists, or this process has decided to start one.
 
-        If another process submits the batch, all items count as submitted; refused items never do.
+        Without a coordinator here, all items count as submitted. Refused items never do.
         """
         if index in self.submission.refusals:
             return False
@@ -138,7 +138,8 @@ class Batch:
     def finished(self) -> bool:
         """Whether callers that wait for the batch have nothing left to wait for.
 
-        Every item has ended or can never be read, or this process has stopped submitting the batch.
+        True if every item has ended or can never be read, or this process has stopped submitting
+        the batch.
         """
         if self.coordinator is not None:
             settled = self.submission.settled_items >= (self.total or 0)  # false after a retry
@@ -246,9 +247,9 @@ class Batch:
         *,
         ends_inputs: bool = True,
     ) -> None:
-        """Start a coordinator for the batch; *events* tell it the state that was recovered.
+        """Start a coordinator for the batch; *events* give it the state that was recovered.
 
-        *ends_inputs* says that the batch's inputs end with those of *source*.
+        *ends_inputs* says that no inputs follow those of *source*.
         """
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
@@ -277,7 +278,7 @@ class Batch:
                 coordinator.post(change)
         self.session.spawn(self._run_coordinator(coordinator), name=f"batch {self.group_id}")
         if (deadline := self.manifest["deadline"]) is not None:
-            if submission.requests.reopened:  # a retry gets the whole time again
+            if submission.requests.reopened:  # a retry gets the whole batch_timeout again
                 deadline = time.time() + (settings.batch_timeout or 0.0)
             self.session.spawn(
                 self._stop_at(coordinator, deadline), name=f"timeout of {self.group_id}"
@@ -324,7 +325,7 @@ class Batch:
     async def _run_coordinator(self, coordinator: BatchCoordinator) -> None:
         """Run *coordinator*; then observe the batch if another process may run its items.
 
-        Another process may do so if this one has lost the lease, or if a retry has reopened items.
+        Another process may run them if this one has lost the lease, or a retry has reopened items.
         """
         await coordinator.run()
         requests, lease_lost = self.submission.requests, coordinator.lease.lost is not None
@@ -337,7 +338,7 @@ class Batch:
         if not all(map(self.submission.is_final, requests.reopened)):
             self._observe_again()
         elif lease_lost:
-            self.session.watch(self.submission)  # so that callers that wait for its jobs go on
+            self.session.watch(self.submission)  # callers may still wait for its jobs
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
@@ -351,7 +352,7 @@ class Batch:
             self._observe_again()
 
     async def _stop_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
-        """Stop the batch at *deadline*, seconds since the epoch, unless *coordinator* is over."""
+        """Stop the batch at *deadline*, seconds since the epoch, unless *coordinator* has ended."""
         try:
             await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
         except TimeoutError:
@@ -365,10 +366,11 @@ class Batch:
         seal: bool = False,
         force: bool = False,
     ) -> None:
-        """Submit the rest of the batch, if no other process does, or with *force* even then.
+        """Submit the rest of the batch; take it from another process only with *force*.
 
         Raises:
-            Conflict: Another process submits it; or this one does, and an argument was passed.
+            Conflict: Another process submits the batch; or this process does, and the caller has
+                passed an argument.
             ConfigurationError: *inputs* are given, but the batch has all its inputs. Or this
                 process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
@@ -376,7 +378,7 @@ class Batch:
         """
         async with self._take_over_lock:
             await self.refresh()
-            self._refuse_more(inputs)
+            self._refuse_more_inputs(inputs)
             if (coordinator := self.coordinator) is not None and self.submits:
                 if not await coordinator.is_replaced():
                     if inputs is None and not seal and not force:
@@ -408,13 +410,13 @@ class Batch:
             await read_manifest(self.session, self.group_id)
             await self.look()
             if self.total is not None and self.submission.ended >= self.total:
-                return {}  # every item has ended, so no job needs it
+                return {}  # every item has ended, so no job needs the environment
             return self._own_environment or self._capture_again()
         environment: dict[str, str] = json.loads(content)
         return environment
 
     def _capture_again(self) -> dict[str, str]:
-        """Return the jobs' environment, with the captured variables as this process has them."""
+        """Return the jobs' environment, with the captured variables read from this process."""
         names: list[str] = self.manifest["placed"]["captured"]
         if missing := [name for name in names if name not in os.environ]:
             raise ConfigurationError(
@@ -450,7 +452,8 @@ class Batch:
             self.session.watch(self.submission)
             store = self.session.platform.store
             missing = await retry_forever(
-                lambda: renew_shared(store, uploaded), "looking at what jobs share"
+                lambda: renew_shared(store, uploaded),
+                f"checking the shared objects of {self.group_id}",
             )
             events = await recover_state(self.session, self.submission, self.inputs)
             total, stored = self.inputs.total, self.inputs.count
@@ -459,11 +462,12 @@ class Batch:
             await asyncio.wait({renewal})
         if lease.lost is not None:
             raise lease.lost
-        self._refuse_more(inputs)
+        self._refuse_more_inputs(inputs)
         if missing and (inputs is not None or self._is_open):
             raise NotFound(
                 f"the {missing[0].partition('/')[0]} of {self.group_id} is not in the store any "
-                "more: it was collected by its age; submit what is left in a new batch"
+                "more: a collection or the bucket's lifecycle rule has removed it; submit the "
+                "remaining inputs in a new batch"
             )
         settings = map_settings_of(self.manifest)
         source = Source(() if inputs is None else inputs, settings.input_mode)
@@ -477,11 +481,11 @@ class Batch:
     def _is_open(self) -> bool:
         return any(not self.submission.is_final(index) for index in range(self.inputs.count))
 
-    def _refuse_more(self, inputs: object) -> None:
+    def _refuse_more_inputs(self, inputs: object) -> None:
         if inputs is not None and self.inputs.total is not None:
             raise ConfigurationError(
-                f"{self.group_id} has all its {self.inputs.total} inputs: resume() without more, "
-                "and submit these in a batch of their own"
+                f"{self.group_id} has all its {self.inputs.total} inputs: call resume() without "
+                "inputs, and submit these inputs as a new batch"
             )
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
@@ -501,13 +505,14 @@ class Batch:
             await coordinator.over.wait()
         # This includes items reopened by a process that died before it started them.
         reopened = self.submission.requests.reopened
-        is_open = any(not self.submission.is_final(index) for index in reopened)
-        if is_open and not self.submits and await self._is_lease_free():
+        any_open = any(not self.submission.is_final(index) for index in reopened)
+        if any_open and not self.submits and await self._is_lease_free():
             try:
                 await self.take_over()
             except Conflict:
                 logging.info(
-                    "%s: another process took it over, and carries this out", self.group_id
+                    "%s: another process has taken the batch over, and carries out the retry",
+                    self.group_id,
                 )
         if self.coordinator is not None and not self.submits and self.submission.ended < self.known:
             self._observe_again()  # another process runs the reopened items
@@ -572,7 +577,7 @@ class Batch:
             waiting = coordinator.waiting
             if waiting or not (coordinator.complete or coordinator.all_requested):
                 logging.warning(
-                    "%s: this process submits %s no more. What runs goes on; %d items wait. "
+                    "%s: this process no longer submits %s. Running jobs go on; %d items wait. "
                     "To submit the rest: kinetic batches resume %s",
                     reason,
                     self.group_id,
@@ -581,7 +586,7 @@ class Batch:
                 )
 
     async def seal(self) -> None:
-        """Pull no more inputs, and record in the store that there are no others."""
+        """Pull no more inputs, and record in the store that the inputs have ended."""
         if self.coordinator is not None and self.submits:
             await self.coordinator.finish_inputs(seal=True)
 
@@ -615,7 +620,7 @@ class Batch:
                 await self.session.until_final(self.submission, index)
 
     async def delete_jobs(self) -> None:
-        """Delete all jobs of the batch from the platform, unless a retry still needs some."""
+        """Delete all jobs of the batch from the platform, unless reopened items need theirs."""
         submission = self.submission
         if all(map(submission.is_final, submission.requests.reopened)):
             await self._retry_while_refused(
@@ -624,9 +629,9 @@ class Batch:
             submission.note_cleaned()
 
     async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
-        """Remove all objects of the items, and keep their *values* here; the manifest stays.
+        """Remove all objects of the items, and keep their *values* in memory; the manifest stays.
 
-        *history* is what a report needs of each item; it's stored first.
+        *history* is what a report needs of each item; this method stores it first.
 
         Cancelled: some objects may be removed. This process keeps *values*; call `collect` again.
         """
@@ -651,7 +656,7 @@ class Batch:
             return
         if self.coordinator is not None and self.submits:
             await self.cancel()
-            # Otherwise `removal` would wait until the lease expires.
+            # Wait until the lease is released; otherwise `removal` would wait until it expires.
             await self.coordinator.over.wait()
         identity = self.submission.identity
         await self._retry_while_refused(
@@ -695,7 +700,7 @@ class Batch:
             self._observe_again()
 
     async def abandonment(self) -> KineticError | None:
-        """Return why some items won't start; None unless one look at the lease shows it."""
+        """Read the lease once; if it shows that no process submits the batch, return the error."""
         await self.observe_if_resumed()
         identity, store = self.submission.identity, self.session.platform.store
         if (
@@ -742,9 +747,9 @@ class Batch:
             seal, option = ("seal=True", " --seal") if self.total is None else ("", "")
             error = SubmitterLost(
                 f"batch {self.group_id}: {holder} does not submit it any more, and "
-                f"{' and '.join(missing)}; kinetic.attach_batch({self.group_id!r}).resume({seal}), "
-                f"or `kinetic batches resume {self.group_id}{option}`, goes on with the stored "
-                "inputs, and runs nothing again that has ended",
+                f"{' and '.join(missing)}. To go on with the stored inputs, call "
+                f"kinetic.attach_batch({self.group_id!r}).resume({seal}), or run "
+                f"`kinetic batches resume {self.group_id}{option}`; no ended item runs again",
                 job_id=self.group_id,
             )
             self.submission.abandon(error, stuck)
@@ -752,4 +757,4 @@ class Batch:
         try:
             await delete_leftovers(self.submission)
         except KineticError as exc:
-            logging.warning("stopped jobs of %s may be left: %s", self.group_id, exc)
+            logging.warning("can't delete the stopped jobs of %s: %s", self.group_id, exc)

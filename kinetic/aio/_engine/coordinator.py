@@ -62,20 +62,20 @@ async def renew_shared(
 
 
 LEAVING_S = 10.0
-"""How long to try to release a lease, in seconds; after that it expires by itself."""
+"""How long to try to release a lease, in seconds; otherwise the lease expires by itself."""
 
 EVENTS_PER_TURN = 500
-"""Maximum number of events decided on in one turn of the loop."""
+"""Maximum number of events that the scheduler gets in one turn of the loop."""
 
 
 class BatchCoordinator:
-    """Run one batch until it ends, this process stops submitting it, or loses its lease.
+    """Run one batch until it ends, or until this process stops submitting it or loses its lease.
 
     ``over`` is set when the coordinator has ended. ``error`` is then the error that ended it early,
     or None. ``request_error`` says why a request to stop or retry could not be stored or carried
-    out; callers that wait for the request get this error. ``closing`` says that it carries out no
-    further request. *budget* limits the sum of the seconds of all attempts. *ends_inputs* says that
-    the batch's inputs end with those of *source*.
+    out; callers that wait for the request get this error. ``closing`` says that the coordinator
+    carries out no further request. *budget* limits the seconds that all attempts together take.
+    *ends_inputs* says that no inputs follow those of *source*.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class BatchCoordinator:
 
     @property
     def complete(self) -> bool:
-        """Whether every item has ended, and there will be no more of them."""
+        """Whether every item has ended, and no more items will come."""
         return self.state.complete and self.state.sealed
 
     @property
@@ -139,7 +139,7 @@ class BatchCoordinator:
         return [index for index in self.state.unfinished() if index not in busy]
 
     def post(self, event: scheduler.Event) -> None:
-        """Put an event into the queue; it is decided on in the next turn of the loop."""
+        """Queue an event; the scheduler gets it in the next turn of the loop."""
         self._events.append(event)
         self._awake.set()
 
@@ -159,20 +159,20 @@ class BatchCoordinator:
             self.post(scheduler.Refused(index))
 
     def _on_request(self, request: wire.Request) -> None:
-        """Carry out a new request, whether this or another process has made it."""
+        """In the background, carry out a new request to stop or retry, of any process."""
         if request.kind not in KINDS:
             return
         if request.kind == "stop" and request.items is None:
             self.post(scheduler.StopRequested())
             attempts = [*self.state.busy.items()]
             round_number, keep_running = self._submission.requests.round, request.keep_running
-            applying = self._apply_stop(attempts, round_number, keep_running=keep_running)
+            work = self._apply_stop(attempts, round_number, keep_running=keep_running)
         else:
             busy = self.state.busy
             attempts = [(index, busy[index]) for index in request.items or () if index in busy]
-            applying = self._apply(request, attempts)
+            work = self._apply(request, attempts)
         number = len(self._submission.requests.entries)
-        self._in_background(applying, f"request {number} to {self._submission.identity.id}")
+        self._in_background(work, f"request {number} to {self._submission.identity.id}")
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._session.spawn(work, name=name)
@@ -233,7 +233,10 @@ class BatchCoordinator:
             if requests.removing or (len(requests.entries) == known_requests and self._is_idle):
                 self.closing = True
                 break
-            logging.info("batch %s goes on: there is a request", self._submission.identity.id)
+            logging.info(
+                "batch %s goes on: a new request to stop or retry has come",
+                self._submission.identity.id,
+            )
             await retry_forever(self.lease.retake, "taking the lease again")
             self._submission.fence = self.lease.fence
             # While no process had the lease, a request may have come that no coordinator has read.
@@ -242,9 +245,9 @@ class BatchCoordinator:
         if not self.state.sealed:
             stored = self.inputs.count
             self.error = InputsUnfinished(
-                f"batch {self._submission.identity.id}: the {stored} inputs that were stored have "
-                f"run, and the process that had the others is gone; resume(inputs=...) with those "
-                f"from number {stored} on, or resume(seal=True) if there are none",
+                f"batch {self._submission.identity.id}: the {stored} stored inputs have run, and "
+                f"the process that had the others is gone; call resume(inputs=...) with the inputs "
+                f"from number {stored} on, or resume(seal=True) if there are no more",
                 stored=stored,
             )
 
@@ -269,10 +272,12 @@ class BatchCoordinator:
             else:
                 await cluster.finish(batch, self.lease.fence)
         except KineticError as exc:
-            logging.warning("the secrets of %s stay until it is cleaned up: %s", batch, exc)
+            logging.warning(
+                "can't delete the secrets of %s, which stay until a cleanup: %s", batch, exc
+            )
 
     async def _leave(self) -> None:
-        """Stop listening, release the lease (or log why it can't be), and wake all waiters."""
+        """Stop listening, release the lease (log a failure), and wake all waiters."""
         try:
             self._stop_listening()
             self._submission.requests.listeners.remove(self._on_request)
@@ -282,13 +287,13 @@ class BatchCoordinator:
                 async with asyncio.timeout(LEAVING_S):
                     await self.lease.release(len(self._submission.requests.entries))
         except (BackendError, SubmitterLost, TimeoutError) as exc:
-            why = str(exc) or f"no answer within {LEAVING_S:g} s; it runs out by itself"
-            logging.warning("%s was not released: %s", self._submission.identity.id, why)
+            why = str(exc) or f"no answer within {LEAVING_S:g} s; the lease expires by itself"
+            logging.warning("can't release the lease of %s: %s", self._submission.identity.id, why)
         finally:
             try:
                 if not self.complete and not self._leaving:
                     self._abandon_waiting()
-            finally:  # after any failure, no waiter may hang on this coordinator
+            finally:  # wake the waiters after any failure, so that none of them hangs
                 self.pump.over.set()
                 self.over.set()
                 self.on_change()
@@ -300,13 +305,14 @@ class BatchCoordinator:
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
             why = f": {type(lost).__name__}: {lost}" if lost is not None else ""
             lost = SubmitterLost(
-                f"{batch} is not submitted any more{why}; attach to it and resume() to go on",
+                f"{batch} is not submitted any more{why}; to go on, attach to the batch and call "
+                "resume()",
                 job_id=batch,
             )
         self.error = self.error or lost
         waiting = self.waiting
         if waiting:
-            logging.warning("%s; %d of its items wait to be started", lost, len(waiting))
+            logging.warning("%s; %d items wait for an attempt", lost, len(waiting))
         self._submission.abandon(lost, waiting)
 
     async def is_replaced(self) -> bool:
@@ -322,7 +328,7 @@ class BatchCoordinator:
         """
         if self.pump.finished:
             return
-        is_lazy = not self.pump.known_length
+        is_lazy = not self.pump.has_known_length
         if is_lazy:
             self.pump.close()
         await self.pump.over.wait()
@@ -396,7 +402,9 @@ class BatchCoordinator:
     async def stop(self, cause: str, *, keep_running: bool) -> None:
         """Store a request to stop the whole batch; `_on_request` then carries it out."""
         request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
-        await retry_forever(lambda: self._submission.requests.append(request), "asking for the end")
+        await retry_forever(
+            lambda: self._submission.requests.append(request), "storing the stop request"
+        )
 
     def stop_in_background(self, cause: str, *, keep_running: bool) -> None:
         """Do as `stop` in the background; if that fails, the waiters of items get the error."""
@@ -418,13 +426,13 @@ class BatchCoordinator:
             index for index in range(count_of(self.inputs)) if not self.state.is_final(index)
         ]
         await retry_forever(
-            lambda: submission.look_at_each(unfinished), "looking at what was stopped"
+            lambda: submission.look_at_each(unfinished), "reading the stopped items"
         )
         if keep_running:
             await withdraw_idle(submission, attempts)
 
     async def _delete_jobs(self, round_number: int) -> None:
-        """Delete the jobs up to a round; on an error only log, because jobs end by themselves."""
+        """Delete the jobs up to a round; only log an error, because jobs end by themselves."""
         batch = self._submission.identity.id
         try:
             await retry_forever(lambda: delete_all(self._submission, round_number), "deleting jobs")
@@ -434,13 +442,15 @@ class BatchCoordinator:
             )
 
     async def _apply(self, request: wire.Request, attempts: Sequence[tuple[int, int]]) -> None:
-        """Read the items that a request names, and let the items start that the request reopens."""
+        """Read the items that *request* names; let those that it reopens start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
         if request.kind == "stop" and not request.keep_running:
-            # The process that asked for the stop could not know the jobs launched since.
+            # The process that stored the request doesn't know the jobs that were launched later.
             await delete_unwanted(submission, attempts)
-        await retry_forever(lambda: submission.look_at_each(items), "looking at what was asked for")
+        await retry_forever(
+            lambda: submission.look_at_each(items), "reading the items of a request"
+        )
         if request.kind != "retry":
             return
         for index in request.bases:
@@ -455,8 +465,9 @@ class BatchCoordinator:
     async def reread(self) -> None:
         """Read the attempts under way, and launch again the attempts that the platform lacks.
 
-        A launch request may still be on its way. So an attempt is launched again after two
-        readings in a row have not found it. Its name is the same, so a second launch has no effect.
+        A launch request may still be on its way. So launch an attempt again only if two calls in a
+        row haven't found its job. If both requests arrive, the second has no effect, because a job
+        of that name exists.
         """
         submission, launcher, busy = self._submission, self.launcher, self.state.busy
         requested = {
@@ -505,4 +516,6 @@ class BatchCoordinator:
             try:
                 await self._submission.requests.look()
             except BackendError as exc:
-                logging.warning("%s: %s", self._submission.identity.id, exc)
+                logging.warning(
+                    "%s: can't read new requests: %s", self._submission.identity.id, exc
+                )

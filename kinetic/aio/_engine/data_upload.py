@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 """A function that the loop's thread calls with the bytes stored so far, and the bytes in total."""
 
 MAX_REQUESTS = 32
-READERS = 2  # more threads would only slow the loop, by the interpreter's lock
+READERS = 2  # more threads would slow the loop, because all share the interpreter's lock
 BIG_AT_ONCE = 4
 
 
@@ -57,13 +57,13 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     calls have the same content, one call sends it and the others wait. If that call is cancelled,
     the next call takes over.
 
-    The stored manifest lists the files. If it's fresh (see `kinetic.aio._shared_objects`), kinetic
-    doesn't check the files: they were renewed just before it, so none is removed by its age. If the
-    manifest is older, kinetic checks every file.
+    The stored manifest lists the files. Each upload stores or renews the files, and then the
+    manifest. So if the manifest is fresh (see `kinetic.aio._shared_objects`), no file is old enough
+    to be removed, and kinetic doesn't check the files. Otherwise, kinetic checks every file.
 
     Raises:
         DataError: A file can't be read, or has changed since it was hashed.
-        BackendError: The store refuses it.
+        BackendError: The store refuses a request, or doesn't answer.
 
     Cancelled:
         Files without a manifest may stay in the store; a later upload of the
@@ -80,7 +80,7 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
         else:
             with step(f"uploading {os.path.basename(snapshot.path)}") as sending:
                 await _send(
-                    store, snapshot, progress or sending.update, complete=stored is not None
+                    store, snapshot, progress or sending.update, has_manifest=stored is not None
                 )
     return _data_ref(data, snapshot.name, snapshot.digest)
 
@@ -96,7 +96,7 @@ def _lock(store: Store, key: object) -> asyncio.Lock:
 
 
 async def renew(store: Store, name: str) -> bool:
-    """Renew the manifest *name* and its files unless it's fresh; return False if one is absent."""
+    """Renew the manifest *name* and its files, unless it's fresh; return whether all exist."""
     stored = await store.look(name)
     if stored is None or _shared_objects.is_fresh(stored):
         return stored is not None
@@ -104,17 +104,17 @@ async def renew(store: Store, name: str) -> bool:
     try:
         manifest = await anyio.to_thread.run_sync(Manifest.from_bytes, content)
     except ValueError:
-        return False  # damaged: its files and the manifest are sent again
+        return False  # the manifest is damaged, which is as bad as if it were absent
     files = {file for _, file in manifest.objects(name.split("/")[1])}
     return not (await store.renew(files) or await store.renew([name]))
 
 
 async def _send(
-    store: Store, snapshot: Snapshot, progress: Progress, *, complete: bool = False
+    store: Store, snapshot: Snapshot, progress: Progress, *, has_manifest: bool
 ) -> None:
-    """Send the missing files and the manifest; *complete* says that an old manifest exists."""
+    """Send the missing files and the manifest; *has_manifest* says that an old manifest exists."""
     files, size = len(snapshot.files), format_size(snapshot.size)
-    verb = "Looking at stored" if complete else "Uploading"
+    verb = "Checking stored" if has_manifest else "Uploading"
     logging.info("%s data: %s (%d files, %s)", verb, snapshot.path, files, size)
     for link in snapshot.links:
         logging.warning("%s is a link to a directory; Data leaves it out", link)
@@ -154,7 +154,7 @@ class _Transfer:
         await for_each(self._send, self._files(), limit=MAX_REQUESTS)
 
     def _wrong_sizes(self, infos: list[ObjectInfo]) -> set[str]:
-        """Return the objects of a wrong size, as a power cut leaves them; they are sent again."""
+        """Return objects of a wrong size, as a power failure leaves; `run` replaces them."""
         objects = self._snapshot.manifest.objects(self._snapshot.digest)
         sizes = {name: entry.size for entry, name in objects}
         return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}

@@ -33,9 +33,11 @@ LOOKS_PER_REPORT = 8
 """After this number of looks for the debugger, kinetic reads and logs the job's state."""
 
 START_S = 60.0
-"""How long a forwarder may take to open the platform."""
+"""How long a forwarder may take to start, in seconds."""
 
 GRACE_S = 5.0
+"""How long a forwarder may take to end before it is killed, in seconds."""
+
 PLACEHOLDER = "${workspaceFolder}"
 """VS Code replaces this by the folder that it has open."""
 
@@ -81,7 +83,7 @@ def require_worker(worker: int, accelerator: str, job_id: str) -> None:
     """Check that the job has the host *worker*, before waiting for its debugger."""
     hosts = accelerators.parse(accelerator).hosts
     if type(worker) is not int or not 0 <= worker < hosts:
-        available = f"workers 0 to {hosts - 1}" if hosts > 1 else "no worker but 0"
+        available = f"workers 0 to {hosts - 1}" if hosts > 1 else "only worker 0"
         raise errors.ConfigurationError(f"{job_id} ({accelerator}) has {available}, not {worker!r}")
 
 
@@ -115,13 +117,15 @@ async def until_ready(
         left = started_at + seconds - clock()
         if left <= 0:
             raise errors.ResultTimeout(
-                f"{job_id} was not ready for a debugger within {seconds:g} s: it is "
-                f"{_status_text(job)}; it goes on: call debug_attach() again, cancel() it, or wait "
-                "longer with KINETIC_DEBUG_WAIT_S",
+                f"{job_id} was not ready for a debugger within {seconds:g} s. The job is "
+                f"{_status_text(job)}, and goes on: call debug_attach() again, cancel the job, or "
+                "wait longer with KINETIC_DEBUG_WAIT_S",
                 job_id=job_id,
             )
         if looks % LOOKS_PER_REPORT == LOOKS_PER_REPORT - 1:
-            logging.info("%s is not ready for a debugger yet: it is %s", job_id, _status_text(job))
+            logging.info(
+                "%s is not ready for a debugger yet: the job is %s", job_id, _status_text(job)
+            )
         looks += 1
         await asyncio.sleep(min(next(pauses), left))
         if "outcome" in objects or looks % LOOKS_PER_REPORT == 0:
@@ -141,12 +145,13 @@ def _status_text(job: JobRef) -> str:
 
 
 def _address_of(job: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> DebuggerAddress:
+    name = job.submission.identity.attempt_name(job.index, attempt)
     try:
         port = int(reply["port"])
     except (KeyError, ValueError) as exc:
-        raise errors.WireError(f"the report of its debugger is damaged: {exc!r}") from exc
+        raise errors.WireError(f"the report of {name}'s debugger is damaged: {exc!r}") from exc
     return DebuggerAddress(
-        name=job.submission.identity.attempt_name(job.index, attempt),
+        name=name,
         host=host,
         port=port,
         root=reply.get("root", ""),
@@ -159,7 +164,7 @@ async def forward(
 ) -> tuple[Forwarder, int]:
     """Start a forwarder to *address*, wait until it listens, and return its port.
 
-    Cancelled: the forwarder is ended.
+    Cancelled: kinetic ends the forwarder.
     """
     request = ForwardRequest(
         target=target,
@@ -175,7 +180,7 @@ async def forward(
         reply = await anyio.to_thread.run_sync(_read_reply, process, abandon_on_cancel=True)
         if "port" not in reply:
             error_class = getattr(errors, str(reply.get("error")), errors.Unavailable)
-            fallback = f"the forwarder to {request.name} has ended, or does not begin; try again"
+            fallback = f"the forwarder to {request.name} ended or did not start; try again"
             raise error_class(str(reply.get("message") or fallback))
     except BaseException:
         for process in started:
@@ -206,7 +211,7 @@ def _start_forwarder(request: ForwardRequest) -> Forwarder:
 
 
 def _read_reply(process: Forwarder) -> dict[str, Any]:
-    """Return the first line of a forwarder: its port or its error; empty if none comes in time."""
+    """Return what a forwarder prints first, its port or its error; empty after `START_S`."""
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
@@ -222,7 +227,7 @@ _RUNNING: set[Forwarder] = set()
 
 
 def _keep_reference(forwarder: Forwarder) -> None:
-    """Keep a reference to a forwarder: without one, its stdin is closed, and so it ends."""
+    """Keep a reference to a forwarder: otherwise Python closes its stdin, and so ends it."""
     _RUNNING.difference_update([process for process in _RUNNING if process.poll() is not None])
     _RUNNING.add(forwarder)
 

@@ -1,9 +1,9 @@
-"""How an attempt ends: the one module that decides it, and acts on the decision.
+"""Decide how an attempt ends, and act on the decision; no other module does that.
 
-All other code (the watch, the repeated reading, a stop, a refused launch) only passes `Evidence`
-to this module. `_take_steps` reads what the store says, has `decide` name one step, takes it, and
-reads again, until there is nothing to do. Late or repeated evidence does no harm, because each step
-depends on the store's present state.
+The code that watches, rereads, stops, or launches jobs only passes `Evidence` to this module.
+`_take_steps` reads the store, lets `decide` name one step, takes the step, and reads again, until
+there is nothing to do. Late or repeated evidence does no harm, because each step depends on the
+store's present state.
 
 To *claim* an attempt is to create the object that lets one process run it; after a *void* claim,
 no process can run it. To *close* an attempt is to write its outcome when its process can't.
@@ -88,7 +88,7 @@ def decide(
         return None
     if evidence.refusal is not None:
         return Close(_refusal_death(evidence.refusal)) if executor in (None, wire.VOID) else None
-    if evidence.final:  # all processes of the item have ended, whichever *observation* names
+    if evidence.final:  # all of the item's processes have ended, not only the one observed
         observation = replace(observation, executor="") if observation is not None else None
     elif observation is not None and observation.name != name:
         return None  # the end of another attempt proves nothing about this one
@@ -117,7 +117,7 @@ def _refusal_death(error: Exception) -> outcomes.Death:
 
 
 async def settle(submission: Submission, evidence: Evidence) -> None:
-    """Find out how an attempt has ended, or close it; if that fails, have it read again later."""
+    """Find out how an attempt has ended, or close it; on an error, let a later read retry that."""
     index, number = evidence.index, evidence.number
     try:
         item = await _take_steps(submission, evidence)
@@ -137,8 +137,8 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
 async def close_refused(submission: Submission, index: int, number: int, error: Exception) -> bool:
     """Close an attempt that can't be submitted because of *error*.
 
-    Return False if a process has begun the attempt all the same. The stored outcome has the error,
-    for every process that reads the item later.
+    Return False if a process has begun the attempt despite the error. The stored outcome has the
+    error, for every process that reads the item later.
     """
     item = await _take_steps(submission, Evidence(index, number, None, refusal=error))
     if item.state is wire.ItemState.FAILED and submission.refusals.get(index) is error:
@@ -147,7 +147,7 @@ async def close_refused(submission: Submission, index: int, number: int, error: 
 
 
 async def give_up(submission: Submission, index: int, why: str) -> wire.Item:
-    """End a single job as its last attempt ended; *why* says why no further attempt can start."""
+    """End a single job with its last attempt's outcome; *why* says why no attempt can follow."""
     request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
     await submission.requests.append(request)
     return await submission.look(index)
@@ -184,7 +184,7 @@ async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
 
 
 async def _read_item(submission: Submission, evidence: Evidence) -> wire.Item:
-    """Read the item; if the attempt's outcome is enough, read only that."""
+    """Read the item; if the attempt's outcome alone shows its state, read only the outcome."""
     index, number = evidence.index, evidence.number
     if evidence.refusal is not None:
         # No read is needed: the claim that `_close` creates shows whether the attempt has begun.
@@ -218,7 +218,7 @@ async def _close(
 ) -> bool:
     """Close an attempt; return False if that had no effect.
 
-    An attempt that no process has claimed is claimed as void first, so that no process begins it.
+    If no process has claimed the attempt, first make a void claim, so that no process can begin it.
     """
     index = evidence.index
     await _refuse_cleaned(submission)
@@ -235,7 +235,7 @@ async def _close(
         claimant = wire.VOID
     outcome = await _store_outcome(submission, index, number, claimant, death)
     if evidence.refusal is not None and outcome.kind is wire.Kind.ERROR:
-        # The error says more than the outcome; keep it before others learn that the item failed.
+        # The error says more than the outcome, so keep it before waiters learn of the failure.
         submission.refusals[index] = evidence.refusal
     return True
 
@@ -259,7 +259,7 @@ async def _store_outcome(
 
 
 async def _refuse_displaced(submission: Submission, index: int, number: int, kind: str) -> None:
-    """Check that an object has the name that `create` has found taken.
+    """Check that an object has the name that `create` could not use.
 
     Raises:
         WireError: Something other than an object has the name: the attempt can never be closed.
@@ -323,9 +323,10 @@ def error_for_waiters(
 ) -> Exception | None:
     """Log that *subject* can't be read; return the error for waiters, or None if they keep waiting.
 
-    Waiters get it at once if the object is removed or damaged, or a permission is missing, and
-    otherwise after a minute. The submitter is *patient*, because its job may run for days: it waits
-    through any outage, and gets an error only if the object is removed or damaged.
+    Waiters get the error at once if the object is removed or damaged, or a permission is missing.
+    Otherwise they get it after a minute. The submitter is *patient*, because its job may run for
+    days: the submitter waits through any outage, and gets an error only if the object is removed or
+    damaged.
     """
     is_known = isinstance(error, KineticError)
     logging.warning(
@@ -451,19 +452,19 @@ def _find_evidence(
     index, number = question.index, question.number
     executor = submission.attempt(index, number).executor
     observation = found.get((index, number))
-    # The platform's answer replaces the earlier doubt; a caller notes a new one if needed.
+    # The platform's answer replaces the earlier doubt; if needed, a caller notes a new doubt.
     doubted = submission.doubtful.pop(index, None)
     since = doubted.since if doubted is not None else None
     if observation is None and doubted is not None and doubted.is_about(executor):
         return doubted  # this evidence has more details than the job's absence
     if observation is None and not submission.identity.leased:
-        later = any(
+        has_later = any(
             other_index == index and other_number > number for other_index, other_number in found
         )
-        if not later:
+        if not has_later:
             return _evidence_of_absence(submission, question, found, last_relaunched)
         name = submission.identity.attempt_name(index, number)
-        message = "its process is gone, and was replaced by the platform"
+        message = "its process is gone, and the platform has started another process"
         observation = Observation(
             name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=message
         )
@@ -531,7 +532,7 @@ async def find(
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:
     """Return the observation of a host whose failure ended an attempt; ask the platform once.
 
-    Return None if it was the first host, or the platform doesn't know which it was.
+    Return None if the first host ended the attempt, or the platform doesn't know which host did.
     """
     host_ends = submission.host_ends
     if (index, number) not in host_ends:
@@ -545,8 +546,8 @@ async def host_end(submission: Submission, index: int, number: int) -> Observati
 async def close_unattended(submission: Submission, indices: Collection[int]) -> list[int]:
     """Close the ended attempts of a submission that no process submits.
 
-    A running attempt stores its own outcome, but if its item was stopped, delete its job. Return
-    the items that won't end unless a process submits them again.
+    A running attempt stores its own outcome; but if its item was stopped, delete the attempt's job.
+    Return the items that won't end unless a process submits them again.
     """
     submission.closes = True
     await submission.look_at_each(indices)

@@ -1,7 +1,7 @@
 """Forward a port of this machine to a port on a job's loopback.
 
-``python -m kinetic.aio._engine.forwarder`` runs it as a separate process, because `debug_attach`
-returns a `subprocess.Popen`.
+`debug_attach` runs this module as a separate process (``python -m``), because it returns a
+`subprocess.Popen`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class ForwardRequest:
 def port_in_use_error(port: int, cause: OSError) -> errors.ConfigurationError:
     """Return the error for a port that is in use."""
     return errors.ConfigurationError(
-        f"port {port} of this machine cannot be listened on ({cause.strerror or cause}): another "
-        "program has it, perhaps an earlier debug_attach(); end that, or choose another port with "
+        f"can't listen on port {port} of this machine ({cause.strerror or cause}): another program "
+        "uses it, perhaps an earlier debug_attach(); end that program, or choose another port with "
         "local_port= (or, for a call that waits, KINETIC_DEBUG_PORT)"
     )
 
@@ -108,7 +108,7 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
 
 
 async def _check_reachable(cluster: Cluster, request: ForwardRequest) -> None:
-    """Check whether the job can be reached, without a connection to its debugger."""
+    """Check whether kinetic can reach the job, without a connection to the job's debugger."""
     with suppress(errors.Unavailable):
         stream = await cluster.dial(request.name, UNUSED_PORT, host=request.host)
         await stream.aclose()

@@ -1,4 +1,4 @@
-"""Read the history of every item of a batch, and pack it to be kept after a collection."""
+"""Read the history of every item of a batch, and pack it for the record of a collection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def read(batch: Batch) -> list[Item]:
     """Return the items of *batch* as they are now, without their values.
 
     This takes one listing per 500 items, one listing of the inputs, and one request per 100 inputs.
-    Of a collected batch, this reads only one object.
+    If the batch is collected, this reads only the record of the collection.
 
     Raises:
         NotFound: Another process is removing the objects, or has removed them without a history.

@@ -31,7 +31,7 @@ def item_of(job_id: str) -> tuple[str, int] | None:
     return None
 
 
-def refuse_job(group_id: str) -> None:
+def require_batch_id(group_id: str) -> None:
     """Check that *group_id* is the ID of a batch."""
     submission, index = _parse(group_id)
     if index is not None:
@@ -46,13 +46,13 @@ def refuse_job(group_id: str) -> None:
         )
 
 
-def refuse_item(submission_id: str) -> None:
+def require_submission_id(submission_id: str) -> None:
     """Check that *submission_id* is the ID of a batch or of a single job."""
     batch, index = _parse(submission_id)
     if index is not None:
         raise ConfigurationError(
-            f"{submission_id} is the id of one job of a batch, whose objects go with the batch: "
-            f"cleanup({batch!r}) removes it"
+            f"{submission_id} is the ID of one job of a batch. kinetic can only remove the whole "
+            f"batch: cleanup({batch!r})"
         )
 
 
@@ -133,8 +133,8 @@ class Identity:
     def gone_error(self) -> NotFound:
         """The error of every call for a submission that was cleaned up."""
         return NotFound(
-            f"{self.id} was cleaned up, with its log and its value: result() does that once it "
-            "has returned; with cleanup=False it keeps them"
+            f"{self.id} was cleaned up: its log and value are removed. result() cleans up a job "
+            "after it has read the value, unless you pass cleanup=False"
         )
 
     def job_id(self, index: int) -> str:
@@ -167,8 +167,8 @@ class BatchIdentity(Identity):
     @property
     def gone_error(self) -> NotFound:
         return NotFound(
-            f"batch {self.id} was cleaned up: its inputs, jobs and outcomes are gone; submit it "
-            "again, and call cleanup() when nothing more is wanted of it"
+            f"batch {self.id} was cleaned up: its inputs, jobs and outcomes are removed; submit "
+            "the batch again, and call cleanup() only when you no longer need it"
         )
 
     def job_id(self, index: int) -> str:

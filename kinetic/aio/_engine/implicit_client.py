@@ -1,7 +1,7 @@
-"""Give a handle that no client has made the client of its event loop.
+"""Find the job of a handle that no client has made, by the client of the running event loop.
 
-The package `kinetic.aio` sets `follow` when it is loaded. So the handles need not import the
-client, which itself imports the handles.
+The package `kinetic.aio` sets `follow` when Python imports it. So the handles needn't import the
+client, which imports the handles.
 """
 
 from __future__ import annotations

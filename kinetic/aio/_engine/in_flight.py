@@ -32,7 +32,7 @@ class AttemptLimit:
             await self._slots.acquire()
 
     def release(self) -> None:
-        """Let another attempt start: one has its outcome, or was not started."""
+        """Let another attempt start, because one has its outcome, or was not started."""
         if self._slots is not None:
             self._slots.release()
 

@@ -44,7 +44,7 @@ class Backpressure:
 
     @property
     def bound(self) -> int | None:
-        """How many items may have started by now; None if there is no limit."""
+        """Maximum number of items that may have started; None if there is no limit."""
         delivered = self.delivered
         return None if self.limit is None or delivered is None else self.limit + delivered
 
@@ -65,11 +65,11 @@ class Backpressure:
         self._on_change()
 
 
-FIRST_CHUNK = 8
-"""Inputs in the first chunk of an iterator; it's small, so that the first jobs start at once."""
+FIRST_CHUNK_ITEMS = 8
+"""Maximum number of inputs in an iterator's first chunk; few, to start the first jobs soon."""
 
 
-AT_ONCE = 10 * CHUNK_ITEMS
+ITEMS_PER_STEP = 10 * CHUNK_ITEMS
 """Maximum number of inputs taken and stored in one step, if their total number is known."""
 
 
@@ -78,7 +78,7 @@ DRAIN_S = 0.25
 
 
 class InputPump:
-    """Pull and store all inputs; if their number is unknown, only as jobs end and are consumed."""
+    """Pull and store all inputs; if their number is unknown, pull more only as items end."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class InputPump:
         self._room = asyncio.Event()
         self._recent: OrderedDict[int, Any] = OrderedDict()
         self.ends_inputs = ends_inputs
-        """Whether the batch's inputs end with those of the source."""
+        """Whether no inputs follow those of the source."""
         self.closing = False
         self.finished = False
         """Whether the end of the inputs is recorded, or is being recorded."""
@@ -116,7 +116,7 @@ class InputPump:
         """Set when `run` has ended."""
 
     @property
-    def known_length(self) -> bool:
+    def has_known_length(self) -> bool:
         """Whether the number of inputs is known; if so, all are stored before the first job."""
         return self._source.length is not None
 
@@ -150,7 +150,7 @@ class InputPump:
             await self._pull()
             drained = await self._source.drain(0.0 if self._state.stopping else DRAIN_S)
             await self._store_inputs(drained)
-            if self.known_length and (count := self._inputs.count - self._first_index):
+            if self.has_known_length and (count := self._inputs.count - self._first_index):
                 self._post(scheduler.Stored(self._first_index, count))
             if self.ends_inputs and not self.closing:
                 await self.end()
@@ -158,14 +158,16 @@ class InputPump:
             try:
                 await self._source.aclose()
             except Exception as exc:
-                logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
+                logging.warning(
+                    "closing the inputs of %s raised %r; the batch goes on", self._batch, exc
+                )
             finally:
                 self.over.set()
 
     async def end(self) -> None:
         """Record in the store that there are no more inputs.
 
-        If the batch was stopped, its number of items includes the inputs of a list not stored yet.
+        In a stopped batch, the inputs of a list that aren't stored yet also count as items.
         """
         self.finished = True
         while self._inputs.total is None:
@@ -185,7 +187,7 @@ class InputPump:
 
     async def _pull(self) -> None:
         """Pull and store inputs, whenever `_wait_for_room` allows more."""
-        size = FIRST_CHUNK
+        size = FIRST_CHUNK_ITEMS
         while wanted := await self._wait_for_room(size):
             try:
                 values = await self._source.take(wanted)
@@ -209,8 +211,8 @@ class InputPump:
     async def _wait_for_room(self, size: int) -> int:
         """Wait until inputs may be pulled; return how many, or 0 if `_is_over`."""
         while not self._is_over():
-            if self.known_length:
-                return AT_ONCE
+            if self.has_known_length:
+                return ITEMS_PER_STEP
             room = self._pull_limit() - self._inputs.count
             minimum = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
             if room >= minimum:
@@ -243,7 +245,7 @@ class InputPump:
     async def _store_chunk(self, chunk: Chunk, values: list[Any]) -> None:
         """Store *chunk*, the pickled form of the first ``len(chunk.parts)`` of *values*.
 
-        Its items start at once, unless all inputs are stored first.
+        The chunk's items may start at once; with a known length, they wait for all chunks.
         """
         try:
             first, failed = await self._claim_slot(chunk, values)
@@ -257,7 +259,7 @@ class InputPump:
             self._post(scheduler.ItemsKnown(self._inputs.count))
             await self._report_refusal(first + position, error)
         known = scheduler.ItemsKnown(first + count)
-        self._post(known if self.known_length else scheduler.Stored(first, count))
+        self._post(known if self.has_known_length else scheduler.Stored(first, count))
 
     def _remember(self, first: int, values: Sequence[Any]) -> None:
         """Keep the newest inputs for `input_of`; with a window, all undelivered inputs."""
@@ -296,19 +298,21 @@ class InputPump:
         return first, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Read the slot that an earlier submitter has filled before this process could."""
+        """Read a slot that an earlier submitter has filled, so that this process could not."""
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")
         if self._inputs.total is not None and values:
             raise InputsUnfinished(
                 f"{self._batch} was sealed with {self._inputs.total} inputs meanwhile; "
-                f"{len(values)} more are not part of it: {_sample(values)}; submit them as "
+                f"{len(values)} more inputs are not part of it: {_sample(values)}; submit them as "
                 "another batch",
                 stored=self._inputs.total,
             )
         count = self._inputs.count - before
-        logging.warning("%s: %d inputs of an earlier submitter came late", self._batch, count)
+        logging.warning(
+            "%s: found %d more inputs, stored late by an earlier submitter", self._batch, count
+        )
         if count:
             self._post(scheduler.Stored(before, count))
 

@@ -18,15 +18,15 @@ FLUSH_S = 0.01
 """How long `Source.take` waits for more inputs once it has one, in seconds."""
 
 CLOSE_S = 5.0
-"""How long to wait for the end of a cancelled step of an async generator, in seconds."""
+"""How long a cancelled async generator may take to end, in seconds."""
 
 
 class Source:
     """The user's inputs, pulled only when asked for.
 
     A sync iterator is read in a worker thread, because it may block. Cancelling `take` doesn't
-    interrupt an iterator that is producing an input. A list is copied, so later changes to it
-    don't matter.
+    interrupt an iterator that is producing an input. Later changes to a list have no effect,
+    because the source copies the list.
 
     ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and
     ``known_inputs`` all inputs if they exist already.
@@ -97,14 +97,14 @@ class Source:
         self._stopped = True
         self._arrived.set()
 
-    async def drain(self, patience: float) -> list[Any]:
+    async def drain(self, timeout: float) -> list[Any]:
         """Stop, and return the inputs that were pulled but not taken.
 
-        Wait up to *patience* seconds for the input that a thread is producing.
+        Wait up to *timeout* seconds for the input that a thread is producing.
         """
         self.stop()
         if self._sync_iterator is not None and self._pull_task is not None:
-            await asyncio.wait({self._pull_task}, timeout=patience)
+            await asyncio.wait({self._pull_task}, timeout=timeout)
         return self._take_ready(len(self._ready))
 
     async def aclose(self) -> None:
@@ -115,7 +115,7 @@ class Source:
         self._stopped = True
         if self._pull_task is not None:
             self._pull_task.cancel()
-            # Not forever: a generator that waits for its own batch to end would never end.
+            # Limit the wait: a generator that waits for its own batch to end never ends.
             await asyncio.wait({self._pull_task}, timeout=CLOSE_S)
             if not self._pull_task.done():
                 return
@@ -133,7 +133,8 @@ class Source:
                 asyncio.get_running_loop(),
                 wanted,
                 abandon_on_cancel=True,
-                limiter=anyio.CapacityLimiter(1),  # not a shared one: the iterator may block
+                # A blocked iterator must not hold one of the loop's shared threads.
+                limiter=anyio.CapacityLimiter(1),
             )
         while wanted and not self._stopped:
             try:

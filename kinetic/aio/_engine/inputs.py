@@ -1,4 +1,4 @@
-"""Turn the inputs of a batch into calls, pickle these in chunks, and read stored chunks."""
+"""Turn the inputs of a batch into calls, pickle the calls in chunks, and read stored chunks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError, KineticError, NotFound, SubmissionError, WireError
 
-CACHED = 4
+CACHED_CHUNKS = 4
 """Maximum number of chunks held in memory, for inputs that are read in order."""
 
 DIGEST_BYTES = 32
 
 FOOTER_BYTES = 128 * 1024
-"""How many bytes to read first from the end of a longer chunk; most footers are shorter."""
+"""How many bytes to read first from the end of a large chunk; most footers are shorter."""
 
 MAX_CONCURRENT_READS = 8
 """Maximum number of chunks whose notes are read at once."""
@@ -64,8 +64,8 @@ class InputIndex:
     """The stored inputs of a batch, in numbered objects, the *slots*.
 
     Each slot has a chunk of inputs; the last slot marks their end. The submitter signs each slot,
-    and an unsigned slot is an error. The signed metadata of a slot have the digest of its chunk's
-    footer, and the footer has the digest of each input.
+    and an unsigned slot is an error. The signed metadata contains the digest of the chunk's footer,
+    and the footer contains the digest of each input.
     """
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
@@ -114,7 +114,7 @@ class InputIndex:
         data: Mapping[int, tuple[wire.DataRef, ...]],
         failed: Mapping[int, Exception],
     ) -> None:
-        """Add a slot just written; the keys of *data* and *failed* are positions in the chunk."""
+        """Add a slot just stored; the keys of *data* and *failed* are positions in the chunk."""
         stored = self._chunk_in(slot)
         _add_footer(stored, map(len, chunk.parts), chunk.digests, data, failed)
         self._add(stored)
@@ -126,8 +126,8 @@ class InputIndex:
     def _add(self, stored: _StoredChunk) -> None:
         if stored.first != self.count:
             raise WireError(
-                f"{stored.name} does not follow the slot before it; its batch cannot go on: "
-                "submit it again"
+                f"{stored.name} does not follow the slot before it, so the batch cannot go on; "
+                "submit the batch again"
             )
         self._chunks.append(stored)
         self.slots += 1
@@ -234,7 +234,7 @@ class InputIndex:
         return _add_footer(stored, map(len, body.frames), fields["digests"], refs, failed)
 
     async def _body(self, stored: _StoredChunk) -> frames.Frames:
-        """Return the verified content of a chunk; the last `CACHED` chunks stay in memory."""
+        """Return the verified content of a chunk; keep the last `CACHED_CHUNKS` in memory."""
         unpacked = self._bodies.get(stored.slot)
         if unpacked is None:
             content = await self._store.get(stored.name, limit=stored.size)
@@ -243,7 +243,7 @@ class InputIndex:
                 unpacked = frames.unpack(content.body)
             except ValueError as exc:
                 raise self._forged_error(stored.name) from exc
-            while len(self._bodies) >= CACHED:
+            while len(self._bodies) >= CACHED_CHUNKS:
                 self._bodies.pop(next(iter(self._bodies)))
             self._bodies[stored.slot] = unpacked
         return unpacked
@@ -253,7 +253,7 @@ class InputIndex:
         return WireError(
             f"{subject} is not what the submitter of {batch} signed: another process wrote it, or "
             f"it is damaged; nothing of it was used. See who can write to {self._store.url}, and "
-            f"submit the batch again; kinetic.cleanup({batch!r}) takes this one away"
+            f"submit the batch again; kinetic.cleanup({batch!r}) removes this batch"
         )
 
 
@@ -287,7 +287,7 @@ def _add_footer(
 ) -> array[int]:
     """Keep in *stored* what its footer says, and return the offsets.
 
-    *sizes* are those of the inputs' pickles.
+    *sizes* are the numbers of bytes of the inputs' pickles.
     """
     ends, offset = array("Q"), 0
     for size in sizes:
@@ -355,7 +355,9 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for key in value:
             if not isinstance(key, str):
                 key_type = type(key).__name__
-                raise ConfigurationError(f'input_mode="kwargs" needs text for keys, not {key_type}')
+                raise ConfigurationError(
+                    f'input_mode="kwargs" needs strings as keys, not {key_type}'
+                )
         return (), {**value}
     if mode == "args":
         if not issubclass(kind, (list, tuple)):
@@ -385,7 +387,7 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
 def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
     """Refuse a list of inputs unless the function can be called with every one of them.
 
-    An input that can't be turned into arguments is left to `encode`, which reports it.
+    Skip an input that can't be turned into arguments: `encode` reports it.
     """
     binding = Binding(function)
     for position, value in enumerate(values):
@@ -400,11 +402,11 @@ def _is_name(key: object) -> bool:
     return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
 
 
-_NO_DIGEST = hashlib.sha256().hexdigest()
+_EMPTY_DIGEST = hashlib.sha256().hexdigest()
 
 
 async def encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
-    """Pickle *values*, or about the first 8 MiB of them, into chunks in a worker thread."""
+    """In a worker thread, pickle *values*, or about the first 8 MiB of them, into chunks."""
     return await anyio.to_thread.run_sync(_encode_some, uploaded, values, mode)
 
 
@@ -433,7 +435,7 @@ def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
     with scratch() as folder:
         for position, value in enumerate(values):
             new_data: tuple[Data, ...] = ()
-            content, digest, call_mode = b"", _NO_DIGEST, call_mode_of(value, mode)
+            content, digest, call_mode = b"", _EMPTY_DIGEST, call_mode_of(value, mode)
             try:
                 args, kwargs = as_call(value, call_mode)
                 if binding is not None and binding.find_mismatch(args, kwargs):
@@ -467,7 +469,7 @@ def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
 def _pickle_input(
     uploaded: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], folder: Path
 ) -> tuple[bytes, str, tuple[Data, ...]]:
-    """Return one input as bytes with their digest, and the `Data` that only this input has."""
+    """Return one input's pickle, the pickle's digest, and the `Data` that only this input has."""
     table = payload.DataTable(uploaded.data_table)
     call = uploaded.call
     pickled = payload.dump_arguments(

@@ -33,6 +33,8 @@ AHEAD = 32
 """Maximum number of values read ahead and held until they are taken."""
 
 RECHECK_S = 5.0
+"""How long to wait for a change before looking again, in seconds."""
+
 ITEMS_PER_TURN = 1024
 """Maximum number of items examined in one turn of the loop."""
 
@@ -45,11 +47,11 @@ class Consumer:
     With *ordered*, items come in the order of their indices; until its turn, the value of an item
     that has ended stays in the store. With *windowed*, the batch starts at most ``window`` items
     beyond those counted by `note_delivered`. *display* is active while the block runs. After
-    *timeout* seconds, the block raises `ResultTimeout`, but not while an item is ready. After
-    *search_until*, a time of the loop, `wait_until_ready` doesn't wait for items that another
-    process has yet to submit.
+    *timeout* seconds, the block raises `ResultTimeout`, but not while an item is ready. Until
+    *search_until*, a time of the loop, `wait_until_ready` waits for items that another process has
+    yet to submit.
 
-    ``ready`` has the indices that `take` returns next, also of inputs that could not be submitted.
+    ``ready`` has the indices that `take` returns next, even those of items that were refused.
 
     This class isn't an async generator, because at the loop's end `shutdown_asyncgens` closes all
     generators concurrently. An inner generator that is already closing would raise when the outer
@@ -117,8 +119,8 @@ class Consumer:
             return
         if not isinstance(error, KineticError):
             raise ResultTimeout(
-                f"batch {self._batch.group_id} has not ended after {self._timeout:g} s; it goes "
-                "on, and its handle stays valid",
+                f"batch {self._batch.group_id} has not ended after {self._timeout:g} s; the batch "
+                "goes on, and its handle stays valid",
                 job_id=self._batch.group_id,
             ) from None
 
@@ -186,7 +188,7 @@ class Consumer:
             item = self._batch.submission.item(index)
             if self._ordered or item is None or item.state.final or self._is_over(index):
                 return index
-            self._reported[index] = False  # a retry has reopened the item, so it ends again
+            self._reported[index] = False  # a retry has reopened the item, which will end again
         return None
 
     async def wait_until_ready(self) -> bool:
@@ -224,13 +226,13 @@ class Consumer:
         if left <= 0:
             raise ResultTimeout(
                 f"batch {batch.group_id} is still being submitted: {batch.known} of its items were "
-                "found within poll_timeout; it goes on: attach to it again, or wait longer",
+                "found within poll_timeout; the batch goes on: attach to it again, or wait longer",
                 job_id=batch.group_id,
             )
         return left
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
-        """Put an item that is over into ``ready`` once; if *ordered*, after all items before."""
+        """Put an ended item into ``ready``, only once; if *ordered*, after all earlier items."""
         if not ((item is not None and item.state.final) or self._is_over(index)):
             return
         reported = self._reported
@@ -247,7 +249,7 @@ class Consumer:
             self._next_index += 1
 
     def _is_over(self, index: int) -> bool:
-        """Return whether an item without an outcome won't get one."""
+        """Return whether an item that isn't final won't get an outcome that can be read."""
         submission = self._batch.submission
         if index in submission.refusals:
             return True
@@ -261,8 +263,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     """Wait for an item's end and return its outcome; read and rebuild its value.
 
     Raises:
-        SubmitterLost: During the wait it became known that no process will run the item. If that
-            was known before, the outcome is `Failed`.
+        SubmitterLost: During the wait, kinetic has found that no process will run the item. If
+            kinetic knew that before the wait, the outcome is `Failed`.
         BackendError: The store does not answer, or the batch was cleaned up.
     """
     submission = batch.submission
