@@ -410,16 +410,18 @@ class Attempt:
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
         """Create the object of a large value, then the outcome; return the exit code."""
         order, name = self._order, self._order.part_name("outcome")
+        was_called = outcome.reason != "setup" or outcome.phase == "commit"
+        patience = DISK_FULL_RETRY_S if was_called else 0.0  # no work can be lost before the call
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
-                self._create(outcome.value[0], body.content, {}, consume=True)
+                self._create(outcome.value[0], body.content, {}, patience, consume=True)
                 content = frames.pack([])
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
             known_digest = body.digest if content is body.content else ""
             outcome = outcome._replace(body=known_digest or outcomes.digest(content))
             metadata = outcome.signed(self._key, order.scope, order.index, order.attempt)
-            created = self._create(name, content, metadata)
+            created = self._create(name, content, metadata, patience)
         except OSError as exc:
             return self._on_commit_error(outcome, exc)
         if not created:
@@ -431,27 +433,28 @@ class Attempt:
         name: str,
         content: bytes | Path,
         metadata: Mapping[str, str],
+        patience: float,
         *,
         consume: bool = False,
     ) -> bool:
         """Create an object; return False if it exists.
 
-        If the disk is full, retry for a minute, so that the user can free space. Don't retry if the
-        object is larger than the disk.
+        If the disk is full, retry for *patience* seconds, so that the user can free space. Don't
+        retry if the object is larger than the disk.
         """
-        deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
+        deadline, warned = time.monotonic() + patience, False
         while True:
             try:
                 return self._objects.create(name, content, metadata, consume=consume)
             except OSError as exc:
-                gives_up = time.monotonic() > deadline or self._stopping.requested
+                gives_up = time.monotonic() >= deadline or self._stopping.requested
                 is_full = _is_disk_full(exc) and _can_hold(exc.filename or "/", content)
                 if gives_up or not is_full:
                     raise
                 if not warned:
                     _log(
                         f"the job has ended, but its result can't be written ({exc}); free some "
-                        f"space: kinetic retries for {DISK_FULL_RETRY_S:.0f} s"
+                        f"space: kinetic retries for {patience:.0f} s"
                     )
                 warned = True
                 time.sleep(DISK_FULL_PAUSE_S)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from kinetic._runner.job.attempt import Attempt
+from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.wire import Kind
+from kinetic._runner.protocol.spool import Stored
+from kinetic._runner.protocol.wire import Kind, Outcome
+from kinetic._runner.stores.directory import DirectoryObjects
+from tests.orders import NOTHING, order_of
 from tests.runner.calls import KEY
 
 
@@ -208,3 +215,26 @@ def test_the_runner_hides_no_module_of_the_users(bench) -> None:
     bench.environment["PYTHONSAFEPATH"] = "1"
     bench.run(bench.order(imported))
     assert "wire" not in bench.value() and "attempt" not in bench.value()
+
+
+class FullDisk(DirectoryObjects):
+    """A store without space for an outcome; it fails the test on a second try."""
+
+    tried = False
+
+    def create(self, name: str, *content: Any, **options: Any) -> bool:
+        if not name.endswith(".outcome"):
+            return super().create(name, *content, **options)
+        assert not self.tried
+        self.tried = True
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
+
+
+def test_a_job_whose_setup_failed_does_not_wait_for_space(tmp_path: Path) -> None:
+    objects = FullDisk(tmp_path)
+    objects.create("inputs", b"")
+    order = replace(order_of({}), arguments=NOTHING._replace(name="inputs", stop=2 << 20))
+    failed = Outcome(Kind.ERROR, reason="setup", phase="context extract")
+    result = failed, Stored(b"", "", 0)
+    attempt = Attempt(order, KEY, "e" * 32, objects, Stopping(), lambda _: result)
+    assert attempt.run() == wire.EXIT_UNCOMMITTED
