@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kinetic._runner.job.attempt import Attempt
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
@@ -45,6 +47,15 @@ def test_the_text_of_an_exception_is_kept_outside_the_pickle(bench) -> None:
     assert (fields["qualname"], fields["message"]) == ("ValueError", "no good")
     assert "in fail" in fields["traceback"] and "a note" in fields["traceback"]
     assert "kinetic_runner" not in fields["traceback"], "the runner's own frames are noise"
+
+
+@pytest.mark.parametrize("status", [None, 0, "message"])
+def test_an_exit_succeeds_without_a_status_or_with_zero(bench, status: Any) -> None:
+    code, _ = bench.run(bench.order(lambda: sys.exit(status)))
+    if status == "message":
+        assert (code, bench.error()["message"]) == (wire.EXIT_FINAL, "message")
+    else:
+        assert (code, bench.value()) == (wire.EXIT_VALUE, None)
 
 
 def test_damaged_content_is_refused(bench) -> None:
@@ -185,11 +196,14 @@ def test_exit_callbacks_of_the_job_run(bench, tmp_path: Path) -> None:
     def register(path: str) -> None:
         import atexit
         import pathlib
+        import threading
 
         atexit.register(pathlib.Path(path).touch)
+        atexit.register(print, "last")
+        threading._register_atexit(print, "first")  # type: ignore[attr-defined]
 
-    bench.run(bench.order(register, str(tmp_path / "flushed")))
-    assert (tmp_path / "flushed").exists()
+    _, output = bench.run(bench.order(register, str(tmp_path / "flushed")))
+    assert (tmp_path / "flushed").exists() and output == "first\nlast\n"
 
 
 def test_a_forked_child_that_returns_from_the_function_commits_nothing(bench) -> None:

@@ -152,3 +152,13 @@ async def test_a_link_at_the_destination_of_a_download_is_not_followed(
         with pytest.raises(errors.BackendError):
             await store.fetch(name, link)
     assert victim.read_text() == "old"
+
+
+async def test_a_large_result_leaves_no_temporary_file(
+    client, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    job = await client.submit(os.urandom, 1_000_000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    assert len(await job) == 1_000_000
+    assert [*(tmp_path / "temporary").iterdir(), *home.glob("cache/scratch/*")] == []
