@@ -230,6 +230,22 @@ async def test_a_retry_survives_the_late_deletion_of_stopped_jobs(
         await cancelling
 
 
+@VIRTUAL
+async def test_nothing_is_deleted_together_with_what_is_tried_again(
+    world: World, client: aio.Client
+) -> None:
+    batch = await client.run_async_map(same, range(2), max_concurrent=2)
+    await until(lambda: world.started == 2)
+    await batch.cancel()
+    assert await batch.retry_failed([1]) == 1
+    await until(lambda: world.started == 3)
+    await batch._batch.delete_jobs()
+    assert await unended(world.platform, batch.group_id) == ["1-2"]
+    world.gate.set()
+    assert (await batch.results(return_exceptions=True))[1] == 1
+    assert await unended(world.platform, batch.group_id) == []
+
+
 class Mute(SlowToLaunch):
     """A cluster that launches late, loses the reply, and doesn't answer requests by name."""
 

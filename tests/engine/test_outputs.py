@@ -32,6 +32,12 @@ async def odd_fails(x: int) -> int:
     return x
 
 
+async def raise_or_return(x: int) -> Exception:
+    if x % 2:
+        raise KeyError(x)
+    return KeyError(x)
+
+
 class Gates:
     """A client of a platform in memory where each item waits for its gate."""
 
@@ -208,6 +214,19 @@ async def test_another_process_sees_what_could_not_be_submitted() -> None:
 
 
 # --- consumers ---
+
+
+async def test_an_exception_that_was_returned_is_no_failure(client: aio.Client) -> None:
+    inputs = [{"x": number} for number in range(4)]
+    batch = await client.run_async_map(raise_or_return, inputs)
+    async for index, input_, outcome in batch.outcomes():
+        assert input_ is inputs[index] and outcome.ok == (index in (0, 2))
+    with pytest.raises(errors.BatchError) as caught:
+        await batch.results()
+    assert [*map(type, caught.value.partial_results)] == [KeyError, type(None)] * 2
+    assert [job.group_index for job in caught.value.failures] == [1, 3]
+    results = await (await client.run_async_map(raise_or_return, inputs[::2])).results()
+    assert [*map(type, results)] == [KeyError] * 2
 
 
 async def test_any_number_of_consumers_get_everything(gates: Gates) -> None:

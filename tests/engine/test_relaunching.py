@@ -55,6 +55,8 @@ class Cluster(MemoryCluster):
         """Errors of the next requests about one attempt."""
         self.held: asyncio.Event | None = None
         self.cause: tuple[Reason, str] | None = None
+        self.tells_cause = False
+        """Whether its watches report the ``cause`` too."""
         self.reached = asyncio.Event()
         self.mute = False
         """Whether its watches report nothing."""
@@ -63,16 +65,12 @@ class Cluster(MemoryCluster):
         """Find jobs, and give the ended ones the ``cause``, as if another host had failed."""
         if self.silent and len(wanted.get("names", ())) == 1:
             raise self.silent.pop()
-        found = await super().find(**wanted)
-        if self.cause is None:
-            return found
-        reason, message = self.cause
-        return [
-            replace(seen, reason=reason, message=message, host=2)
-            if seen.phase is Phase.ENDED
-            else seen
-            for seen in found
-        ]
+        return [self._with_cause(seen) for seen in await super().find(**wanted)]
+
+    def _with_cause(self, seen: Observation) -> Observation:
+        if self.cause is None or seen.phase is not Phase.ENDED:
+            return seen
+        return replace(seen, reason=self.cause[0], message=self.cause[1], host=2)
 
     async def launch(self, job: JobSpec) -> None:
         if self.launched:
@@ -88,7 +86,7 @@ class Cluster(MemoryCluster):
         async with aclosing(super().watch(labels)) as news:
             async for seen in news:
                 if not self.mute:
-                    yield seen
+                    yield self._with_cause(seen) if self.tells_cause else seen
 
     def lose(self, name: str) -> None:
         """Forget a running job without a notification, as if it vanished while nobody watched."""
@@ -159,10 +157,12 @@ async def test_a_failure_of_its_own_is_not_repeated() -> None:
     ("reason", "launches"),
     [(Reason.USER_ERROR, 1), (Reason.OUT_OF_MEMORY, 1), (Reason.EVICTED, 2), (Reason.NODE_LOST, 2)],
 )
+@pytest.mark.parametrize("told", [False, True])
 async def test_what_another_host_did_by_itself_is_not_repeated(
-    reason: Reason, launches: int
+    reason: Reason, launches: int, told: bool
 ) -> None:
     platform, cluster = platform_of(disrupted(1))
+    cluster.tells_cause = told
     cluster.cause = (reason, "host 2 of 4: something happened")
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
@@ -172,7 +172,9 @@ async def test_what_another_host_did_by_itself_is_not_repeated(
             with pytest.raises(JobFailed, match="asked to stop") as caught:
                 await job.result(timeout=60, cleanup=False)
             assert "host 2 of 4" in "".join(caught.value.__notes__)
-            assert (await job.reason()).endswith("host 2 of 4: something happened")
+            async with aio.Client(platform=platform) as later:
+                for handle in (job, await later.attach(job.job_id)):
+                    assert (await handle.reason()).endswith("host 2 of 4: something happened")
         assert len(cluster.launched) == launches
 
 
