@@ -11,7 +11,7 @@ from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import ConfigurationError, Refused
 from tests.infra.google import Google
-from tests.infra.sites import down, opened, up
+from tests.infra.sites import down, opened, public_package, up
 
 CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
 
@@ -25,6 +25,8 @@ async def test_a_pool_that_uses_up_its_quota_can_be_planned_again(
 ) -> None:
     await up(infra)
     google.quotas["NVIDIA_L4_GPUS"] = (1.0, 0.0)
+    with pytest.raises(ConfigurationError, match="needs 3"):
+        await infra.plan_pool(pool("gpu-l4", min_nodes=3))
     wanted = pool("gpu-l4", min_nodes=1)
     await infra.apply(await infra.plan_pool(wanted))
     google.quotas["NVIDIA_L4_GPUS"] = (1.0, 1.0)
@@ -129,6 +131,15 @@ async def test_one_change_of_a_cluster_at_a_time(infra: Infrastructure, google: 
     planned = await infra.plan_up(pools=tuple(pool(name) for name in names))
     await infra.apply(planned)
     assert google.refused == 0
+
+
+async def test_up_waits_for_a_new_account_of_an_old_cluster(
+    infra: Infrastructure, google: Google
+) -> None:
+    public_package(google)
+    google.unknown = 3
+    await up(infra)
+    assert not (await infra.plan_up()).plan.steps
 
 
 async def test_a_bucket_of_another_project_is_reported_at_once(
