@@ -131,6 +131,20 @@ async def test_a_pod_that_replaces_a_disrupted_one_is_the_next_attempt(place: Pl
 # --- jobs that don't start ---
 
 
+async def test_an_image_that_does_not_exist_ends_the_job(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, other = await place.open(), await place.open()
+    await asyncio.to_thread(place.namespace.kubelet.fail_pull, "nosuch")
+    job = replace(place.job("one"), image=Image(uri="example.org/nosuch:1", command=("python3",)))
+    await cluster.launch(job)
+    seen = await until(cluster, "one")
+    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.IMAGE_PULL, "")
+    assert "example.org/nosuch:1" in seen.message
+    assert [found.message for found in await other.find(names=["one"])] == [seen.message]
+    assert "one cannot start" in caplog.text
+
+
 async def test_many_jobs_that_wait_for_the_same_thing_share_requests_and_warnings(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

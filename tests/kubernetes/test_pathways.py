@@ -10,11 +10,39 @@ import pytest
 from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.sets import KINDS
 from kinetic.aio.ports import Phase, Resources
-from tests.jobs import gone, names, until
+from kinetic.job_status import Reason
+from tests.jobs import gone, names, until, watching
 from tests.kubernetes.places import Place
 
 pytestmark = pytest.mark.usefixtures("groups")
 TWO = Resources(accelerator=parse("cpu:hosts=2"), cpu=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_set_that_waits_too_long_never_starts(place: Place, kind: str) -> None:
+    cluster, other = await place.open_groups(kind), await place.open_groups(kind)
+    late = replace(place.job("late", start_timeout=0.7), resources=replace(TWO, cpu=1000))
+    await cluster.launch(late)
+    seen = await until(cluster, "late")
+    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
+    assert "start_timeout of 0.7 s" in seen.message
+    assert [found.message for found in await other.find(names=["late"])] == [seen.message]
+    await cluster.delete(labels={"test": "yes"})
+    await gone(cluster, "late")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_set_whose_pods_are_refused_says_why(place: Place, kind: str) -> None:
+    cluster = await place.open_groups(kind, service_account="nobody")
+    await cluster.launch(replace(place.job("none"), resources=TWO))
+    async with asyncio.timeout(60), watching(cluster) as watch:
+        async for seen in watch:
+            if seen.reason is not None:
+                break
+    assert (seen.phase, seen.reason) == (Phase.PENDING, Reason.SETUP)
+    assert "nobody" in seen.message
+    await cluster.delete(names=["none"])
+    await gone(cluster, "none")
 
 
 @pytest.mark.parametrize("kind", KINDS)
