@@ -48,7 +48,7 @@ async def lines(
         item = await submission.look(ref.index)
     if attempt is not None and item is not None and attempt > item.attempt:
         job_id = submission.identity.job_id(ref.index)
-        raise NoLog(f"{job_id} has no attempt {attempt}: it is at attempt {item.attempt}")
+        raise NoLog(f"{job_id} has no attempt {attempt}: its current attempt is {item.attempt}")
     number = attempt or (item.attempt if item is not None else 1)
     found_log, attempt_ended = False, False
     pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)

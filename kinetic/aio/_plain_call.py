@@ -109,7 +109,7 @@ async def run_plain_call(
     ``KINETIC_DEBUG_PORT`` names.
 
     Raises:
-        ConfigurationError: With *debug*, there is no terminal or the port is taken; no job exists.
+        ConfigurationError: With *debug*, there is no terminal or the port is taken; no job starts.
         Exception: What the submission, `JobHandle.debug_attach`, or `JobHandle.result` raises.
 
     Cancelled, or on a SIGTERM that the program doesn't handle: the job is cancelled and removed,
@@ -154,7 +154,7 @@ async def _cancel(job: JobHandle[Any]) -> None:
 
 
 def _report(message: str) -> None:
-    """Warn in the sync API; otherwise only inform, as asyncio programs report cancellations."""
+    """Log *message*: as a warning in the sync API, as information in asyncio programs."""
     logging.log(logging.WARNING if SHOW_FACTORY.get() else logging.INFO, "%s", message)
 
 

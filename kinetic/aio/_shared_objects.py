@@ -2,7 +2,7 @@
 
 No cleanup deletes such content, because other submissions may use it. `kinetic gc` and a lifecycle
 rule of the bucket delete content that was unused for long. So a submission renews the time of last
-use of the content that it uses, if that time is older than `RENEWED_S`.
+use of the content that it uses, if that time is older than `RENEW_AFTER_S`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MAX_CONCURRENT_REQUESTS = 16
 """Maximum number of concurrent requests while `kinetic gc` collects a store."""
 
 DAY_S = 24 * 3600.0
-RENEWED_S = DAY_S / 2
+RENEW_AFTER_S = DAY_S / 2
 """Renew content before use if its last renewal is older than this. `kinetic gc` deletes content
 after a day without renewal, so half a day is left to store the manifest that refers to it."""
 
 
-def is_fresh(info: ObjectInfo, within: float = RENEWED_S) -> bool:
+def is_fresh(info: ObjectInfo, within: float = RENEW_AFTER_S) -> bool:
     """Return whether the object was created or renewed in the last *within* seconds."""
     return info.used is not None and time.time() - info.used < within
 
@@ -53,7 +53,7 @@ async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
     return await store.create(name, content, shared=True)
 
 
-class Blocking:
+class BlockingStore:
     """Adapt a store to `kinetic._collector.Objects`, for a thread that waits for the loop."""
 
     def __init__(self, store: Store) -> None:

@@ -116,7 +116,7 @@ class BatchHandle(Generic[T, X]):
         ended = (
             f"{batch.submission.ended}{of_total}"
             if batch.followed
-            else f"?{of_total}, not looked yet"
+            else f"?{of_total}, not read yet"
         )
         return {
             "group_id": self.group_id,

@@ -338,7 +338,7 @@ class Client:
         poll_interval: float = 10.0,
         poll_timeout: float | None = None,
     ) -> BatchHandle[Any]:
-        """Return a handle of a batch, whichever process submitted it. It never submits items.
+        """Return a handle of a batch, whichever process submitted it; the handle only observes.
 
         Args:
             group_id: The batch's ID.
@@ -473,12 +473,12 @@ class Client:
         Cancelled: the removal in progress ends first.
         """
         from kinetic import _collector
-        from kinetic.aio._shared_objects import Blocking
+        from kinetic.aio._shared_objects import BlockingStore
 
         session = await self._open(self._target_settings)
         platform, limits = session.platform, _collector.Limits.of(os.environ)
-        store = _collector.directory_of(platform.store.url) or Blocking(platform.store)
-        builds = Blocking(platform.builds) if platform.builds is not None else None
+        store = _collector.directory_of(platform.store.url) or BlockingStore(platform.store)
+        builds = BlockingStore(platform.builds) if platform.builds is not None else None
         await in_thread(engine.scratch.sweep_scratch)
         home = configuration.home(os.environ)
         return await in_thread(_collector.collect, home, limits, store, _collector.UNUSED, builds)

@@ -254,7 +254,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             timeout: Seconds to wait; after that, the job keeps running. None: no limit.
-            cleanup: Remove the job and its objects once the value is here. None: yes, unless it is
+            cleanup: Remove the job and its objects after reading the value. None: yes, unless it is
                 a debug job. A failed job stays, and so does a job whose output couldn't be printed.
             cleanup_timeout: Seconds that the removal may take.
             cleanup_poll_interval: Accepted for compatibility; has no effect.

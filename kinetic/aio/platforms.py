@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kinetic.accelerators import Accelerator
     from kinetic.aio.ports import Cluster, Images, Store
 
-__all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "lifetime", "open_platform"]
+__all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "open_platform", "seconds_since_boot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class Capacity:
     memory_bytes: int
 
 
-def lifetime() -> float:
-    """Return seconds of a clock that also runs during sleep, if the system has such a clock."""
+def seconds_since_boot() -> float:
+    """Return seconds of a clock that, if possible, also runs while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -65,7 +65,7 @@ class Platform:
     relaunches: bool = False
     id_marker: str = ""
     app: str = "kinetic"
-    clock: Callable[[], float] = field(default=lifetime, repr=False)
+    clock: Callable[[], float] = field(default=seconds_since_boot, repr=False)
     capacity: Capacity | None = None
     layout: Callable[[Accelerator], Awaitable[Accelerator]] = field(
         default=_keep_layout, repr=False
@@ -82,7 +82,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A backend: the module whose ``open_backend`` opens it, and its `Platform.id_marker`.
+    """A backend: the module with its ``open_backend``, and its `Platform.id_marker`.
 
     ``same_cluster`` names the other backends that run jobs in the same cluster; `Client.list_jobs`
     lists their jobs too.

@@ -67,7 +67,7 @@ RECORD_BYTES = 64 * 1024 * 1024
 
 
 class Store(Protocol):
-    """Objects under names, created once, strongly consistent."""
+    """Store named objects: each is created once, and reads are strongly consistent."""
 
     @property
     def url(self) -> str:

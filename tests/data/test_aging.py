@@ -14,7 +14,7 @@ import pytest
 
 from kinetic import aio
 from kinetic.aio._engine import data_upload
-from kinetic.aio._shared_objects import DAY_S, RENEWED_S
+from kinetic.aio._shared_objects import DAY_S, RENEW_AFTER_S
 from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.platforms import Platform
@@ -154,12 +154,12 @@ async def test_each_submission_renews_or_uploads_code_and_function(
     monkeypatch.chdir(make_tree("project", {"pyproject.toml": b""}))
     jobs = [await client.submit(nothing)]
     function = next(name for name in await store.used() if name.startswith("functions/"))
-    for age in (RENEWED_S / 2, 2 * RENEWED_S):
+    for age in (RENEW_AFTER_S / 2, 2 * RENEW_AFTER_S):
         store.age(age)
         store.created.clear()
         jobs.append(await client.submit(nothing))
         assert [name for name in store.created if not name.startswith("jobs/")] == []
-        assert ((await store.used())[function] > time.time() - 60) is (age > RENEWED_S)
+        assert ((await store.used())[function] > time.time() - 60) is (age > RENEW_AFTER_S)
     store.age(2 * WEEKS_S)
     await store.collect(WEEKS_S)
     jobs.append(await client.submit(nothing))

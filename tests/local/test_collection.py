@@ -23,7 +23,7 @@ from kinetic._collector import (
 )
 from kinetic._runner.job import workspace
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic.aio._shared_objects import DAY_S, RENEWED_S
+from kinetic.aio._shared_objects import DAY_S, RENEW_AFTER_S
 from kinetic.collection import Collection
 
 from .conftest import end_supervisor, eventually
@@ -66,7 +66,7 @@ def test_a_size_limit_removes_only_the_least_recently_used() -> None:
 
 
 def test_recently_used_files_stay_despite_the_size_limit() -> None:
-    assert STORE_KEPT_S >= 2 * RENEWED_S
+    assert STORE_KEPT_S >= 2 * RENEW_AFTER_S
     units = [unit("a", 0.9, 100), unit("b", 1.1, 100)]
     assert names(choose_units(units, (), Limits(age_s=0, size=0), STORE_KEPT_S, 0.0)) == ["b"]
 

@@ -209,7 +209,7 @@ shown
     seen = outputs(kernel, listed, mark=False)
     assert "succeeded" not in result_of(seen)["text/html"], "its items were not read"
     assert "0 of 3" not in result_of(seen)["text/html"]
-    assert "not looked" in result_of(seen)["text/plain"]
+    assert "not read yet" in result_of(seen)["text/plain"]
     assert "stream" not in [kind for kind, _ in seen]
     outputs(kernel, "await client.aclose()", mark=False)
     assert "3 of 3" in result_of(outputs(kernel, "batch", mark=False))["text/html"]

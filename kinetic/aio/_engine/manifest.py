@@ -45,7 +45,7 @@ async def read_manifest(session: Session, submission_id: str) -> dict[str, Any]:
         manifest = cast("dict[str, Any]", json.loads(body))
     except MALFORMED as exc:
         raise WireError(
-            f"{name} is damaged: {exc}; remove {submission_id} with its objects"
+            f"{name} is damaged: {exc}; kinetic.cleanup({submission_id!r}) removes it"
         ) from exc
     try:
         wire.check_version(manifest.get("version"), submission_id)

@@ -15,13 +15,13 @@ from kinetic.aio._engine.submission import LABEL_SUBMISSION
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
 
-GONE_S = 180.0
+REMOVAL_TIMEOUT_S = 180.0
 """How long to wait for jobs to end, or for the holder of a batch's lease to stop, in seconds."""
 
-CONFIRM_S = 0.01, 1.0
+CHECK_PAUSES_S = 0.01, 1.0
 """First and longest pause between two checks whether deleted jobs still exist, in seconds."""
 
-UNDO_S = 25.0
+UNDO_TIMEOUT_S = 25.0
 """How long to wait for the end of a job whose submission failed, in seconds."""
 
 
@@ -32,7 +32,7 @@ async def remove(
     names: Collection[str] = (),
     jobs: bool = True,
     objects: bool = True,
-    timeout: float = GONE_S,
+    timeout: float = REMOVAL_TIMEOUT_S,
     ended: bool = False,
     fresh: bool = False,
 ) -> None:
@@ -81,7 +81,7 @@ async def undo(session: Session, identity: Identity) -> None:
         await remove(session, identity, jobs=False, fresh=True)
         return
     try:
-        await remove(session, identity, names=[identity.attempt_name(0, 1)], timeout=UNDO_S)
+        await remove(session, identity, names=[identity.attempt_name(0, 1)], timeout=UNDO_TIMEOUT_S)
     except BackendError:
         await remove(session, identity, jobs=False, ended=True)
         raise
@@ -95,14 +95,14 @@ async def until_gone(
     labels: Mapping[str, str] | None = None,
 ) -> None:
     """Wait until the platform no longer has the jobs that were deleted."""
-    deadline, pauses = time.monotonic() + timeout, growing_pauses(*CONFIRM_S, 1.5)
+    deadline, pauses = time.monotonic() + timeout, growing_pauses(*CHECK_PAUSES_S, 1.5)
     while found := await session.platform.cluster.find(names=names, labels=labels):
         if time.monotonic() > deadline:
             raise BackendError(
                 f"{found[0].name} was deleted, but the platform still has it after {timeout:g} s"
             )
         await asyncio.sleep(pause := next(pauses))
-        if pause == CONFIRM_S[1]:  # another process may have launched more jobs
+        if pause == CHECK_PAUSES_S[1]:  # another process may have launched more jobs
             await session.platform.cluster.delete(names=names, labels=labels)
 
 
@@ -156,7 +156,7 @@ async def _until_released(session: Session, identity: Identity) -> None:
 
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope
     try:
-        async with asyncio.timeout(GONE_S):
+        async with asyncio.timeout(REMOVAL_TIMEOUT_S):
             lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
             if lease is not None and lease.held:
                 # The holder's machine may be suspended. After the removal of the stop request, only
@@ -168,7 +168,8 @@ async def _until_released(session: Session, identity: Identity) -> None:
         owner = found[0].owner if found else identity.submitter
         holder = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
         raise Unavailable(
-            f"{identity.id} was stopped, but {holder} hasn't released it for {GONE_S:g} s, so its "
-            "objects were not deleted; clean up again when that process has ended",
+            f"{identity.id} was stopped, but {holder} hasn't released it for "
+            f"{REMOVAL_TIMEOUT_S:g} s, so its objects were not deleted; clean up again when that "
+            "process has ended",
             retryable=True,
         ) from None

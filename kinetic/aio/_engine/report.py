@@ -23,7 +23,7 @@ from kinetic.aio._engine import history
 from kinetic.aio._engine.batch import Batch
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
-QUOTED = 20
+MAX_QUOTED = 20
 """Maximum number of groups of similar failures from each of which one failure is quoted."""
 
 MAX_CONCURRENT_READS = 8
@@ -73,7 +73,7 @@ async def read(batch: Batch) -> BatchReport:
         raise batch.submission.identity.gone_error
     items = await history.read(batch)
     manifest = batch.manifest
-    quoted = [group.example for group in (await in_thread(group_failures, items))[:QUOTED]]
+    quoted = [group.example for group in (await in_thread(group_failures, items))[:MAX_QUOTED]]
     examples = await _read_in_full(batch, [items[index] for index in quoted])
     record, terms = manifest.get("record", {}), manifest.get("terms", {})
     return BatchReport(

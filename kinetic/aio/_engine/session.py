@@ -180,17 +180,19 @@ class Session:
         The watch of the platform is faster; the readings find what the watch never reports.
         """
         submission_id = submission.identity.id
-        submission.awaited += 1
+        submission.waiter_count += 1
         try:
-            if submission.awaited == 1 and not self._closed:
+            if submission.waiter_count == 1 and not self._closed:
                 work = self._keep_reading(submission)
                 self._reread_tasks[submission_id] = self.spawn(
                     work, name=f"waiting for {submission_id}"
                 )
             yield
         finally:
-            submission.awaited -= 1
-            if not submission.awaited and (task := self._reread_tasks.pop(submission_id, None)):
+            submission.waiter_count -= 1
+            if not submission.waiter_count and (
+                task := self._reread_tasks.pop(submission_id, None)
+            ):
                 task.cancel()
 
     async def _keep_reading(self, submission: Submission) -> None:

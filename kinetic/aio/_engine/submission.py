@@ -88,7 +88,7 @@ class Submission(ItemStates):
         """
         self.values: Mapping[int, Any] = {}
         """The values that this process collected before it removed the objects."""
-        self.awaited = 0
+        self.waiter_count = 0
         """How many callers wait for the submission; while any does, the session rereads it."""
         self.batch_reader: Callable[[], Awaitable[None]] | None = None
         """For a batch, a function that reads all open items again."""
