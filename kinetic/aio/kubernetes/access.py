@@ -90,7 +90,7 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
     Raises:
         ConfigurationError: No such context exists, or a file isn't a kubeconfig.
     """
-    # kubernetes_asyncio merges the files. Its import takes 0.3 s, so it isn't imported above.
+    # This library merges the files. Importing it takes 0.3 s, so only this function does.
     from kubernetes_asyncio.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR as SEPARATOR
     from kubernetes_asyncio.config.kube_config import KubeConfigMerger
 
@@ -364,11 +364,11 @@ async def open_gke(
     """Return access to the GKE cluster that *target* names by project, zone, and name.
 
     Raises:
-        ConfigurationError: No such cluster exists, or it can't be reached from here.
-        AuthError: There are no credentials, or they may not read the cluster.
+        ConfigurationError: No such cluster exists, or this machine can't reach it.
+        AuthError: There are no credentials, or they can't read the cluster.
         Unavailable: Google's API doesn't answer, or the cluster isn't up yet.
     """
-    for module in ("aiohttp", "gcloud.aio.auth"):  # takes 0.2 s, so not on the event loop
+    for module in ("aiohttp", "gcloud.aio.auth"):  # takes 0.2 s, so use a thread
         await anyio.to_thread.run_sync(importlib.import_module, module)
     google = GoogleClient(environ, policy or RetryPolicy())
     try:
@@ -389,7 +389,7 @@ async def open_gke(
 
 
 def _pools(description: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the node pools of a cluster, including pools that have no node now."""
+    """Return machine type and TPU topology of each node pool, also of pools without a node."""
     return tuple(
         (
             get_dict(entry, "config").get("machineType") or "",
@@ -413,7 +413,7 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
     except HttpError as refusal:
         if refusal.status != 404:
             raise _as_backend_error(refusal, target) from None
-    # Name the clusters that exist: most often the zone is wrong, or a letter of the name.
+    # Name the clusters that exist: most often the zone or a letter of the name is wrong.
     try:
         answer = await google.call(GoogleRequest("container", f"{root}/-/clusters"))
         clusters = [f"{found['name']} in {found['location']}" for found in answer["clusters"]]
@@ -499,7 +499,7 @@ async def open_access(
 
     Raises:
         ConfigurationError: No such context or cluster exists.
-        AuthError: There are no credentials, or they are refused.
+        AuthError: There are no credentials, or the server refuses them.
         Unavailable: Google's API doesn't answer, or the GKE cluster isn't up yet.
     """
     if target.kube_context == IN_CLUSTER:

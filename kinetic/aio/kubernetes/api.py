@@ -57,7 +57,7 @@ class Api:
     connections) after growing, random pauses, or the pause that the server asks for.
     If the server refuses the credentials, the client renews them once. A request may be sent again
     after it has succeeded. So callers choose the names of what they create, and take `AlreadyThere`
-    for success. Connecting and silence have timeouts; a whole request has none.
+    for success. Connecting and silence have time limits; a request as a whole has none.
 
     Every method that sends a request may raise `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
     `Refused`, `Throttled`, `Unavailable`, and, for credentials or permissions, `AuthError`.
@@ -182,7 +182,7 @@ class Api:
                 return await with_token(self._access.credentials, upgrade)
             except HttpError as exc:
                 refused = exc
-            # aiohttp drops the body of a refused upgrade. The answer to a plain request has one.
+            # aiohttp drops the body of a refusal. A plain request gets the refusal with its body.
             try:
                 close_answer(await self._send(request, 0, self._limits.idle_s))
             except HttpError as refusal:
@@ -288,7 +288,7 @@ class Api:
         )
 
     def _decode(self, raw: bytes, request: Request) -> dict[str, Any]:
-        """Return the JSON object in *raw*, empty for an empty body; raise an error for others."""
+        """Return the JSON object in *raw*, empty for an empty body; refuse any other content."""
         try:
             decoded: Any = json.loads(raw) if raw else {}
         except ValueError:

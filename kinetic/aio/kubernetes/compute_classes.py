@@ -15,8 +15,8 @@ GROUP, KIND = "cloud.google.com/v1", "ComputeClass"
 COLLECTION = f"/apis/{GROUP}/computeclasses"
 
 REUSED_S = 60.0
-"""How long kinetic reuses an answer, in seconds. It notices only then that a class was added or
-removed."""
+"""How long kinetic reuses an answer, in seconds. Meanwhile, it doesn't notice new or removed
+classes."""
 
 
 def class_name(accelerator: Accelerator) -> str:

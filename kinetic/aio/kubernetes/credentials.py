@@ -15,10 +15,10 @@ from kinetic.aio._net.tokens import TokenSource
 def tls_context(
     ca: str | None, *, verify: bool = True, certificate: str | None = None, key: str | None = None
 ) -> ssl.SSLContext:
-    """Return a TLS context that trusts the certificates *ca* (PEM), or the system's if it is None.
+    """Return a TLS context that trusts the certificates *ca* (PEM); if None, those of the system.
 
-    *certificate* and *key* are the client's, as PEM. Equal arguments have the same context, so that
-    connections are reused. Loading the system's certificates takes 30 ms of CPU.
+    *certificate* and *key* are the client's, as PEM. Equal arguments give the same context, so that
+    aiohttp can reuse connections. Loading the system's certificates takes 30 ms of CPU.
 
     Raises:
         ValueError: The texts aren't certificates, or the key belongs to another certificate.
@@ -72,7 +72,7 @@ class ClusterCredentials:
 class Access:
     """How one client reaches one cluster.
 
-    ``server`` is its URL, without a slash at the end; it may have a path.
+    ``server`` is the API server's URL, without a slash at the end; a URL may have a path.
     ``name`` describes the cluster in messages. ``namespace`` is the default namespace.
     ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
     Each request carries ``headers``. ``pools`` has the machine type and TPU topology of each

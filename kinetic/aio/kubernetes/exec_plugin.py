@@ -25,15 +25,15 @@ from kinetic._messages import one_line
 from kinetic.errors import AuthError
 
 TIMEOUT_S = 300.0
-"""Timeout of a plugin in seconds; some wait for a login in a browser."""
+"""Timeout of a plugin in seconds; some plugins wait for a login in a browser."""
 
 MAX_KEPT = 2000
-"""How many of the last characters on a plugin's stderr an error message may quote."""
+"""How many of the last characters of a plugin's stderr kinetic keeps for an error message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A token, or a certificate with its key; ``until`` (`time.time`) is its expiry, if any."""
+    """A token, or a certificate with its key; ``until`` is its expiry, by `time.time`."""
 
     token: str = field(repr=False)
     certificate: str | None
@@ -127,7 +127,7 @@ class Plugin:
         return str(self.section.get("apiVersion") or "client.authentication.k8s.io/v1")
 
     async def _log(self, stream: asyncio.StreamReader) -> str:
-        """Log the plugin's messages to the user, such as where to log in; return the last ones."""
+        """Log the plugin's messages, such as where to log in; return the last of them."""
         last = ""
         while piece := await stream.read(4096):
             text = piece.decode(errors="replace")

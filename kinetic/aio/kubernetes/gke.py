@@ -187,7 +187,7 @@ class GkeCluster:
         self.root_key, self.keep_secret, self.secret = secrets.root_key, secrets.keep, secrets.kept
         self.drop_secret, self.finish = secrets.drop, secrets.finish
         self._classes = ComputeClasses(api) if classes else None
-        self._inquiry = Diagnostics(api, self._paths, patience or Patience())
+        self._diagnostics = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
 
     async def launch(self, job: JobSpec) -> None:
@@ -253,8 +253,8 @@ class GkeCluster:
         The result includes a deleted job until none of its pods can run. With *explained*, also
         find out why the first few waiting jobs wait.
         """
-        inquiry = self._inquiry if explained else None
-        return await find_jobs(self._api, self._paths, names, labels, inquiry=inquiry)
+        diagnostics = self._diagnostics if explained else None
+        return await find_jobs(self._api, self._paths, names, labels, diagnostics=diagnostics)
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state, then every change, forever; reconnects automatically.
@@ -265,7 +265,9 @@ class GkeCluster:
         Raises:
             BackendError: The credentials lack the permission to read Jobs or pods.
         """
-        return watch_jobs(self._api, self._paths, by_labels(labels), self._inquiry, self._rhythm)
+        return watch_jobs(
+            self._api, self._paths, by_labels(labels), self._diagnostics, self._rhythm
+        )
 
     def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None

@@ -34,7 +34,7 @@ from kinetic.errors import NotFound, Refused, Throttled, Unavailable
 T = TypeVar("T")
 
 IDLE_S = 300.0
-"""Seconds of silence after which kinetic reconnects: a silent program looks like a dead peer."""
+"""Seconds of silence after which kinetic reconnects, because silence may mean a dead connection."""
 
 MAX_EMPTY_READS = 5
 """After this many connections in a row without output, kinetic gives up an ended pod's log."""
@@ -78,7 +78,7 @@ class _Memory:
         return [content.decode(errors="replace") for content in contents if content is not None]
 
     def _new_content(self, piece: LogPiece) -> bytes | None:
-        """Return a piece without its time; None if it was yielded, or isn't program output."""
+        """Return a piece without its time; None if it was yielded before, or isn't output."""
         stamp = _STAMP.match(piece.content) if piece.number == 0 else None
         if piece.number == 0:
             self._second = stamp[1].decode() if stamp else ""
@@ -120,7 +120,7 @@ class _AttemptView:
         self._changed = asyncio.Event()
 
     async def take(self, update: Listed | Changed, pods: bool) -> None:
-        """Process a list or a change: of pods if *pods* is true, else of jobs."""
+        """Process a list or a change of pods if *pods* is true, else of jobs."""
         documents = self._pods if pods else self._jobs
         if isinstance(update, Listed):
             documents.clear()

@@ -186,7 +186,7 @@ def secret_manifest(
     labels: Mapping[str, str] | None = None,
     owner: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the Secret *name* for the submission of *spec*, the same for all its jobs.
+    """Return the Secret *name* for the submission of *spec*; all its jobs share the Secret.
 
     *owner* is the object that runs a single job, as the API returned it. Kubernetes deletes the
     Secret together with its owner. The Secret is immutable, so no other submission can replace
@@ -293,10 +293,10 @@ run there."""
 class Placement:
     """Where jobs run, and how the cluster's owner wants them to run.
 
-    ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds the cluster keeps
-    a finished Job. ``start_allowance_s`` is what the pod's deadline adds to the job's timeout
-    for pulling an image. The runner ends a function at its timeout; the deadline ends a pod
-    whose runner doesn't. ``run_as_user`` is the user ID of pods; None means the image's user, and
+    ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds the cluster keeps a
+    finished Job. ``start_allowance_s`` is what the pod's deadline adds to the job's timeout for
+    pulling an image. The runner ends a function at its timeout; the deadline ends a pod whose
+    runner fails to do so. ``run_as_user`` is the user ID of pods; None means the image's user, and
     0 means root. ``claim`` names the PersistentVolumeClaim with the directory of the store. If it
     is empty, each node has that directory at the same path. ``compute_class`` names the
     ComputeClass whose nodes run the pods. If it is empty, any node that fits may run them.
@@ -515,7 +515,9 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
 
 
 def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
-    """Return a security context. It meets ``restricted`` if *user* is known and not root.
+    """Return a pod's security context.
+
+    The context meets the Pod Security Standard ``restricted`` if *user* is known and not root.
 
     If *user* is None, the image's own user applies: the image may not work with another user.
     A pod with a *claim* gets no ``fsGroup``, because the node would then change the permissions of
@@ -637,7 +639,7 @@ def _store_volume(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict
 
 
 MAX_SELECTED = 50
-"""The most names in one selector: servers limit the length of a URL."""
+"""The most names in one selector, because servers limit the length of a URL."""
 
 
 class Paths:

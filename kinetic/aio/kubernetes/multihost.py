@@ -1,9 +1,9 @@
 """Decide the state of a job on several hosts from its set and pods. No I/O.
 
-A set is a LeaderWorkerSet or a JobSet. It has one pod for each host. The pod of the first
-host, number 0, decides: it claims the attempt, and its result counts. If another host failed first,
-that failure becomes the reason. A set doesn't say how the function ended, and a LeaderWorkerSet may
-start an ended pod again. So this module uses the first end of each pod's container.
+A set is a LeaderWorkerSet or a JobSet. It has one pod for each host. The pod of the first host,
+number 0, decides: it claims the attempt, and its result counts. If another host failed first, that
+failure becomes the job's reason. A set doesn't say how the function ended, and a LeaderWorkerSet
+may start an ended pod again. So this module uses the first end of each pod's container.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def judge_group(facts: JobFacts) -> Diagnosis:
 
 
 def _was_deleted_unstarted(pod: Document) -> bool:
-    """Return whether *pod* was deleted before it ran: the set says why, or creates another pod."""
+    """Return whether *pod* was deleted before it ran. The set says why, or creates another pod."""
     return Pod(pod).deleted and not Pod(pod).ran
 
 
@@ -134,7 +134,7 @@ def _first_failure(facts: JobFacts, ends: Sequence[Diagnosis]) -> Diagnosis | No
     """Return the first failure that isn't a consequence of another; None if there is none."""
     failed = [end for end in ends if end.status is JobStatus.FAILED]
     primary = [end for end in failed if end.exit_code not in (None, *TERMINATED)]
-    # Other reasons say more than that the pod was deleted.
+    # The reasons LOST and USER_ERROR may be a consequence; all others name a cause.
     primary += [end for end in failed if end.reason not in (Reason.LOST, Reason.USER_ERROR)]
     if not primary:
         return None
@@ -175,7 +175,7 @@ class GroupTable(Table):
 
     A set's pods have a label with the set's name. Only pods that have *label* belong to this
     kind of set. With *hints*, `news` also yields an observation for each process that ended. The
-    attempt may not be over then, but the store may have its outcome.
+    attempt isn't always over then, but the store may have its outcome.
     """
 
     def __init__(self, *, label: str = "", hints: bool = True) -> None:

@@ -90,7 +90,7 @@ def has_job_ended(facts: JobFacts, verdict: Diagnosis) -> bool:
 
 
 def _is_last(facts: JobFacts, verdict: Diagnosis) -> bool:
-    """Return whether no pod of the Job may still run, and the Job creates no further pod."""
+    """Return whether no pod of the Job can still run, and the Job creates no further pod."""
     if verdict.phase not in (Phase.ENDED, Phase.GONE):
         return False
     if verdict.status is JobStatus.SUCCEEDED or has_job_ended(facts, verdict):

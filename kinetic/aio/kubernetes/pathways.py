@@ -32,7 +32,9 @@ class _Sets:
         self.kind = kind
         self.paths = Paths(namespace)
         self.paths.jobs = f"/apis/{kind.api}/namespaces/{namespace}/{kind.collection}"
-        self.inquiry = Diagnostics(api, self.paths, patience, stop=kind.stop, makers=kind.makers)
+        self.diagnostics = Diagnostics(
+            api, self.paths, patience, stop=kind.stop, makers=kind.makers
+        )
 
     def table(self, *, hints: bool = True) -> GroupTable:
         """Return an empty table that evaluates sets of this kind."""
@@ -111,7 +113,7 @@ class PathwaysCluster(GkeCluster):
                     await self._api.call("DELETE", sets.paths.jobs, query=query)
 
     async def _kinds(self) -> Sequence[_Sets]:
-        """Return the kind of set for new jobs, and the other kinds that exist and may be read."""
+        """Return the kind of set for new jobs, and the other kinds that exist and are readable."""
         if self._other_sets is None:
             self._other_sets = [sets for sets in self._candidates if await self._is_supported(sets)]
         return [self._own_sets, *self._other_sets]
@@ -138,9 +140,11 @@ class PathwaysCluster(GkeCluster):
         found: list[Observation] = []
         for sets in await self._kinds():
             make_table = partial(sets.table, hints=False)
-            inquiry = sets.inquiry if explained else None
+            diagnostics = sets.diagnostics if explained else None
             with suppress(NotFound):  # the cluster lacks the definition of this kind of set
-                found += await find_jobs(self._api, sets.paths, names, labels, make_table, inquiry)
+                found += await find_jobs(
+                    self._api, sets.paths, names, labels, make_table, diagnostics
+                )
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
@@ -156,7 +160,7 @@ class PathwaysCluster(GkeCluster):
         own_sets, *others = await self._kinds()
         kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others
         streams = [
-            watch_jobs(self._api, sets.paths, selector, sets.inquiry, self._rhythm, sets.table)
+            watch_jobs(self._api, sets.paths, selector, sets.diagnostics, self._rhythm, sets.table)
             for sets in kinds
         ]
         async with aclosing(merge_streams(streams)) as observations:

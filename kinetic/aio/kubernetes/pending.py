@@ -26,7 +26,7 @@ from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
 from kinetic.aio.kubernetes.observations import ENDED, cause_of_end, text_of_end
-from kinetic.aio.kubernetes.secrets import lacks_own_secret
+from kinetic.aio.kubernetes.secrets import missing_own_secret
 from kinetic.aio.kubernetes.tables import Entry, Table
 from kinetic.errors import AuthError, BackendError, NotFound
 from kinetic.job_status import Reason
@@ -100,7 +100,7 @@ class Diagnostics:
         self._reported_texts: set[str] = set()
 
     def report(self, name: str, verdict: Diagnosis) -> None:
-        """Log the text of *verdict* for the job *name*, unless it was logged for another job."""
+        """Log the text of *verdict* for the job *name*, unless the same text was logged before."""
         if verdict.text in self._reported_texts:
             return
         if len(self._reported_texts) >= MAX_REPORTED:
@@ -159,7 +159,7 @@ class Diagnostics:
         return [name for name in lacking if await self._is_absent(name)]
 
     async def _is_absent(self, driver: str) -> bool:
-        """Return whether the cluster lacks *driver*; False if this can't be checked."""
+        """Return whether the cluster lacks *driver*; False if kinetic can't check."""
         try:
             await self._api.call("GET", f"/apis/storage.k8s.io/v1/csidrivers/{driver}")
         except NotFound:
@@ -244,14 +244,14 @@ TICK_S = 1.0
 
 
 class PendingMonitor:
-    """Ask about the waiting jobs of one watch, and end jobs that can never start.
+    """Ask the API server about the waiting jobs of one watch, and end jobs that can never start.
 
     Call *changed* after each request.
     """
 
-    def __init__(self, table: Table, inquiry: Diagnostics, changed: Callable[[], None]) -> None:
+    def __init__(self, table: Table, diagnostics: Diagnostics, changed: Callable[[], None]) -> None:
         self._table = table
-        self._inquiry = inquiry
+        self._diagnostics = diagnostics
         self._changed = changed
         self._ended: set[str] = set()
         self._asked: Counter[str] = Counter()
@@ -268,12 +268,12 @@ class PendingMonitor:
             for entry in [*self._table.waiting.values()]:
                 if await self._check(entry):
                     self._changed()
-                    await asyncio.sleep(self._inquiry.patience.pause_s)
+                    await asyncio.sleep(self._diagnostics.patience.pause_s)
             await asyncio.sleep(TICK_S)
 
     async def _check(self, entry: Entry) -> bool:
-        """Log why a job waits, and ask about it, or end it; return whether a request was sent."""
-        verdict, wait, patience = entry.verdict, entry.waiting, self._inquiry.patience
+        """Log why a job waits. Inquire about it, or end it. Return whether this sent a request."""
+        verdict, wait, patience = entry.verdict, entry.waiting, self._diagnostics.patience
         if verdict is None or entry.job is None or entry.ended_job_uid or cause_of_end(entry.job):
             return False
         now = asyncio.get_running_loop().time()
@@ -282,7 +282,7 @@ class PendingMonitor:
         is_hopeless = verdict.outlook is Outlook.FINAL
         wait.hopeless_since = (wait.hopeless_since or now) if is_hopeless else None
         if verdict.reason is not None and (wait.inquiry_count or waited >= patience.report_s):
-            self._inquiry.report(entry.last_attempt or entry.name, verdict)
+            self._diagnostics.report(entry.last_attempt or entry.name, verdict)
         end = _decide_end(entry, verdict, now, patience)
         if end is not None and uid(entry.job) not in self._ended:
             await self._end(entry, end)
@@ -298,7 +298,7 @@ class PendingMonitor:
                 return False
             self._asked[text] += 1
         wait.inquiry_count += 1
-        self._table.learn(entry.name, await self._inquiry.read_facts(entry))
+        self._table.learn(entry.name, await self._diagnostics.read_facts(entry))
         return True
 
     async def _end(self, entry: Entry, end: Cause) -> None:
@@ -306,7 +306,7 @@ class PendingMonitor:
         self._ended.add(uid(entry.job))
         logging.warning("ending %s, which can't start: %s", entry.last_attempt, end.summary)
         try:
-            await self._inquiry.end(entry, end)
+            await self._diagnostics.end(entry, end)
         except BackendError as exc:
             logging.warning("can't end %s, which can't start: %s", entry.last_attempt, exc)
 
@@ -319,7 +319,7 @@ def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience
     if text is not None and waited >= max(limit := float(text), patience.least_s):
         message = f"waited longer than its start_timeout of {limit:g} s: {verdict.text}"
         return Cause(summary=message, reason=verdict.reason or Reason.UNSCHEDULABLE)
-    secret = lacks_own_secret(entry.job, verdict.cause.secret)
+    secret = missing_own_secret(entry.job, verdict.cause.secret)
     if secret and waited >= patience.orphaned_s:
         message = (
             f"the job's Secret {secret!r} does not exist: the client was killed before it created "

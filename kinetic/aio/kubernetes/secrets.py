@@ -62,7 +62,7 @@ def submission_secret(job: JobSpec) -> str:
     return object_name(job.order.group_id or job.name, longest=LABEL_LENGTH)
 
 
-def lacks_own_secret(job: Document | None, missing: str) -> str:
+def missing_own_secret(job: Document | None, missing: str) -> str:
     """Return *missing* if this is the name of the job's own Secret; else an empty text.
 
     A client creates a single job's Secret right after the job. If the client dies in between, the

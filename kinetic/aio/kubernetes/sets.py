@@ -22,10 +22,10 @@ A later set of the same name has another value.
 """
 
 PORT = 8476
-"""The port on which the first host listens for the others."""
+"""The port on which the first host listens for the other hosts."""
 
 TPU_PORT = "TPU_PROCESS_PORT"
-"""libtpu's variable for its port. LeaderWorkerSet sets it to `PORT` if the pod doesn't."""
+"""The variable with libtpu's port. LeaderWorkerSet sets it to `PORT` if the pod lacks it."""
 
 LWS = "leaderworkerset.sigs.k8s.io"
 WORKER_INDEX = f"{LWS}/worker-index"
@@ -43,7 +43,7 @@ _NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of set: where the API server keeps them, and how to make or stop one.
+    """A kind of set: where the API server keeps such sets, and how to make or stop one.
 
     ``label`` is a label that only this kind's controller puts on pods. ``exclusive`` is the
     annotation that keeps other sets off a set's nodes. ``host`` is the field of a pod with the

@@ -173,7 +173,7 @@ class Table:
         return bool(self._changed_names) and len(self._listed) == 2
 
     def feed(self, update: Listed | Changed, *, pods: bool) -> None:
-        """Process a list or a change: of pods if *pods* is true, else of jobs."""
+        """Process a list or a change of pods if *pods* is true, else of jobs."""
         if isinstance(update, Changed):
             self._put(update.document, deleted=update.deleted, pods=pods)
             return
@@ -286,7 +286,7 @@ class Table:
             yield replace(observation, phase=Phase.GONE, last=True)
 
     def _note_waiting(self, entry: Entry, observation: Observation) -> None:
-        """Keep *entry* in ``waiting`` while its last attempt waits; a new one resets the times."""
+        """Keep *entry* in ``waiting`` while its last attempt waits; time each attempt anew."""
         previous, entry.last_attempt = entry.last_attempt, observation.name
         if observation.phase is Phase.PENDING:
             self.waiting[entry.name] = entry

@@ -42,9 +42,9 @@ _memo: dict[Any, Any] = {}
 
 
 def _deduplicate(value: Any) -> Any:
-    """Return *value*, with parts of recent documents in place of parts that equal them.
+    """Return *value*; if a recent document has an equal part, the result shares this part.
 
-    Documents of a batch differ little, so this saves most of their memory.
+    Documents of a batch differ little, so sharing saves most of their memory.
     """
     key: Any
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Find or watch the jobs that match a selector: list or watch these jobs, and also their pods."""
+"""Find or watch the jobs that match a selector, by listing or watching their Jobs and pods."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def list_jobs(
     paths: Paths,
     selectors: Iterable[str],
     make_table: Callable[[], Table] = Table,
-    inquiry: Diagnostics | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> list[Observation]:
     """Return all jobs that match any of *selectors*.
 
-    *make_table* makes the table that evaluates the jobs. *inquiry* finds out why some of the jobs
-    wait.
+    *make_table* makes the table that evaluates the jobs. *diagnostics* finds out why some of the
+    jobs wait.
     """
     observations: dict[str, Observation] = {}
     for selector in selectors:
@@ -51,9 +51,9 @@ async def list_jobs(
             table.feed(await list_all(api, paths.jobs, selector), pods=False)
             table.reports_orphans = True
         observations |= await _evaluate(table)
-        if inquiry is not None:
+        if diagnostics is not None:
             for entry in [*table.waiting.values()][:SAMPLE_SIZE]:
-                table.learn(entry.name, await inquiry.read_facts(entry))
+                table.learn(entry.name, await diagnostics.read_facts(entry))
             observations |= await _evaluate(table)
     return [observations[name] for name in sorted(observations)]
 
@@ -72,17 +72,17 @@ async def find_jobs(
     names: Collection[str],
     labels: Mapping[str, str] | None,
     make_table: Callable[[], Table] = Table,
-    inquiry: Diagnostics | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> list[Observation]:
     """Return the jobs with these *names* and the jobs with *labels*; if neither is given, all."""
     wanted = set(names)
     selectors = by_items(wanted) if len(wanted) <= MANY_NAMES else (by_labels({}),)
-    named = await list_jobs(api, paths, selectors, make_table, inquiry)
+    named = await list_jobs(api, paths, selectors, make_table, diagnostics)
     observations = {
         observation.name: observation for observation in named if observation.name in wanted
     }
     if labels is not None or not names:
-        more = await list_jobs(api, paths, (by_labels(labels or {}),), make_table, inquiry)
+        more = await list_jobs(api, paths, (by_labels(labels or {}),), make_table, diagnostics)
         observations |= {observation.name: observation for observation in more}
     return [*observations.values()]
 
@@ -91,7 +91,7 @@ async def watch_jobs(
     api: Api,
     paths: Paths,
     selector: str,
-    inquiry: Diagnostics,
+    diagnostics: Diagnostics,
     rhythm: Rhythm,
     make_table: Callable[[], Table] = Table,
 ) -> AsyncGenerator[Observation]:
@@ -101,7 +101,7 @@ async def watch_jobs(
         BackendError: The server refuses the read for good.
     """
     table, changed = make_table(), asyncio.Event()
-    monitor = PendingMonitor(table, inquiry, changed.set)
+    monitor = PendingMonitor(table, diagnostics, changed.set)
 
     async def take(update: Listed | Changed, pods: bool) -> None:
         table.feed(update, pods=pods)

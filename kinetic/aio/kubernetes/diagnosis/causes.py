@@ -1,4 +1,4 @@
-"""The causes of a job's state, and `describe`, which turns a state into sentences."""
+"""The causes of a job's state, and `Diagnosis`, which turns a state into sentences."""
 
 from __future__ import annotations
 
