@@ -1,9 +1,9 @@
 """The supervisor's entry: ``python -P -m kinetic._supervisor HOME``.
 
-This process forks and ends, so that its child doesn't belong to the client that started it. The
-child becomes the supervisor of HOME if no other process holds the lock in HOME. When a client can
-connect to one of them, or after an error, the child writes a JSON object to standard output, which
-it then closes.
+This process forks and ends, so that its child isn't a child of the client that started this
+process. The new process becomes the supervisor of HOME if no other process holds the lock in HOME.
+When clients can connect to either supervisor, or after an error, the new process writes a JSON
+object to standard output, and closes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kinetic._supervisor import jobs, parents, supervisor
 from kinetic._supervisor.jobs import KEPT_S, Table
 from kinetic._supervisor.journal import Journal, read
 from kinetic._supervisor.protocol import SupervisorPaths
-from kinetic._supervisor.supervisor import Supervisor, seconds, write_log
+from kinetic._supervisor.supervisor import Supervisor, parse_seconds, write_log
 
 LISTEN_BACKLOG = 512
 MAX_LOG_BYTES = 1 << 20
@@ -54,7 +54,7 @@ def become_supervisor(home: Path, environ: Mapping[str, str]) -> Supervisor | No
         if survivors:
             write_log(f"processes of an earlier supervisor can't be killed: {survivors}")
         slots = jobs.Slots(count_cpus(environ), gpu_ids(environ))
-        table = Table(slots, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
+        table = Table(slots, parse_seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
         for name in table.restore(read(paths.journal), time.time()):
             paths.log(name).unlink(missing_ok=True)
         journal = Journal(paths.journal)
@@ -86,7 +86,7 @@ def _listen(paths: SupervisorPaths) -> socket.socket:
 
 
 def _report(result: Mapping[str, str]) -> None:
-    """Send the error, if any, to the client that started this process; then close that pipe."""
+    """Send *result* to the client that started this process, and close the pipe to that client."""
     with contextlib.suppress(OSError):  # that client has ended; other clients may connect
         os.write(1, json.dumps(result).encode())
     os.dup2(2, 1)

@@ -80,10 +80,10 @@ KEPT_S = 24 * 3600.0
 """How long the supervisor remembers an ended job; the log stays until the job is deleted."""
 
 ENDED_JOBS_KEPT = 4096
-"""How many ended jobs to remember; above that, forget the one that ended first.
+"""How many ended jobs to remember; above that, the supervisor forgets the job that ended first.
 
-This is safe: the store has the outcome of a job, and a second job of the same name finds the
-claim of the first, so it doesn't call the function again.
+This is safe. The store has the outcome of a job, and a second job of the same name finds the claim
+of the first job. So the second job doesn't call the function again.
 """
 
 QUEUED_S = 3.0
@@ -145,7 +145,7 @@ class Job:
     ended: float = 0.0
 
     def view(self) -> dict[str, Any]:
-        """Return the description of the job that clients get, and the journal."""
+        """Return the description of the job for clients and for the journal."""
         return {name: getattr(self, name) for name in _SHOWN}
 
     def has_labels(self, labels: Mapping[str, str]) -> bool:
@@ -170,7 +170,7 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Call `Table.handle_timer` after ``delay`` seconds, or never, and not at an earlier timer."""
+    """Replace the job's timer: call `Table.handle_timer` after ``delay`` seconds. None: never."""
 
     job: Job
     delay: float | None
@@ -194,7 +194,7 @@ Action = Start | SendSignal | SetTimer | Report | RemoveLog
 
 
 class Table:
-    """All known jobs, and the queue for *slots*."""
+    """All known jobs, and the queues for *slots*."""
 
     def __init__(self, slots: Slots, kept_s: float = KEPT_S) -> None:
         self.jobs: dict[str, Job] = {}
@@ -227,7 +227,8 @@ class Table:
         """Take slots for the job that starts next, and return it; None if no job can start.
 
         Jobs with GPUs and jobs without have separate queues, in order of arrival. While the first
-        job with GPUs lacks a GPU, jobs without GPUs may start. If it lacks only CPUs, they wait.
+        job with GPUs lacks a GPU, jobs without GPUs may start. While it lacks only CPUs, jobs
+        without GPUs wait, so that the first job gets the next free CPUs.
         """
         for with_gpus in (True, False):
             queue = self._queues[with_gpus]
@@ -275,7 +276,7 @@ class Table:
         return job
 
     def may_requeue(self, job: Job) -> bool:
-        """Return whether *job* may wait for its start: it may if its batch has started an item."""
+        """Return whether *job* may be queued again: another item of its batch must have started."""
         submission = _submission(job)
         return job.stopping is None and any(
             other is not job and other.executor and _submission(other) == submission
@@ -293,7 +294,10 @@ class Table:
     def record_exit(
         self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
     ) -> list[Action]:
-        """End *job* by its exit code or negated signal; *meaning* explains a code of the runner."""
+        """End *job*, whose process has ended with *status*: an exit code, or a negated signal.
+
+        *meaning* explains an exit code of the runner.
+        """
         job.exit_code = status
         reason, message = _explain_exit(job, status, out_of_memory=out_of_memory)
         more = f": {meaning}" if meaning and not reason else ""
@@ -301,12 +305,12 @@ class Table:
 
     def fail(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
         """End *job*, which has no process and no exit code."""
-        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # report the stop that was under way
+        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # report why the job had to end
             return self._end(job, now, *_explain_exit(job, -signal.SIGKILL, out_of_memory=False))
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
-        """Delete *job*; if it is running, ask it to end, after which `_end` removes it."""
+        """Delete *job*; if it is running, ask it to end, and let `_end` remove it later."""
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []
@@ -341,7 +345,7 @@ class Table:
         return [SendSignal(job, signal.SIGKILL)] if job.state is State.RUNNING else []
 
     def forget_expired(self, now: float) -> list[Action]:
-        """Forget jobs `kept_s` seconds after their ends, and the first ended ones of too many."""
+        """Forget jobs that ended `kept_s` seconds ago, and the oldest above `ENDED_JOBS_KEPT`."""
         actions: list[Action] = []
         while self._ended_jobs:
             job = next(iter(self._ended_jobs.values()))
@@ -354,7 +358,7 @@ class Table:
         return actions
 
     def _ask_to_end(self, job: Job, signal_number: signal.Signals = signal.SIGTERM) -> list[Action]:
-        """Signal the job, and set a timer that kills it; SIGXCPU says that its timeout is over."""
+        """Signal the job, and set a timer that kills it; SIGXCPU means that its timeout is over."""
         grace = job.header.grace if job.header is not None else 0.0
         return [SendSignal(job, signal_number), SetTimer(job, grace)]
 
@@ -369,7 +373,7 @@ class Table:
         return [Report(job)]
 
     def _remove(self, job: Job) -> list[Action]:
-        """Remove *job* from the table, and its log before the journal says that it is gone."""
+        """Remove *job* from the table, and its log before the journal says that the job is gone."""
         self._release(job)
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
@@ -377,7 +381,10 @@ class Table:
         return [RemoveLog(job.name), Report(job)]
 
     def _release(self, job: Job) -> None:
-        """Free the slots of *job*, or count it no longer as queued; `take_next` then drops it."""
+        """Free the slots of *job*; if it is queued, subtract it from the count of queued jobs.
+
+        `take_next` drops it from its queue.
+        """
         self._queued_count -= job.state is State.QUEUED
         if job.grant is not None:
             self.slots.release(job.grant)
@@ -385,7 +392,7 @@ class Table:
         self._running.pop(job.executor, None)
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
-        """Add the jobs of a journal; unfinished ones are lost. Return the names of deleted ones."""
+        """Add the jobs of a journal, unfinished ones as lost; return the names of deleted jobs."""
         subject = "its supervisor"
         deleted: list[str] = []
         for line in lines:

@@ -17,7 +17,7 @@ from typing import Any
 from kinetic._replacing import replacing
 
 Line = Mapping[str, Any]
-SPARE_LINES = 20_000
+MAX_NEW_LINES = 20_000
 """Rewrite the journal after this many new lines."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
@@ -46,10 +46,10 @@ class Journal:
         self._new_lines, self.is_stale = 0, False
 
     def append(self, line: Line) -> None:
-        """Append *line* by a single write, or raise `OSError`; `read` skips a part of a line."""
+        """Append *line* by a single write, or raise `OSError`; `read` skips an incomplete line."""
         data = _encode(line)
         self._new_lines += 1
-        self.is_stale = self.is_stale or self._new_lines > SPARE_LINES
+        self.is_stale = self.is_stale or self._new_lines > MAX_NEW_LINES
         try:
             if os.write(self._fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -64,7 +64,7 @@ class Journal:
 
 
 def _encode(line: Line) -> bytes:
-    return b"\n" + _dumps(line).encode()  # after a line that was written in part, begin a new one
+    return b"\n" + _dumps(line).encode()  # the earlier line may be incomplete, so begin a new line
 
 
 def read(path: Path) -> list[Line]:
@@ -78,7 +78,7 @@ def read(path: Path) -> list[Line]:
         try:
             line: Any = json.loads(raw)
         except ValueError:
-            continue  # an empty line, or the part of one
+            continue  # an empty line, or an incomplete one
         if isinstance(line, dict):
             lines.append(line)  # pyright: ignore[reportUnknownArgumentType]
     return lines

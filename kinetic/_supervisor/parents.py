@@ -21,9 +21,9 @@ from kinetic._runner.job import processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
-from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths, passed_on
+from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths, inherited_variables
 
-PATIENCE_S = 5.0
+KILL_TIMEOUT_S = 5.0
 """Maximum seconds to wait for killed processes of a job, which may hang in the kernel."""
 
 MIN_CHECK_PAUSE_S = 0.05
@@ -34,7 +34,10 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class ParentKey:
-    """Jobs with the same key share a parent; ``fresh`` ones have one of another interpreter."""
+    """What a warm parent is for: jobs with the same key share a parent.
+
+    The parent of ``fresh`` jobs starts a new interpreter for each job.
+    """
 
     command: tuple[str, ...]
     runner: str
@@ -43,15 +46,16 @@ class ParentKey:
 
 
 Change = tuple[Job, int | OSError]
-"""A job that has ended, with its exit code or negated signal, or that could not be forked."""
+"""A job that has ended, and its exit code or negated signal; or the error that prevented the fork.
+"""
 
 
 @dataclass(slots=True)
 class _Process:
     """The main process of a job.
 
-    ``pid`` is 0 until the parent has reported the fork, ``status`` the exit code once it has ended.
-    Until ``give_up_at``, the job then waits for the end of its other processes.
+    ``pid`` is 0 until the parent has reported the fork. ``status`` is the exit code, or None while
+    the process runs. The job then waits, at most until ``give_up_at``, for its other processes.
     """
 
     job: Job
@@ -94,7 +98,7 @@ class Parent(Stream):
         }
 
     def start(self, job: Job, fields: Mapping[str, Any]) -> None:
-        """Queue the command to fork a process for *job*; *fields* precede the job's body in it."""
+        """Queue the command to fork a process for *job*; it has *fields*, then the job's body."""
         self._last_serial += 1
         self.last_used_at = time.monotonic()
         self._processes[self._last_serial] = _Process(job)
@@ -134,7 +138,10 @@ class Parent(Stream):
         return changes + self.finish_ended_jobs()
 
     def finish_ended_jobs(self) -> list[Change]:
-        """Kill leftover processes of ended jobs; return jobs without any, or after `PATIENCE_S`."""
+        """Kill the remaining processes of ended jobs, and return the jobs that have none.
+
+        `KILL_TIMEOUT_S` after the end of a job, return it even if it has some.
+        """
         if not self.has_ending_jobs:
             return []
         unfinished, now = self._kill_orphans(), time.monotonic()
@@ -166,10 +173,10 @@ class Parent(Stream):
     def _on_exit(self, serial: int, pid: int, status: int) -> None:
         self._orphan_owners.pop(pid, None)
         if (process := self._processes.get(serial)) is not None:  # otherwise it was an orphan
-            process.status, process.give_up_at = status, time.monotonic() + PATIENCE_S
+            process.status, process.give_up_at = status, time.monotonic() + KILL_TIMEOUT_S
 
     def _kill_orphans(self) -> set[str]:
-        """Queue kills of leftover processes of ended jobs; return executors that may own them."""
+        """Queue kills of remaining processes of ended jobs; return executors that may own them."""
         unfinished: set[str] = set()
         try:
             pids = children(self.pid)
@@ -206,7 +213,7 @@ class Parent(Stream):
             for process in self._processes.values():
                 if process.pid == session:
                     return frozenset({process.job.executor})
-        # Each job that runs now may have started it, so kill it when the last of these jobs ends.
+        # Any job that runs now may own the process, so kill it when the last of these jobs ends.
         owners = self._orphan_owners[pid] = frozenset(job.executor for job in self.jobs)
         return owners
 
@@ -219,9 +226,9 @@ def processes_of(directory: str) -> list[int]:
     return [pid for pid in pids if pid != os.getpid() and mark_of(pid)[0] == directory]
 
 
-def kill_processes_of(directory: str, patience: float = 10.0) -> list[int]:
-    """Kill the processes with the mark of *directory*; after *patience* seconds, return others."""
-    deadline = time.monotonic() + patience
+def kill_processes_of(directory: str, timeout_s: float = 10.0) -> list[int]:
+    """Kill the processes with the mark of *directory*; return those that outlive *timeout_s*."""
+    deadline = time.monotonic() + timeout_s
     while (pids := processes_of(directory)) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(OSError):  # the process has ended
@@ -338,7 +345,7 @@ class Parents:
         self._paths = paths
         self._sweeper = sweeper
         self._directory = str(paths.state)
-        self._environment = passed_on(environ, "KINETIC_HOME")
+        self._environment = inherited_variables(environ, "KINETIC_HOME")
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
         self._parents: dict[ParentKey, Parent] = {}
         self._parent_by_job: dict[Job, Parent] = {}
@@ -354,7 +361,7 @@ class Parents:
         self._sweeper.make_folder(work, header.project)
         if _OUTPUT_FOLDER.fullmatch(header.output_dir):
             self._output_folders[job] = header.output_dir
-            # If the job made it, `_drop_outputs` could remove its parent just then.
+            # If the job made this folder, `_drop_outputs` could remove the folder above it before.
             with contextlib.suppress(OSError):  # the job reports the error
                 private.make_folder(header.output_dir)
         command = (sys.executable,) if header.fresh else header.command
@@ -396,7 +403,7 @@ class Parents:
         )
 
     def signal(self, job: Job, number: int) -> None:
-        """Signal *job*'s main process, unless it ends because its parent has."""
+        """Signal *job*'s main process, unless its parent was dismissed, which ends the process."""
         parent = self._parent_by_job.get(job)
         if parent is not None and parent not in self._dismissed:
             parent.signal(job, number)
@@ -465,8 +472,8 @@ class Parents:
         """Collect dead processes; return the dismissed parents that have ended, and their jobs.
 
         When a parent dies, this process inherits the processes of its jobs. So this method kills
-        each child that is neither a parent nor a helper. While such a child is left, it returns
-        only parents that were dismissed more than `PATIENCE_S` seconds ago.
+        each child that is neither a parent nor a helper. While it finds such a child, it returns
+        only parents that were dismissed more than `KILL_TIMEOUT_S` ago.
         """
         self._reap_children()
         own_pids = {parent.pid for parent in self._running_parents()} | self._sweeper.helper_pids
@@ -481,7 +488,7 @@ class Parents:
                 continue  # this user may not kill a set-user-ID program
         finished: list[tuple[Parent, list[Job]]] = []
         for parent in [*self._dismissed]:
-            is_late = time.monotonic() > parent.dismissed_at + PATIENCE_S
+            is_late = time.monotonic() > parent.dismissed_at + KILL_TIMEOUT_S
             if is_late:
                 parent.kill()
             if parent.status is not None and (not orphans or is_late):

@@ -92,7 +92,7 @@ class Stream:
         return len(self._out)
 
     def flush(self) -> None:
-        """Send the bytes that the socket takes without blocking; `OSError`: the peer has gone."""
+        """Send what the socket takes without blocking; raise `OSError` if the peer has ended."""
         while self._out:
             try:
                 sent = self._sock.send(self._out)
@@ -132,13 +132,14 @@ class Channel(Stream):
 
 
 VERSION = (1, 3)
-"""Major and minor version. Client and supervisor need the same: both use the runner's files.
+"""Major and minor version. Both sides need the same version: both use the runner's files.
 
 Raise the minor version when the runner's files move. Each major version has its own socket path.
 """
 
 SUBMISSION = "kinetic.dev/submission"
-"""The label whose value is a submission's ID, with which the names of its jobs begin."""
+"""The label whose value is the submission's ID. The names of the submission's jobs begin with it.
+"""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -219,11 +220,11 @@ class JobHeader:
                 "dots, dashes and underscores, the first a letter or digit"
             )
         if not header.command:
-            raise OrderError("no interpreter was named")
+            raise OrderError("the job names no interpreter")
         for name in _LIMITS:
             limit: float = getattr(header, name) or 0
             if not 0 <= limit < math.inf:
-                raise OrderError(f"{name}={limit!r} can't be a limit")
+                raise OrderError(f"{name}={limit!r} isn't a finite number of at least 0")
         return header
 
 
@@ -236,7 +237,7 @@ def edition(runner: Path) -> str:
 _PASSED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
 
 
-def passed_on(environ: Mapping[str, str], *names: str) -> dict[str, str]:
+def inherited_variables(environ: Mapping[str, str], *names: str) -> dict[str, str]:
     """Return the variables that the supervisor and its parents inherit, and those of *names*."""
     return {
         name: value

@@ -31,7 +31,7 @@ def peer_pid(sock: socket.socket) -> int:
 
 
 MAX_UNREAD_BYTES = 1 << 18
-"""While a client has this many unread bytes, its changes wait, so it may miss some states."""
+"""With this many unread bytes, a client gets no more changes, so it may miss some states."""
 
 JOBS_PER_MESSAGE = 200
 PAUSE_S = 0.02
@@ -45,9 +45,9 @@ class ShuttingDown(Exception):
 class Connection:
     """A connected client, the process ``pid``, which may also watch jobs.
 
-    ``labels`` select the jobs that it watches; None if it watches none. ``changes`` are the jobs
-    whose states it must still get. A ``watch`` request sets ``synced`` to False; it becomes True
-    when the client has got all these jobs.
+    ``labels`` select the jobs that the client watches; None if it watches none. ``changes`` are the
+    jobs whose states the client must still get. A ``watch`` request sets ``synced`` to False.
+    ``synced`` becomes True when the client has got all jobs that it watches.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -98,7 +98,7 @@ class Server:
         self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
     def handle(self, connection: Connection, message: Message) -> None:
-        """Handle one message of a client; `ChannelError` says that it is invalid."""
+        """Handle one message of a client; raise `ChannelError` if the message is invalid."""
         header, body = message
         handler = self._requests.get(str(header.get("op")))
         if handler is None:
@@ -130,7 +130,7 @@ class Server:
         self._reply(connection, reply)
 
     def _on_launch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Launch a job unless one of its name exists; if that is being deleted, await its end."""
+        """Launch a job, unless a job of its name exists; while that job is being deleted, wait."""
         reply: dict[str, Any] = {"id": header["id"]}
         try:
             job = JobHeader.from_json(header)

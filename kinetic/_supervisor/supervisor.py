@@ -48,7 +48,7 @@ MAX_COUNT_AGE_S = 10.0
 
 
 class KernelKills:
-    """Detects whether the kernel has killed a process for lack of memory since a recent start."""
+    """Detect whether the kernel has killed a process for lack of memory since a recent start."""
 
     def __init__(self, count: Callable[[], int | None]) -> None:
         self._count = count
@@ -56,7 +56,7 @@ class KernelKills:
         self._read_at = 0.0
 
     def refresh_if_stale(self, now: float) -> None:
-        """Read an old count again before a job starts, because earlier kills do not concern it."""
+        """Read an old count again before a job starts: earlier kills don't concern the job."""
         if now - self._read_at > MAX_COUNT_AGE_S:
             self._read_at, self._before = now, self._count()
 
@@ -97,7 +97,7 @@ def _counter_files() -> list[Path]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """Lock the file *path*, and return its descriptor; without *wait*, None if it is locked."""
+    """Lock the file *path*, and return its descriptor; if not *wait*, None if it was locked."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -113,7 +113,7 @@ IDLE_S = 300.0
 """How long (seconds) to run without clients and jobs."""
 
 FIRST_CLIENT_S = 5.0
-"""How many seconds after the start the first idle time begins: a client connects before that."""
+"""Seconds between the start and the first idle time: the first client connects in this time."""
 
 SHUTDOWN_GRACE_S = 3.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
@@ -138,7 +138,7 @@ def write_log(text: str) -> None:
 
 
 class Supervisor:
-    """Serves *listener* until it has been idle for a while, or gets SIGTERM."""
+    """Serve clients of *listener*, until this process was idle for a while or gets SIGTERM."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Supervisor:
         self._owned_jobs: dict[Job, int] = {}  # with the process IDs of their owners
         self._owner_fds: dict[int, int] = {}  # readable when the owner has ended
         self._orphan_headers: dict[Job, JobHeader] = {}
-        self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
+        self._idle_s = parse_seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._environ = environ
         now = time.monotonic()
         self._collection_at = now + min(FIRST_COLLECTION_S, self._idle_s)
@@ -318,7 +318,7 @@ class Supervisor:
     # --- actions -----------------------------------------------------------------
 
     def _launch(self, header: JobHeader, body: bytes, client: int) -> None:
-        """Queue a job of the process *client* (0: unknown), once it is in the journal."""
+        """Write a job of the process *client* (0: unknown) to the journal, then queue the job."""
         if self._ending:
             raise ShuttingDown
         job = Job(
@@ -373,7 +373,7 @@ class Supervisor:
         self._perform(self._table.delete(job))
 
     def _remove_logs(self, names: Collection[str], submission: str) -> None:
-        """Remove the logs of the jobs *names* and of *submission*, except of jobs in the table."""
+        """Remove the logs of the jobs *names* and of *submission*, but keep those of known jobs."""
         log_names = {f"{name}.log" for name in names}
         if submission:
             with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as logs:
@@ -408,7 +408,7 @@ class Supervisor:
                 write_log(f"{folder} was deleted while jobs used it; kinetic has made it again")
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Carry out *actions* in order; `OSError` says that a job can't start."""
+        """Carry out *actions* in order; raise `OSError` if a job can't start."""
         for action in actions:
             match action:
                 case Report(job):
@@ -506,7 +506,7 @@ class Supervisor:
         return max(0.0, min(moments) - now)
 
     def _try_to_finish(self) -> bool:
-        """Return whether the loop ends: it was stopped and has no job, or was idle long enough."""
+        """Return whether the loop ends: no job is left after a stop, or the idle time is over."""
         if self._ending:
             return not self._table.busy
         if self._table.busy or self._server.connections or self._parents.has_dismissed:
@@ -565,8 +565,8 @@ def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
     meanings = {
         wire.EXIT_SETUP: f"kinetic couldn't prepare the job in {paths.work}; {advice}",
         wire.EXIT_UNCOMMITTED: f"kinetic couldn't write to the store {store}; {advice}",
-        wire.EXIT_FINAL: f"the store {store} has nothing to run for it; "
-        "it was removed, or cleaned up",
+        wire.EXIT_FINAL: f"the store {store} has nothing to run for this job; "
+        "the job was removed, or cleaned up",
     }
     return meanings.get(status, "")
 
@@ -597,8 +597,8 @@ def _ignore_signal(signum: int, frame: object) -> None:
     """Do nothing: the wake-up socket reports the signal."""
 
 
-def seconds(text: str, default: float) -> float:
-    """Parse a setting in seconds: at least 0; *default* if it isn't a number."""
+def parse_seconds(text: str, default: float) -> float:
+    """Return a setting in seconds, at least 0; *default* if *text* isn't a number."""
     try:
         return max(0.0, float(text))
     except ValueError:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from kinetic._devices import count_cpus, gpu_ids
-from kinetic._supervisor.journal import SPARE_LINES, Journal, read
+from kinetic._supervisor.journal import MAX_NEW_LINES, Journal, read
 from kinetic._supervisor.protocol import Decoder, encode
 from tests import programs
 
@@ -34,7 +34,7 @@ def test_a_torn_line_is_skipped(tmp_path: Path) -> None:
 def test_it_is_stale_after_many_lines(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     journal.rewrite([])
-    for _ in range(SPARE_LINES):
+    for _ in range(MAX_NEW_LINES):
         journal.append({})
     assert not journal.is_stale
     journal.append({})

@@ -110,7 +110,7 @@ class LocalCluster:
         self._closed = False
         self._reported_waits = set[tuple[str, str]]()
 
-    def _report(self, observation: Observation) -> None:
+    def _log_wait(self, observation: Observation) -> None:
         """Log why a job waits: once per submission and cause, unless it waits for its own batch."""
         submission = observation.labels.get(SUBMISSION, observation.name)
         cause = submission, observation.message.partition(":")[0]
@@ -172,7 +172,7 @@ class LocalCluster:
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        """Stop and forget jobs by name, or all that carry *labels*.
+        """Stop and forget the jobs *names*, and all jobs with *labels*.
 
         A running job gets SIGTERM. After its grace period, its whole process tree is killed.
         """
@@ -219,7 +219,7 @@ class LocalCluster:
                             known.pop(observation.name, None)
                         else:
                             known[observation.name] = observation
-                            self._report(observation)
+                            self._log_wait(observation)
                         yield observation
                     if message.get("synced"):
                         for name in sorted(missing):
@@ -286,7 +286,7 @@ class LocalCluster:
             ended.result()  # raise if the supervisor can't be reached
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """Connect to *port* of this machine's loopback, which jobs share; they have one host."""
+        """Connect to *port* of this machine's loopback, which jobs share; each job has one host."""
         found = await self.find(names=[name])
         if host or not found or found[0].phase is not Phase.RUNNING:
             raise NotFound(f"no job {name!r} (host {host}) is running on this machine")
@@ -341,7 +341,7 @@ class LocalCluster:
             )
 
     async def _ask(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
-        """Send a request, which names its jobs; if the supervisor dies, ask the next supervisor."""
+        """Send a request, and return its answer; if the supervisor dies, ask the next one."""
         from kinetic.aio.local.supervisor import ConnectionLost
 
         for _ in range(MAX_TRIES):
@@ -387,7 +387,8 @@ def _needs_fresh(environ: Mapping[str, str], environment: Mapping[str, str]) -> 
     value = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
     if value:
         return value not in ("0", "false", "no", "off")
-    # Frameworks of macOS do not work in a forked process, and only a new interpreter reads these.
+    # Frameworks of macOS don't work in a forked process. Only a new interpreter reads variables
+    # such as PYTHONHASHSEED.
     is_read_at_start = any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
     return sys.platform == "darwin" or is_read_at_start
 

@@ -156,7 +156,7 @@ class DirectoryStore:
         if exc.filename2 is not None and exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             return BackendError(
                 f"the file system of {root} makes no hard links, which a store needs "
-                f"({exc.strerror}); use a directory on another one"
+                f"({exc.strerror}); use a directory on another file system"
             )
         if exc.errno == errno.EROFS:
             return AuthError(f"the store {root} is read-only; mount it writable on this machine")
@@ -166,7 +166,11 @@ class DirectoryStore:
                 "KINETIC_HOME or KINETIC_STORE to a directory that is"
             )
         is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "free some space, or set KINETIC_STORE to another disk" if is_full else "check it"
+        advice = (
+            "free some space, or set KINETIC_STORE to another disk"
+            if is_full
+            else "check the directory"
+        )
         return (StoreFull if is_full else BackendError)(
             f"the store {root} failed at {name}: {exc.strerror or exc}; {advice}"
         )

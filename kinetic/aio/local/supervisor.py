@@ -25,7 +25,7 @@ from kinetic._supervisor.protocol import (
     Decoder,
     SupervisorPaths,
     encode,
-    passed_on,
+    inherited_variables,
 )
 from kinetic.errors import Unavailable
 
@@ -61,7 +61,7 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
             pass
         except OSError as exc:
             raise _unusable_error(home, exc.strerror or str(exc), str(paths.socket)) from exc
-        time.sleep(pause)  # no pause at first; growing ones if each new supervisor ends at once
+        time.sleep(pause)  # first no pause, then growing pauses if new supervisors end at once
         pause = pause * 2 or 0.02
         if not _start(home, paths, environ, deadline):
             break
@@ -95,13 +95,13 @@ def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadl
         log_fd = os.open(paths.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:
         raise _unusable_error(home, exc.strerror or str(exc), str(exc.filename)) from exc
-    environment = passed_on(environ, *_SETTINGS)
+    environment = inherited_variables(environ, *_SETTINGS)
     environment["KINETIC_HOME"] = environ.get("KINETIC_HOME") or str(home)
     environment["PYTHONPATH"] = str(Path(__file__).parents[3])
     with open(log_fd, "ab") as log:
         try:
             process = subprocess.run(
-                # -S: it needs only the standard library and kinetic, which PYTHONPATH names.
+                # -S: a supervisor needs only the standard library, and kinetic from PYTHONPATH.
                 [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home)],
                 env=environment,
                 cwd="/",
@@ -125,7 +125,7 @@ def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadl
 def _unusable_error(home: Path, error: str, file: str) -> SupervisorError:
     return SupervisorError(
         f"{file}: {error}; jobs on this machine need a writable folder: "
-        f"repair {home}, or set KINETIC_HOME to another one"
+        f"repair {home}, or set KINETIC_HOME to another folder"
     )
 
 
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(ConnectionLost("the local supervisor has ended"))
-                answer.exception()  # keeps asyncio from logging it if the caller was cancelled
+                answer.exception()  # otherwise asyncio logs it if the caller was cancelled
         self._answers.clear()
         self._events.put_nowait(None)
 
@@ -283,7 +283,7 @@ class Running:
 
 
 async def running(home: Path) -> Running | None:
-    """Return the running supervisor of the folder *home*, or None. Never start a supervisor."""
+    """Return the running supervisor of the folder *home*; None if none runs. This starts none."""
     paths, loop = SupervisorPaths(home), asyncio.get_running_loop()
     try:
         sock = await loop.run_in_executor(None, _dial, paths)
