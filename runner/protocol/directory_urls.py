@@ -17,7 +17,7 @@ def url_of(directory: str, *, shared: bool) -> str:
 
 
 def directory_of(url: str) -> str | None:
-    """Return the directory of a store; None if *url* names another kind."""
+    """Return the directory of a store; None if *url* has another scheme."""
     if not url.startswith((LOCAL, SHARED)):
         return None
     path = url.partition("://")[2]

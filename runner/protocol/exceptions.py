@@ -1,9 +1,8 @@
 """Send exceptions from a job to its client, as instances of the original classes.
 
 pickle rebuilds an exception by calling its class with ``args``, which many constructors don't
-accept, and it drops the cause. So kinetic uses this way only if the copy equals the original, and
-it sends the cause itself. Otherwise it sends the exception's attributes, and makes the copy without
-``__init__``.
+accept. It also drops the cause. So kinetic uses pickle's way only if the copy equals the original,
+and adds the cause. Otherwise kinetic sends the attributes, and makes the copy without ``__init__``.
 
 `failure_of` in ``kinetic/aio/_engine/results.py`` decides which exception the client raises.
 """
@@ -28,7 +27,7 @@ PART_BYTES = 16 * 1024
 def dumps(error: BaseException, limit: int) -> bytes:
     """Pack *error*, its causes, and the errors of a group into at most *limit* bytes.
 
-    Attributes that cannot be pickled, or are too large, are left out: a note names them.
+    If an attribute can't be pickled, or is too large, leave it out, and name it in a note.
 
     Raises:
         Exception: *error* can't be pickled, or its copy can't be rebuilt.
@@ -42,7 +41,7 @@ def dumps(error: BaseException, limit: int) -> bytes:
 def _dumps(error: BaseException, limit: int, pickler: type[pickles.Pickler]) -> bytes:
     pickled = pickles.dumps(error, pickler=pickler)
     if len(pickled) > limit:
-        raise ValueError(f"it has {len(pickled):,} bytes when pickled, more than {limit:,}")
+        raise ValueError(f"its pickle has {len(pickled):,} bytes, and the limit is {limit:,}")
     pickles.load(pickled)
     return pickled
 
@@ -122,7 +121,7 @@ def _reduce_by_attributes(
 ) -> tuple[Any, ...]:
     """Return how to pickle *error* by its class, attributes, and the state of its built-in base.
 
-    *is_kept* selects the values to keep; a note of the copy names the others.
+    *is_kept* selects the values to keep; a note on the copy names the others.
     """
     kind: Any = type(error)
     base: Any = next(parent for parent in kind.__mro__ if not parent.__flags__ & HEAP_TYPE)
@@ -142,7 +141,10 @@ def _reduce_by_attributes(
         for name in [name for name, value in values.items() if not is_kept(value)]:
             omitted.append(f"{name} ({type(values.pop(name)).__qualname__})")
     if omitted:
-        note = f"Left out in the job, as it cannot be pickled or is large: {', '.join(omitted)}"
+        parts = ", ".join(omitted)
+        note = (
+            f"The job couldn't send these parts, which can't be pickled or are too large: {parts}"
+        )
         attributes["__notes__"] = [*attributes.get("__notes__", ()), note]
     state = (None, attributes, members, _links(error, is_kept))
     return _put_together, (kind, base, args), state, None, None, _complete

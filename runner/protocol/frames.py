@@ -19,7 +19,7 @@ TAIL = struct.Struct("<I4s")
 """The last bytes of a container: the length of the footer, and `MAGIC`."""
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""The exceptions that can occur when reading JSON of another party, and when using its values."""
+"""Exceptions that may occur while reading JSON from an untrusted writer, and using its values."""
 
 
 class FramesError(ValueError):
@@ -54,7 +54,7 @@ def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None 
 
 
 def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
-    if not fields:  # most containers have none; this is faster than an encoder
+    if not fields:  # most containers have no fields, and this is faster than an encoder
         return f'{{"frames":[{",".join(map(str, sizes))}]}}'.encode()
     return json.dumps({**fields, "frames": sizes}, separators=(",", ":")).encode()
 
@@ -83,7 +83,7 @@ def footer_of(data: bytes | bytearray | memoryview) -> bytes:
     """Return the raw footer of a container, which can be signed instead of the whole container.
 
     Raises:
-        FramesError: As `unpack`.
+        FramesError: *data* is truncated, or isn't a container.
     """
     view = memoryview(data).cast("B")
     body = view.nbytes - footer_length(bytes(view[-TAIL.size :]))
@@ -108,7 +108,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     if sizes == [body]:  # most containers
         return Frames(fields, (view[:body],))
     if not is_valid or sum(sizes) != body:
-        raise FramesError("the container's frames do not add up")
+        raise FramesError("the sizes of the container's frames are wrong")
     frames: list[memoryview] = []
     offset = 0
     for size in sizes:

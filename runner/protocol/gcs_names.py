@@ -1,8 +1,8 @@
 """Translate names of a store to names of a bucket's objects, and back.
 
-Cloud Storage refuses a few names, and its tools can't handle some others. So control characters,
-lone surrogates, a leading dot, and the percent sign are percent-encoded. All other characters
-stay, so the names are readable in the console, and listing by prefix works.
+Cloud Storage refuses a few names, and its tools can't handle some others. So this module
+percent-encodes control characters, lone surrogates, a leading dot, and the percent sign. All other
+characters stay: the names are readable in the console, and listing by prefix works.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def is_importable(obj: Any) -> bool:
 def _reduce_alias(alias: Any) -> Any:
     """Return how to pickle a type alias.
 
-    Its value becomes its name if the alias refers to itself, or to a name that doesn't exist.
+    If the alias refers to itself, or to a name that doesn't exist, its name replaces its value.
     """
     value: Any = ForwardRef(alias.__name__)
     with contextlib.suppress(Exception):

@@ -18,8 +18,8 @@ from .frames import MALFORMED
 
 VERSION = 1
 PLAIN, EXECUTABLE = 0o644, 0o755
-LONGEST_SEGMENT = 220  # bytes when quoted: a directory store makes it the name of a file
-LONGEST_NAME = 900  # bytes: Cloud Storage takes names of at most 1024
+MAX_SEGMENT_BYTES = 220  # when quoted, because a directory store uses a segment as a file name
+MAX_NAME_BYTES = 900  # Cloud Storage allows names of 1024 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return sum(entry.size for entry in self.entries)
 
     def content_hash(self) -> str:
@@ -103,7 +103,7 @@ class Manifest:
         try:
             fields = json.loads(content)
             if fields["version"] != VERSION:
-                raise ValueError(f"it is of version {fields['version']}")
+                raise ValueError(f"its version is {fields['version']}, not {VERSION}")
             entries = tuple(
                 Entry(
                     _checked_path(path), int(size), bool(mode & 0o100), bytes.fromhex(digest).hex()
@@ -129,8 +129,8 @@ def file_hash(path: str) -> Any:
 def _is_usable_name(path: str) -> bool:
     return (
         path.isprintable()  # no control characters, and no lone surrogates
-        and len(path.encode()) <= LONGEST_NAME
-        and max(map(len, urllib.parse.quote(path).split("/"))) <= LONGEST_SEGMENT
+        and len(path.encode()) <= MAX_NAME_BYTES
+        and max(map(len, urllib.parse.quote(path).split("/"))) <= MAX_SEGMENT_BYTES
     )
 
 

@@ -18,10 +18,10 @@ Note = Mapping[str, Scalar]
 
 NOTE_BYTES = 1024
 MAX_TEXT, MAX_ERROR_TEXT = 100, 300
-"""Maximum characters of a text, and of the message of an error."""
+"""Maximum characters of a string, and of the text of an error."""
 
 MAX_DEPTH, MAX_ELEMENTS, MAX_ENTRIES = 3, 16, 64
-"""Leave out deeper nesting, longer sequences, and further entries."""
+"""Maximum levels of nesting, elements of a sequence, and entries; a note leaves out the rest."""
 
 RESULT = "result"
 """The name of a result that is a scalar itself."""

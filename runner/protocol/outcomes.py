@@ -1,7 +1,7 @@
 """The outcome of an attempt: a value, or an error as text.
 
 The body of an outcome is one `frames` container. The text of an error is in the container's
-fields, outside any pickle. So a client can read it even if it can't rebuild the exception.
+fields, outside any pickle. So a client can read the text even if it can't rebuild the exception.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PLAIN_CHARACTERS = 4096
 class ErrorText:
     """An exception as text; ``qualname`` begins with its module.
 
-    ``log`` has the last lines of the job's log, where the platform doesn't keep them.
-    ``withheld`` says why the exception itself is missing.
+    ``log`` has the last lines of the job's log, if the platform doesn't keep the log. ``withheld``
+    says why the exception itself is missing.
     """
 
     qualname: str
@@ -60,11 +60,11 @@ class Death:
 def outcome_of_death(
     death: Death, item: wire.Item, executor: str, fence: int, log: str = ""
 ) -> tuple[wire.Outcome, bytes]:
-    """Build the outcome, and its body, that another process writes for a dead attempt.
+    """Build the outcome that another process writes for a dead attempt, and its body.
 
     *executor* is the process that claimed the attempt. Read *item* after that claim: if the item
-    was stopped by then, the attempt counts as cancelled, whatever killed it. *log* has the
-    attempt's last lines of output.
+    was stopped by then, the attempt counts as cancelled, whatever ended its process. *log* has the
+    last lines of the attempt's output.
     """
     content, note = b"", None
     if not item.stopped:
@@ -76,7 +76,7 @@ def outcome_of_death(
             log=log,
         )
         note = text.note
-        message = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
+        message = death.message + (f"\nLast lines of the job's log:\n{log}" if log else "")
         content = frames.pack([], {"error": fields_of(replace(text, message=message))})
     outcome = wire.Outcome(
         kind=wire.Kind.CANCELLED if item.stopped else death.kind,
@@ -192,6 +192,6 @@ def _message_of(error: BaseException) -> str:
 
 
 def _clip(text: str, limit: int) -> str:
-    # lone surrogates cannot be stored as UTF-8
+    # UTF-8 has no lone surrogates
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= limit else f"… {len(text) - limit} characters …\n{text[-limit:]}"

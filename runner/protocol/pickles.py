@@ -55,10 +55,10 @@ PYTHON = "python"
 
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
-SMALL = 64 * 1024
-"""Read a pickle up to this size (bytes) at once; a `_Reader` would take ten times as long."""
+ONE_READ_BYTES = 64 * 1024
+"""Read a pickle up to this size at once; a `_Reader` would take ten times as long."""
 
-CHUNK = 4 * 1024 * 1024
+CHUNK_BYTES = 4 * 1024 * 1024
 """The most bytes that one call writes or reads."""
 
 
@@ -67,7 +67,7 @@ class OtherPythonError(ValueError):
 
     def __init__(self, version: str) -> None:
         super().__init__(
-            f"it has functions or classes of Python {version}; this is Python {THIS_PYTHON}"
+            f"the pickle has functions or classes of Python {version}; this is Python {THIS_PYTHON}"
         )
         self.version = version
 
@@ -81,13 +81,13 @@ class _CountingSink:
 
     def write(self, data: bytes | memoryview, /) -> int:
         view = memoryview(data).cast("B")
-        for start in range(0, view.nbytes, CHUNK):
-            self._sink.write(view[start : start + CHUNK])
+        for start in range(0, view.nbytes, CHUNK_BYTES):
+            self._sink.write(view[start : start + CHUNK_BYTES])
         self.size += view.nbytes
         return view.nbytes
 
 
-_FILE_NAME = 10
+_FILE_NAME_POSITION = 10
 """The position of ``co_filename`` among the arguments of `types.CodeType`."""
 
 
@@ -119,7 +119,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""
         reduced: Any = self.dispatch_table[types.CodeType](code)
         make, args = reduced
-        return make, (*args[:_FILE_NAME], self._file_name(code), *args[_FILE_NAME + 1 :])
+        before, after = args[:_FILE_NAME_POSITION], args[_FILE_NAME_POSITION + 1 :]
+        return make, (*before, self._file_name(code), *after)
 
     def _file_name(self, code: types.CodeType) -> Any:
         """Return the file name to pickle with *code*."""
@@ -132,7 +133,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return super()._dynamic_function_reduce(import_hints.with_text_annotations(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether *buffer* goes into the pickle; otherwise it becomes a frame of its own."""
+        """Return whether *buffer* goes into the pickle; otherwise, collect it as a frame."""
         with memoryview(buffer) as view:
             if view.nbytes < OUT_OF_BAND_BYTES or not view.contiguous:
                 return True
@@ -180,7 +181,7 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        size = min(len(buffer), self._view.nbytes - self._position, CHUNK)
+        size = min(len(buffer), self._view.nbytes - self._position, CHUNK_BYTES)
         buffer[:size] = self._view[self._position : self._position + size]
         self._position += size
         return size
@@ -205,7 +206,7 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
     Raises:
         FramesError: The container is damaged.
         OtherPythonError: The value has bytecode of another version.
-        Exception: A pickled class raised it while it was rebuilt.
+        Exception: A class of the pickle failed while it was rebuilt.
     """
     content = unpack(data)
     if len(content.frames) > 1 and content.frames[0].readonly:
@@ -215,7 +216,7 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
     if (version := content.fields.get(PYTHON, THIS_PYTHON)) != THIS_PYTHON:
         raise OtherPythonError(version)
     view, buffers = content.frames[0], content.frames[1:]
-    if view.nbytes > SMALL:
+    if view.nbytes > ONE_READ_BYTES:
         reader: Any = io.BufferedReader(_Reader(view), buffer_size=256 * 1024)
         return unpickler(reader, buffers=buffers).load()
     pickled = bytes(view)
@@ -226,7 +227,7 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:
-    """Load a container from a file; buffers that you never access aren't read."""
+    """Load a container from a file; the system reads a buffer when you access it."""
     with open(path, "rb") as file:
-        # The mapping is private: you can write to it, and nothing reaches the file.
+        # The mapping is private: writes to it don't change the file.
         return load(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))

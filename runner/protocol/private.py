@@ -1,4 +1,4 @@
-"""Create files and folders that only this user can access, regardless of the umask."""
+"""Create folders that only this user can access, and check who can access a path."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     """Create a folder and its missing parents, accessible to this user only.
 
     Raises:
-        OSError: The folder can't be created, or its path is taken by something else.
+        OSError: The folder can't be created, or *path* is not a folder.
     """
     try:
-        os.mkdir(path, 0o700)  # nearly always its parent exists
+        os.mkdir(path, 0o700)  # the parent nearly always exists
     except FileNotFoundError:
         make_folder(os.path.dirname(os.path.abspath(path)))
         with contextlib.suppress(FileExistsError):  # another process was quicker
@@ -27,8 +27,8 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
     """Return why *path* isn't safe to use, with the command that fixes it; empty if it's safe.
 
-    Other users could plant jobs in a folder that they can write to. They must not even read
-    a *secret*. A missing file is safe.
+    Other users could plant jobs in a folder that they can write to. If *path* is a *secret*, they
+    must not read it either. A missing file is safe.
     """
     try:
         status = os.stat(path)
@@ -37,8 +37,8 @@ def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
     if status.st_uid != os.geteuid():
         return (
             f"{path} belongs to another user (uid {status.st_uid}), who could plant jobs and keys "
-            f"there: type `chown -R {os.geteuid()} {path}` if it is to be yours, or name "
-            "another by KINETIC_HOME or KINETIC_STORE"
+            f"there: type `chown -R {os.geteuid()} {path}` if it should belong to you, or set "
+            "KINETIC_HOME or KINETIC_STORE to another path"
         )
     others = stat.S_IRWXG | stat.S_IRWXO if secret else stat.S_IWGRP | stat.S_IWOTH
     if not status.st_mode & others:

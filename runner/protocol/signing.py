@@ -1,4 +1,4 @@
-"""Signatures: only a holder of a submission's key can create or move its objects."""
+"""Sign objects: without a submission's key, nobody can create, change, or move valid objects."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def signed_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
 
 
 def verified_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
-    """Verify the signature, and return the JSON that `signed_json` was given, not parsed.
+    """Verify the signature; return the JSON without the signature, unparsed (see `signed_json`).
 
     Raises:
         KeyError: *content* isn't signed.
-        ValueError: *content* was signed with another key or for another place, or was changed.
+        ValueError: *content* was signed with another key or for another name, or was changed.
     """
     if (match := _SIGNED.search(content)) is None:
         raise KeyError(name)
@@ -65,5 +65,5 @@ def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> st
 
 @functools.lru_cache(64)
 def _seal_start(key: bytes, scope: str) -> hmac.HMAC:
-    """Return the HMAC that all seals of a submission start from; making it takes most time."""
+    """Return the HMAC that all seals of a submission start from; computing it is the slow part."""
     return hmac.new(key, f"{scope}\n".encode(), hashlib.sha256)

@@ -21,7 +21,7 @@ class Stored:
 
 
 class Spool:
-    """Collect up to *limit* bytes in memory, and more in the private file *path*.
+    """Collect bytes in memory, and move them to the private file *path* above *limit* bytes.
 
     Without a path, all bytes stay in memory.
     """

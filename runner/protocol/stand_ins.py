@@ -23,7 +23,7 @@ def data_path(number: int) -> str:
         RuntimeError: This process isn't a job with that Data.
     """
     if not 0 <= number < len(data_paths):
-        raise RuntimeError(f"there is no Data {number} here: this is not the job it was sent to")
+        raise RuntimeError(f"this process isn't the job that Data {number} was sent to")
     return data_paths[number]
 
 
@@ -54,7 +54,7 @@ class Decorated(functools.partial[Any]):
 
     @property
     def __wrapped__(self) -> Any:
-        """The function; `functools.partial` has merged a partial call into this object."""
+        """The function, with the arguments that `functools.partial` has merged into this object."""
         if self.args or self.keywords:
             return functools.partial(self.func, *self.args, **self.keywords)
         return self.func
@@ -84,8 +84,8 @@ class Decorated(functools.partial[Any]):
     def _refuse(self, operation: str) -> NoReturn:
         name = getattr(self, "__name__", type(self.func).__name__)
         raise RuntimeError(
-            f"{name}: {operation} starts jobs, and this is one already; {name}.local(...), or "
-            f"{name}(...), calls it in this process"
+            f"{name}: {operation} starts jobs, and a job can't start jobs; to call the function in "
+            f"this process, use {name}(...) or {name}.local(...)"
         )
 
     def __get__(self, instance: object, owner: type[object] | None = None) -> Decorated:
@@ -109,5 +109,5 @@ class Decorated(functools.partial[Any]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Use `typing.cast`, which every Python has: the reader may lack this module.
+        # `typing.cast` returns the function, and every Python has it. The reader may lack kinetic.
         return typing.cast, (None, self.__wrapped__)

@@ -37,7 +37,7 @@ class Receipt:
     body: bytes | None = None
 
     def to_text(self) -> str:
-        """Return a termination message; empty if even the header is too large for one."""
+        """Return a termination message; empty if the receipt is too large even without its body."""
         for body in (self.body, None):
             fields = {
                 "kinetic": RECEIPT_VERSION,
@@ -54,7 +54,7 @@ class Receipt:
 
 
 def parse_receipt(text: str) -> Receipt | None:
-    """Return the receipt in a termination message; None if it has none."""
+    """Return the receipt in a termination message; None if *text* isn't a valid receipt."""
     if not text.startswith('{"kinetic":'):
         return None
     try:
@@ -83,10 +83,10 @@ LOG_BYTES = 1 << 20
 """Maximum bytes to keep of a job's output, where the platform loses the log with the job."""
 
 VOID = "void"
-"""The executor in a claim that a client makes to close an attempt which has not started."""
+"""The executor in a claim that kinetic makes only to close an attempt that has not started."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
-"""0: the attempt has its value. 42, 43: it has none; another pod can't help (42) or may (43).
+"""Exit codes. 0: the attempt has a value. 43: it has none, and another pod may get one. 42: else.
 
 Only pods exit with 43, for Kubernetes. A local job that ends by itself exits with 0 or 42, even if
 another process closed its attempt: the submitter decides by the outcome alone.
@@ -102,14 +102,14 @@ UNSIGNED = "unsigned"
 """The kind of a request without a valid signature: it takes a slot, and has no effect."""
 
 CLEANUP = "cleanup"
-"""The cause of the stop that precedes a removal of the objects; no retry is possible after it."""
+"""The cause of a stop request that begins the removal of the objects; later retries are ignored."""
 
 
 # --- names -----------------------------------------------------------------------------
 
 
 def input_key(scope: str, slot: int) -> str:
-    """Return the object name of input slot *slot*, which has a chunk of inputs or ends them."""
+    """Return the object name of input slot *slot*, which has inputs or marks their end."""
     return f"{scope}inputs/{slot:08d}"
 
 
@@ -124,7 +124,7 @@ def group_key(group_id: str) -> str:
 
 
 def collected_key(scope: str) -> str:
-    """Return the name of the mark that all values were collected and the items' objects removed."""
+    """Return the name of the object that marks a collected batch, whose items have no objects."""
     return f"{scope}collected"
 
 
@@ -145,7 +145,7 @@ def attempt_key(scope: str, index: int, attempt: int, part: str) -> str:
 
 
 def debugger_mark(host: int) -> str:
-    """Return the part of a name by which *host* reports its debugger's port; see `attempt_key`."""
+    """Return the part, for `attempt_key`, of the object with the port of the debugger on *host*."""
     return f"debug-{host}"
 
 
@@ -193,7 +193,7 @@ def check_version(version: object, subject: str) -> None:
     if version != VERSION:
         raise ValueError(
             f"{subject} was written in format {version!r}, and this kinetic reads format "
-            f"{VERSION}: use the version that submitted it"
+            f"{VERSION}: use the version of kinetic that submitted it"
         )
 
 
@@ -332,7 +332,7 @@ _compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_as_d
 def start_allowance(debug_s: float | None) -> float:
     """Return how many seconds a job may take until its function is called.
 
-    An hour is for data and packages.
+    The hour is for downloading data and installing packages.
     """
     return 3600.0 + (debug_s or 0.0)
 
@@ -401,8 +401,8 @@ class Outcome(NamedTuple):
 
     The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
     it has its own object ``value`` (name, SHA-256), and the body is empty. ``started`` and
-    ``ended`` are seconds since the epoch by the job's clock, for display. So is ``note``; see
-    `notes`.
+    ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
+    display; see `notes`.
     """
 
     kind: Kind
@@ -480,9 +480,9 @@ class Attempt(NamedTuple):
 class Request:
     """A numbered object in ``control/``: a request to stop some items or all, or to retry some.
 
-    ``items`` are in ascending order; None means all. ``bases`` maps an item to its number of
-    earlier attempts. ``keep_running`` lets claimed attempts finish. A reader ignores a request of
-    an unknown kind; if ``must`` is true, it raises an error instead.
+    ``items`` are in ascending order; None means all. ``bases`` maps each item of a retry to the
+    last attempt that no longer counts. ``keep_running`` lets claimed attempts finish. A reader
+    ignores a request of an unknown kind; if ``must`` is true, the reader raises an error instead.
     """
 
     kind: str
@@ -523,12 +523,12 @@ class Request:
 
 
 class Standing(NamedTuple):
-    """The effect of a batch's requests, as far as they were read, on one item.
+    """The effect on one item of those requests of its batch that a process has read.
 
     Attempts up to ``base`` don't count, and don't start. ``retried`` is the number of requests up
     to the retry that set the base, 0 without a retry. A ``stopped`` item doesn't start; if it is
-    also ``unwanted``, its running attempt has to end. The stop is final when the batch is
-    ``removing`` its objects.
+    also ``unwanted``, its running attempt has to end. ``removing`` means that a cleanup removes the
+    batch's objects: later requests have no effect.
     """
 
     base: int = 0
@@ -583,8 +583,8 @@ class Item(NamedTuple):
     """The state of an item.
 
     ``attempt`` is the attempt that decided the state. For an open item, it is the only attempt
-    that may start or is running. ``after`` is the reason why the attempt before it failed, and
-    ``failures`` counts an open item's failures on the user's budget.
+    that may start or is running. ``after`` is the reason why the previous attempt failed, and
+    ``failures`` counts the failures of an open item that use the user's budget.
     """
 
     state: ItemState
@@ -595,7 +595,7 @@ class Item(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether the item is cancelled, or a stop waits for its attempt to end."""
+        """Whether the item is cancelled, or will be when its running attempt ends."""
         return self.state in (ItemState.CANCELLING, ItemState.CANCELLED)
 
 
@@ -626,8 +626,8 @@ def item_state(
     if not stopped:
         failures = sum(reason not in INFRASTRUCTURE for reason in reasons)
         return Item(ItemState.OPEN, number, None, reasons[-1] if reasons else "", failures)
-    claimed = attempts.get(number)
-    if claimed is not None and claimed.executor is not None:
+    attempt = attempts.get(number)
+    if attempt is not None and attempt.executor is not None:
         return Item(ItemState.CANCELLING, number)
     return Item(ItemState.FAILED, *failed) if failed else Item(ItemState.CANCELLED, number)
 
@@ -675,10 +675,10 @@ def attempts_of(
             attempt = Attempt(metadata.get("executor", ""), attempt.outcome, _claim_time(metadata))
         else:
             try:
-                header = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
+                outcome = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
             except ValueError:
-                header = _UNVERIFIED
-            attempt = attempt._replace(outcome=header)
+                outcome = _UNVERIFIED
+            attempt = attempt._replace(outcome=outcome)
         item_attempts[int(match[2])] = attempt
     return found
 

@@ -256,9 +256,7 @@ def test_a_library_that_is_missing_is_named(machine: Machine, uri: str) -> None:
 
 def test_a_process_without_data_says_so(machine: Machine) -> None:
     answer = machine.run("stand_ins.data_path(0)")
-    assert answer["error"] == (
-        "RuntimeError: there is no Data 0 here: this is not the job it was sent to"
-    )
+    assert answer["error"] == ("RuntimeError: this process isn't the job that Data 0 was sent to")
 
 
 class RemoteObjects:
