@@ -149,7 +149,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _report_error(error: Exception) -> int:
-    """Print why a command failed and what helps, and return its exit code.
+    """Print why a command failed and how to fix it, and return the exit code.
 
     Raises:
         Exception: *error* is a bug in kinetic, so the user sees the traceback.

@@ -19,7 +19,7 @@ AsyncCommand = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class FilePath(click.Path):
-    """A type of options with a `Path` as the value; `kinetic --help` doesn't import `pathlib`."""
+    """A type of option with `Path` values, which imports `pathlib` only to convert a value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check the path as click does, and return it as `Path`."""

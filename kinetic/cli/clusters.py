@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "…"}
 
 SITE_OPTIONS = {
-    "project": "Google Cloud project. Default: KINETIC_PROJECT, or the profile's.",
+    "project": "Google Cloud project. Default: KINETIC_PROJECT, then the profile.",
     "zone": "Zone of the GKE cluster. Default: us-central1-a.",
     "cluster": "Name of the GKE cluster. Default: kinetic-cluster.",
     "namespace": "Kubernetes namespace of the jobs. Default: default.",
@@ -127,7 +127,7 @@ def plan_options(command: Command) -> Command:
 )
 @controller_option
 @click.option(
-    "--profile-name", metavar="NAME", help="Name of the saved profile. Default: the cluster's."
+    "--profile-name", metavar="NAME", help="Name of the saved profile. Default: the cluster's name."
 )
 @plan_options
 def up(
@@ -263,7 +263,7 @@ def status(site: Site, as_json: bool) -> None:
             click.echo()
             output.table("status", columns, items, as_json=False)
     if report.left:
-        output.note(f"the removed cluster left these, which cost money: {', '.join(report.left)}")
+        output.note(f"the removed cluster left resources that cost money: {', '.join(report.left)}")
     for problem in report.unseen:
         output.note(f"can't see {problem}")
 
@@ -385,11 +385,11 @@ async def _confirm_and_apply(
     yes: bool,
     as_json: bool,
 ) -> Site | None:
-    """Show a plan, ask *question*, and carry the plan out; return the site; None for *preview*.
+    """Show a plan, ask *question*, and carry out the plan. Return the site; None for *preview*.
 
     *make_plan* receives a zone for node pools: "" at first. If Google has no machines for a pool in
-    a zone, kinetic offers another zone, and calls *make_plan* with that zone. The user must type
-    *required_answer*, or answer yes if it is empty.
+    a zone, kinetic offers another zone, and calls *make_plan* with that zone. If *required_answer*
+    isn't empty, the user must type it instead of yes.
     """
     from dataclasses import replace
 

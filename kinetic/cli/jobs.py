@@ -149,7 +149,7 @@ async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
 async def _logs(job: aio.JobHandle[Any], follow: bool, tail: int | None) -> None:
     """Print a job's output."""
     if follow and tail is not None:
-        raise click.UsageError("--follow prints all lines, and --tail the last ones: pass one")
+        raise click.UsageError("pass --follow, which prints all lines, or --tail, but not both")
     if tail is None:
         printed = await print_log(job, follow=follow)
         if not printed and (status := (await job.status()).value) == "PENDING":

@@ -176,9 +176,9 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def ask(prompt: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call *prompt* on an event loop, which it blocks; Ctrl-C ends the prompt at once.
+    """Call *prompt*, which blocks the event loop; Ctrl-C ends the prompt at once.
 
-    With asyncio's handler, Ctrl-C would only cancel a task, which waits for the prompt.
+    asyncio's handler of Ctrl-C would only cancel the task, which can't end before the prompt.
     """
     import signal
 

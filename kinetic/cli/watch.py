@@ -46,7 +46,7 @@ class View:
 
 
 def screen(view: View, width: int, height: int) -> list[Text]:
-    """Return at most *height* lines, none wider than *width*; the last lines are left out first."""
+    """Return at most *height* lines, none wider than *width*; leave out the last lines first."""
     from rich.text import Text
 
     from kinetic._progress.line import compose
@@ -156,7 +156,7 @@ def _watch_keys(quit_pressed: asyncio.Event) -> Generator[None]:
         except OSError:  # the terminal was closed
             keys = b""
         if not keys or keys.lower().startswith(b"q"):
-            loop.remove_reader(descriptor)  # a closed terminal stays readable forever
+            loop.remove_reader(descriptor)  # else the loop calls this forever for a closed terminal
             quit_pressed.set()
 
     tty.setcbreak(descriptor)

@@ -160,7 +160,7 @@ class Cluster:
         if not missing:
             return ok(f"you have all {len(wanted)} permissions that kinetic uses")
         user = await user_name(self._api)
-        # `role` makes a Role with all rights in a namespace: pass it one right per namespace.
+        # `role` grants all rights in a namespace, so it needs one right per namespace.
         by_namespace = {right.namespace: right for right in reversed(missing)}
         roles = "---\n".join(role(right, user) for right in reversed(by_namespace.values()))
         is_needed = any(self._is_needed(right) for right in missing)
@@ -227,7 +227,7 @@ class Cluster:
         )
 
     async def _nodes(self) -> Finding:
-        """Check that nodes are ready, without pressure, and with the drivers of their GPUs."""
+        """Check that nodes are ready and not under pressure, and that the drivers of GPUs run."""
         nodes = await self._list("/api/v1/nodes")
         if not nodes:
             advice = "add a node pool, unless the cluster adds nodes when pods need them"
@@ -287,7 +287,7 @@ class Cluster:
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
         message = " ".join(str(events[-1].get("message", "")).split())[:200]
         return warning(
-            f"{reasons}; the last says: {message}",
+            f"{reasons}; the last event says: {message}",
             f"kubectl get events -n {self._placement.namespace} --field-selector type=Warning",
         )
 

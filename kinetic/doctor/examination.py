@@ -138,7 +138,7 @@ async def _cluster_checks(
     for name, url in store_urls.items():
         try:
             store = await anyio.to_thread.run_sync(open_store, url, environ, bucket.LIMITS)
-        except KineticError as exc:  # such as a directory that doesn't exist
+        except KineticError as exc:  # for example, the directory doesn't exist
             checks.append(_finished_check(name, bucket.GROUP, failed_by(exc)))
             continue
         exit_stack.push_async_callback(store.aclose)

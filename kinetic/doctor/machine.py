@@ -66,7 +66,9 @@ class Machine:
         key = self._home / "key"
         for path in (self._home, self._store, SupervisorPaths(self._home).state, key):
             if objection := private.objection(path, secret=path == key):
-                evidence, _, advice = objection.partition("type ")  # advice: what to type
+                evidence, _, advice = objection.partition(
+                    "type "
+                )  # the message ends with a command to type
                 return failed(evidence.rstrip(" :;"), advice)
         for folder in (self._home, self._store):
             with tempfile.TemporaryFile(dir=_nearest_existing(folder)) as probe:

@@ -228,7 +228,7 @@ async def test_events_that_may_concern_jobs_are_a_warning(
     await asyncio.to_thread(namespace.call, "POST", "events", event)
     result = (await examine(environ=clustered))["warnings"]
     assert result.state is State.WARNING
-    assert result.evidence == "1 FailedMount; the last says: no such volume"
+    assert result.evidence == "1 FailedMount; the last event says: no such volume"
 
 
 async def test_a_node_with_gpus_and_without_their_driver_is_a_warning(

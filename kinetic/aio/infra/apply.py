@@ -1,7 +1,8 @@
 """Read the resources of a site (a cluster and all it needs), and carry out a plan for them.
 
-Every step can be interrupted and repeated: it reads before it writes, names are fixed, and Google's
-APIs refuse a second resource of the same name. So a repeated step finds what the first one made.
+Every step can be interrupted and repeated: a step reads before it writes, names are fixed, and
+Google's APIs refuse a second resource of the same name. So a repeated step finds what the first one
+made.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class Cloud:
         requests that were sent take effect; run the command again to continue.
 
         Raises:
-            KineticError: The first failure; its notes have the others.
+            KineticError: The first failure; its notes have the other failures.
         """
         actions = {f"{change.kind} {change.name}": change.action for change in changes}
 
@@ -232,7 +233,7 @@ class Cloud:
         )
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
-        """Remove resources in *present* that *changes* removes, each after those that need it.
+        """Remove resources of *present* as *changes* says, each after the resources that need it.
 
         See `apply` for errors and cancellation.
         """
@@ -253,7 +254,7 @@ class Cloud:
         await _run_in_order(removed, dependents, step)
 
     async def _create(self, resource: Resource) -> None:
-        """Create *resource*, or accept an existing one of kinetic; wait until it is ready."""
+        """Create *resource*, or accept it if kinetic made it before; wait until it is ready."""
         self._tell(f"creating {resource.key}")
         action = f"create {resource.key}"
         try:
@@ -339,7 +340,7 @@ class Cloud:
         If another process changes the policy in between, Google refuses the write, and this method
         starts over.
         """
-        action = f"change who may use {policy.name}"
+        action = f"change who can use {policy.name}"
         backoff = self._new_backoff(action)
         while True:
             edited = edit(await self._send(action, policy.read))
@@ -357,7 +358,7 @@ class Cloud:
                     raise
 
     async def _delete(self, resource: Resource) -> None:
-        """Empty *resource* if it is a bucket or network, remove it, and wait until it is absent."""
+        """Remove *resource* and what is in a bucket or network; wait until *resource* is absent."""
         self._tell(f"removing {resource.key}")
         assert resource.remove is not None
         if resource.kind == "bucket":
@@ -368,7 +369,7 @@ class Cloud:
         await self._poll(resource, _wait_if_present)
 
     async def _ensure_removed(self, subject: str, request: GoogleRequest) -> None:
-        """Send *request*, a removal of *subject*; succeed also if *subject* is absent."""
+        """Send *request*, which removes *subject*; succeed also if *subject* is absent."""
         try:
             await self._send(f"remove {subject}", request)
         except Refused as exc:

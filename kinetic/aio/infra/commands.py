@@ -109,8 +109,9 @@ async def add_pool(
 ) -> Plan:
     """Add nodes for an accelerator to the site's cluster; succeed if the pool exists already.
 
-    If the cluster has ComputeClasses, this adds a class, from which GKE makes nodes on demand. It
-    adds a node pool if there are none, or for a minimum, a reservation, a zone, or several hosts.
+    If the cluster has no ComputeClasses, or the pool has a minimum, a reservation, a zone, or
+    several hosts, this adds a node pool. Otherwise this adds a ComputeClass, from which GKE makes
+    nodes on demand.
 
     Args:
         site: Project, zone, and cluster.

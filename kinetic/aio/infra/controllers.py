@@ -87,7 +87,7 @@ def read_controller(argument: str) -> Controller:
 
 
 def _documents(name: str, content: bytes) -> tuple[Document, ...]:
-    """Parse the file *name*; replace each List by its items, and omit each ``status``."""
+    """Parse *content* of the file *name*; replace a List by its items, and omit ``status``."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

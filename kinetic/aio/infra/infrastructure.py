@@ -413,7 +413,7 @@ class Infrastructure:
             return changes, [] if await in_cluster.has_sets(api) else notes
 
     async def _change_in_cluster(self, planned: Planned) -> None:
-        """Apply missing or different manifests and controllers; a removal removes manifests."""
+        """Apply manifests and controllers where needed; for a removal, remove the manifests."""
         async with aclosing(Api(await self._connect())) as api:
             for manifest in planned.manifests:
                 if planned.removes:
@@ -429,7 +429,7 @@ class Infrastructure:
                     self._tell(f"controller {controller.name} is applied")
 
     async def _open_access(self) -> Access:
-        # Ignore the environment's context, because it may belong to another cluster.
+        # Ignore a context from the environment, because it may belong to another cluster.
         return await open_access(replace(self.target, kube_context=None), self._environ)
 
     async def keep_credentials(self, username: str, token: str) -> None:

@@ -136,7 +136,9 @@ def target_of(
         )
     directory, url = store_directory(target), store_url(target)
     if store_claim and directory is None:
-        raise ConfigurationError("a claim needs a directory as the store: pods mount it there")
+        raise ConfigurationError(
+            "a store claim needs a directory as the store, where pods mount it"
+        )
     if directory is not None:
         return replace(target, store=str(directory.absolute()))
     bucket, _, folder = url.removeprefix("gs://").rstrip("/").partition("/")
@@ -254,7 +256,7 @@ class Join:
         self._tell(f"{self._api.cluster} answers: Kubernetes {number or 'of an unknown version'}")
 
     async def _check_security(self) -> None:
-        """Check that pods may mount a path of their node, if the store is such a path."""
+        """If the store is a directory of the nodes, check that pods are allowed to mount it."""
         if store_directory(self._target) is None or self._target.store_claim:
             return
         name = self._target.namespace
@@ -277,7 +279,8 @@ class Join:
             await check_listing(store)
             if not await check_use(store):
                 raise BackendError(
-                    f"the store {store.url} changed or replaced an existing object; use another one"
+                    f"the store {store.url} changed or replaced an existing object; use another "
+                    "store"
                 )
         self._tell(f"objects can be written, read, and removed in {self._target.store}")
 
@@ -297,7 +300,7 @@ class Join:
                 cluster=target.cluster,
                 namespace=target.namespace,
             )
-        except ConfigurationError:  # `up` can't have made a cluster of such a name
+        except ConfigurationError:  # `up` can't have made a cluster with such a name
             return "", []
         email = site.account("workers")
         async with aclosing(GoogleClient(self._environ, NO_RETRIES, idle_s=20.0)) as google:

@@ -24,7 +24,7 @@ class BillingAccount:
 
 
 async def find_cluster(google: GoogleClient, site: Site) -> dict[str, Any] | None:
-    """Return Google's document of the site's cluster, in its zone or region; None if absent."""
+    """Return Google's document of the cluster in the site's zone or region; None if absent."""
     request = call("container", "GET", f"projects/{site.project}/locations/-/clusters")
     try:
         answer = await google.call(request)
@@ -135,7 +135,7 @@ async def project_exists(google: GoogleClient, site: Site) -> bool:
 
 
 async def is_billed(google: GoogleClient, site: Site) -> bool:
-    """Return whether the project has a billing account; False also if the user can't see that."""
+    """Return whether the project has a billing account; False also if the user can't see it."""
     answer = await _read(google, billing_link(site, ""))
     return bool((answer or {}).get("billingEnabled"))
 

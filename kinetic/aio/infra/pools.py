@@ -62,12 +62,13 @@ class Pool:
             )
         if accelerator.spot and self.reservation:
             raise ConfigurationError(
-                f"a spot pool can't use the reservation {self.reservation!r}; choose one of both"
+                f"a spot pool can't use the reservation {self.reservation!r}; leave out --spot or "
+                "--reservation"
             )
         if accelerator.machine in EXTRA_NETWORKS:
             raise ConfigurationError(
                 f"{accelerator} needs {accelerator.machine}, whose GPUs need additional networks; "
-                "make that pool as Google's documentation of GPUDirect says, and kinetic will use "
+                "create the pool as Google's documentation of GPUDirect says, and kinetic will use "
                 "it"
             )
         if accelerator.multi_host and self.min_nodes not in (0, accelerator.hosts):

@@ -79,7 +79,7 @@ async def preflight(
 
     The pools must be new: the machines of an existing pool may already use up its quota and its
     reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
-    says that the plan links a billing account; then nothing else checks the billing.
+    skips the check of billing, because the plan links a billing account.
 
     Raises:
         ConfigurationError: There are problems; the message lists all.
@@ -180,7 +180,7 @@ async def _check_billing(google: GoogleClient, site: Site, result: Preflight) ->
 
 
 async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Choose a machine type of the zone for the own pods of a Standard cluster."""
+    """Choose a machine type of the zone for a Standard cluster's own pods."""
     site = setup.site
     if setup.shape == "autopilot":
         return

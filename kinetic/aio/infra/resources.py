@@ -12,7 +12,7 @@ from kinetic.aio._net.google import GoogleRequest
 Document = Mapping[str, Any]
 Query = tuple[tuple[str, str], ...]
 Tell = Callable[[str], None]
-"""Receives one line about a step."""
+"""A function that receives one line about a step."""
 
 
 def silent(_: str) -> None:
@@ -223,8 +223,8 @@ def _matches(entry: Document, binding: Binding) -> bool:
 class Action(enum.Enum):
     """The effect of a change.
 
-    FOREIGN and UNSEEN block a plan: kinetic didn't create the resource, or can't read it. DIFFERS
-    only reports a difference. ASK leaves the change to an administrator.
+    Two actions block a plan: FOREIGN (kinetic didn't create the resource) and UNSEEN (kinetic can't
+    read it). DIFFERS only reports a difference. ASK leaves the change to an administrator.
     """
 
     CREATE = "create"

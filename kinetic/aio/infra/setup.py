@@ -476,7 +476,7 @@ def secret_resources(site: Site) -> tuple[Resource | Policy, ...]:
 
 
 def check_parent(parent: str, *, creates: bool) -> None:
-    """Check *parent*, a new project's folder or organization; *creates*: `up` creates a project.
+    """Check *parent*, the folder or organization of the project that `up` creates if *creates*.
 
     Raises:
         ConfigurationError: *parent* is malformed, or is set although `up` creates no project.
