@@ -176,7 +176,7 @@ class Batch:
             await self.submission.look_at_each(reopened_open)
 
     async def reread(self) -> None:
-        """Read open items again, and ask the platform about those that have started."""
+        """Read open items again, and ask the platform about items that have started."""
         if self.coordinator is not None and self.submits:
             await self.coordinator.reread()
         elif not self.finished:
@@ -503,7 +503,7 @@ class Batch:
         coordinator = self.coordinator if self.submits else None
         if coordinator is not None and (coordinator.closing or await coordinator.is_replaced()):
             await coordinator.over.wait()
-        # This includes items reopened by a process that died before it started them.
+        # `reopened` includes the items of a process that died before it started them.
         reopened = self.submission.requests.reopened
         any_open = any(not self.submission.is_final(index) for index in reopened)
         if any_open and not self.submits and await self._is_lease_free():
@@ -531,7 +531,7 @@ class Batch:
         return False
 
     async def _request_retry(self, wanted: Iterable[int]) -> int:
-        """Request a retry of those of *wanted* that ended without a value; return how many."""
+        """Request a retry of the *wanted* items that ended without a value; return how many."""
         submission, budgets = self.submission, self.submission.identity.budgets
         while True:
             await self.look()

@@ -69,9 +69,9 @@ async def _until_ended(
     builder: job_spec.JobSpecBuilder,
     arguments: wire.Input,
 ) -> None:
-    """Wait until a single job has ended, and then count it as ended in the client's limit.
+    """Wait until a single job has ended, and then free its slot in the client's limit of attempts.
 
-    If the submitter relaunches the job, launch each attempt after the first. If this process ends
+    If this process replaces disrupted attempts, launch each attempt after the first. If it ends
     or is too slow, another process that waits for the job ends it by a stop request (see `ending`).
     """
     changed = asyncio.Event()

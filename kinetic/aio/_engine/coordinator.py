@@ -322,7 +322,7 @@ class BatchCoordinator:
         return self.lease.lost is not None
 
     async def finish_inputs(self, *, seal: bool) -> None:
-        """Store all inputs of a collection, or those pulled so far from an iterator.
+        """Store all inputs of a collection, or the inputs pulled so far from an iterator.
 
         *seal* also records in the store that an iterator's inputs have ended.
         """
@@ -473,7 +473,7 @@ class BatchCoordinator:
         requested = {
             index: number for index, number in busy.items() if index not in launcher.unrequested
         }
-        # A stop has ended the items that it keeps from starting, which may not be read yet.
+        # An item that a stop keeps from starting has ended; this process may not know that yet.
         halted = {index for index in self.state.unfinished() if self.state.is_halted(index)}
         await submission.look_at_each(halted.union(requested))
         alive = await ending.ask(submission, requested)

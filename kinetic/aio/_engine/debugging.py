@@ -29,6 +29,8 @@ from kinetic.configuration import Target
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0
+"""First and longest pause between two looks for the debugger, in seconds."""
+
 LOOKS_PER_REPORT = 8
 """After this number of looks for the debugger, kinetic reads and logs the job's state."""
 

@@ -30,7 +30,7 @@ from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason
 
-FEW_NAMES = 500
+MAX_NAMES = 500
 """Above this count, ask the platform for all jobs of the submission, not for each by its name."""
 
 RELAUNCH_S = 60.0
@@ -280,7 +280,7 @@ async def _refuse_cleaned(submission: Submission) -> None:
 async def _log_tail(submission: Submission, index: int, number: int) -> str:
     """Return the last lines of an attempt's log; empty if the log can't be read."""
     name = submission.identity.attempt_name(index, number)
-    # A long line comes in several pieces, so more than LOG_LINES of them may come.
+    # A long line comes in several pieces, so more than LOG_LINES pieces may come.
     lines: deque[str] = deque(maxlen=LOG_LINES)
     try:
         async with (
@@ -403,7 +403,7 @@ def questions(submission: Submission, indices: Iterable[int]) -> list[Question]:
 async def ask(
     submission: Submission, indices: Collection[int], *, explained: bool = False
 ) -> dict[int, Observation]:
-    """Ask the platform about open items in one request, and settle those that have ended.
+    """Ask the platform about open items in one request, and settle attempts that have ended.
 
     The caller must have just looked at the items. Return the observation of each item whose attempt
     waits or runs.
@@ -468,7 +468,8 @@ def _find_evidence(
         observation = Observation(
             name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=message
         )
-    is_void = executor == wire.VOID  # the process that made the void claim may have died
+    # A process that makes a void claim may die before it closes the attempt.
+    is_void = executor == wire.VOID
     if is_void or submission.is_over(index, number, observation, question.previous):
         return Evidence(index, number, observation, question.claimant, since=since)
     return None
@@ -520,7 +521,7 @@ async def find(
     """Ask the platform about *attempts*, pairs of item and number, in one request."""
     identity, cluster = submission.identity, submission.cluster
     names = {identity.attempt_name(*attempt): attempt for attempt in attempts}
-    if len(names) > FEW_NAMES:
+    if len(names) > MAX_NAMES:
         found = await cluster.find(labels={LABEL_SUBMISSION: identity.id})
     else:
         found = await cluster.find(names=[*names], explained=explained) if names else []

@@ -24,7 +24,7 @@ async def read(batch: Batch) -> list[Item]:
 
     Raises:
         NotFound: Another process is removing the objects, or has removed them without a history.
-        WireError: The inputs differ from those that the submitter signed.
+        WireError: The inputs aren't the ones that the submitter signed.
     """
     if await batch.submission.read_collected():
         return [*_unpack_items(await batch.submission.read_history())]

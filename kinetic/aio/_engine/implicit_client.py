@@ -17,7 +17,7 @@ class Follow(Protocol):
     """Find the job of a record; *whole* also reads and follows the rest of its batch."""
 
     async def __call__(self, record: JobRecord, *, whole: bool) -> JobRef:
-        """Return a reference to the job, which is followed or can be read once."""
+        """Return a reference to the job."""
         ...
 
 

@@ -125,7 +125,7 @@ class InputPump:
         self._room.set()
 
     def close(self) -> None:
-        """Pull no more inputs from an iterator, but store those pulled; a list is stored whole."""
+        """Pull no more inputs from an iterator, but store pulled ones; a list is stored whole."""
         if self._source.known_inputs is None:
             self.closing = True
             self._room.set()
@@ -205,7 +205,7 @@ class InputPump:
             size = min(2 * size, CHUNK_ITEMS)
 
     def _is_over(self) -> bool:
-        """Return whether to pull no more, after `close` or a stop; a list is always pulled."""
+        """Return whether to pull no more, after `close` or a stop; a list is pulled whole."""
         return self._source.known_inputs is None and (self.closing or self._state.stopping)
 
     async def _wait_for_room(self, size: int) -> int:

@@ -15,7 +15,7 @@ from kinetic._tracebacks import of_the_caller
 from kinetic.errors import ConfigurationError
 
 FLUSH_S = 0.01
-"""How long `Source.take` waits for more inputs once it has one, in seconds."""
+"""How long `Source.take` waits for more inputs after the first, in seconds."""
 
 CLOSE_S = 5.0
 """How long a cancelled async generator may take to end, in seconds."""

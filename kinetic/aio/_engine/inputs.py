@@ -89,7 +89,7 @@ class InputIndex:
         self.learn(await self._store.list(f"{self._scope}inputs/"))
 
     def learn(self, listed: Iterable[ObjectInfo]) -> None:
-        """Read a listing of the slots; skip those already known.
+        """Read a listing of the slots; skip known slots.
 
         Raises:
             WireError: A slot has no signature of the batch's submitter for its number.
@@ -301,6 +301,7 @@ def _add_footer(
 
 CHUNK_ITEMS = 100
 CHUNK_BYTES = 8 * 1024 * 1024
+"""Maximum number of inputs in a chunk, and the size at which a chunk gets no more inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,9 +309,9 @@ class Chunk:
     """Some inputs as bytes, before they get their indices.
 
     ``modes`` has a letter for each input: ``s`` if the input is the single argument, ``a`` if its
-    elements are the arguments, ``k`` if its items are the keyword arguments. The keys of ``data``,
-    of ``failed`` (inputs that can't be pickled), and of ``notes`` (the scalars of the other inputs)
-    are positions in the chunk.
+    elements are the arguments, ``k`` if its items are the keyword arguments. ``failed`` has the
+    errors of inputs that can't be pickled, and ``notes`` the scalars of the other inputs. The keys
+    of ``data``, ``failed``, and ``notes`` are positions in the chunk.
     """
 
     parts: tuple[bytes, ...]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.batch import Batch
     from kinetic.aio._engine.input_pump import Backpressure
 
-AHEAD = 32
+READ_AHEAD = 32
 """Maximum number of values read ahead and held until they are taken."""
 
 RECHECK_S = 5.0
@@ -154,10 +154,10 @@ class Consumer:
         return result
 
     async def _next(self) -> tuple[int, Outcome[Any]]:
-        """Return the next item; meanwhile, tasks read the values of up to `AHEAD` ready items."""
+        """Return the next item; meanwhile, tasks read up to `READ_AHEAD` values of ready items."""
         batch, ahead = self._batch, self._read_ahead
         while True:
-            while len(ahead) < AHEAD and (index := self.take()) is not None:
+            while len(ahead) < READ_AHEAD and (index := self.take()) is not None:
                 if not ahead and batch.submission.holds(index):
                     return index, await outcome_of(batch, index)  # in memory: no need to read ahead
                 reader = asyncio.create_task(outcome_of(batch, index), name=f"kinetic read {index}")
