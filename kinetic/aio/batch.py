@@ -337,8 +337,8 @@ class BatchHandle(Generic[T, X]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
-            InputsUnfinished: All stored items ended; the process with the other inputs is gone.
-            BackendError: The store does not answer; iterate again for the rest.
+            InputsUnfinished: All stored items ended, and the process with the other inputs ended.
+            BackendError: The store does not answer; to get the other items, iterate again.
 
         Closed or cancelled: the batch continues.
 
@@ -508,7 +508,7 @@ class BatchHandle(Generic[T, X]):
             BatchError: Some items have no value, and *return_exceptions* is false.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
-            InputsUnfinished: All stored items ended; the process with the other inputs is gone.
+            InputsUnfinished: All stored items ended, and the process with the other inputs ended.
             NotFound: The batch was cleaned up, or another process has collected its results.
             Exception: The iterator of the inputs raised it; a note says how to continue.
 
@@ -674,8 +674,8 @@ class BatchHandle(Generic[T, X]):
     async def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``async with`` block.
 
-        This process submits it as long as the client is open; after that, `resume` continues it
-        from any process.
+        This process submits items as long as the client is open; after that, `resume` continues
+        the batch from any process.
 
         Args:
             seal: Take no more inputs; the batch has only those taken so far.

@@ -545,7 +545,7 @@ class Client:
         return session
 
     def _settings(self, **given: str | None) -> dict[str, str | None]:
-        """Return the *given* settings, and the client's own for those that are None."""
+        """Return the *given* settings; replace each None by the client's own setting."""
         chosen = {name: value for name, value in given.items() if value is not None}
         return {**self._target_settings, **chosen}
 

@@ -126,7 +126,7 @@ class Store(Protocol):
         ...
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Delete these objects of a listing, but none that was renewed after the listing.
+        """Delete these objects of a listing, except objects that were renewed after the listing.
 
         If the first was renewed, delete none. Return whether all were deleted.
         """
@@ -373,7 +373,7 @@ class LogPiece:
 class LogPieces:
     """Cut the stream of a log into lines, independent of the chunks it arrives in.
 
-    It holds at most one piece of the longest length and the last chunk.
+    The buffer holds at most one piece of the longest length and the last chunk.
     """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:

@@ -414,7 +414,7 @@ def _drop_waiting(state: State) -> None:
 
 
 def _start(state: State, actions: list[Action]) -> None:
-    """Append a `Start` for each attempt that the limits allow: those in ``due``, then new items."""
+    """Append a `Start` for each allowed attempt: first the attempts in ``due``, then new items."""
     while state.free > 0:
         if state.due:
             index, attempt = state.due.popitem(last=False)
