@@ -452,8 +452,7 @@ class Batch:
             self.session.watch(self.submission)
             store = self.session.platform.store
             missing = await retry_forever(
-                lambda: renew_shared(store, uploaded),
-                f"checking the shared objects of {self.group_id}",
+                lambda: renew_shared(store, uploaded), "renewing shared objects"
             )
             events = await recover_state(self.session, self.submission, self.inputs)
             total, stored = self.inputs.total, self.inputs.count
@@ -511,8 +510,7 @@ class Batch:
                 await self.take_over()
             except Conflict:
                 logging.info(
-                    "%s: another process has taken the batch over, and carries out the retry",
-                    self.group_id,
+                    "%s: another process has taken over, and retries the items", self.group_id
                 )
         if self.coordinator is not None and not self.submits and self.submission.ended < self.known:
             self._observe_again()  # another process runs the reopened items

@@ -159,12 +159,7 @@ async def list_batches(
             break
     if errors:
         names, first = ", ".join(errors), next(iter(errors.values()))
-        logging.warning(
-            "the list lacks %d batches that can't be read (%s); the first error is: %s",
-            len(errors),
-            names,
-            first,
-        )
+        logging.warning("can't list %d batches (%s): %s", len(errors), names, first)
     return listed[:count]
 
 

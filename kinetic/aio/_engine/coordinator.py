@@ -233,10 +233,7 @@ class BatchCoordinator:
             if requests.removing or (len(requests.entries) == known_requests and self._is_idle):
                 self.closing = True
                 break
-            logging.info(
-                "batch %s goes on: a new request to stop or retry has come",
-                self._submission.identity.id,
-            )
+            logging.info("batch %s goes on with a new request", self._submission.identity.id)
             await retry_forever(self.lease.retake, "taking the lease again")
             self._submission.fence = self.lease.fence
             # While no process had the lease, a request may have come that no coordinator has read.
@@ -272,9 +269,7 @@ class BatchCoordinator:
             else:
                 await cluster.finish(batch, self.lease.fence)
         except KineticError as exc:
-            logging.warning(
-                "can't delete the secrets of %s, which stay until a cleanup: %s", batch, exc
-            )
+            logging.warning("the secrets of %s stay until a cleanup: %s", batch, exc)
 
     async def _leave(self) -> None:
         """Stop listening, release the lease (log a failure), and wake all waiters."""
@@ -402,9 +397,7 @@ class BatchCoordinator:
     async def stop(self, cause: str, *, keep_running: bool) -> None:
         """Store a request to stop the whole batch; `_on_request` then carries it out."""
         request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
-        await retry_forever(
-            lambda: self._submission.requests.append(request), "storing the stop request"
-        )
+        await retry_forever(lambda: self._submission.requests.append(request), "requesting a stop")
 
     def stop_in_background(self, cause: str, *, keep_running: bool) -> None:
         """Do as `stop` in the background; if that fails, the waiters of items get the error."""
@@ -448,9 +441,7 @@ class BatchCoordinator:
         if request.kind == "stop" and not request.keep_running:
             # The process that stored the request doesn't know the jobs that were launched later.
             await delete_unwanted(submission, attempts)
-        await retry_forever(
-            lambda: submission.look_at_each(items), "reading the items of a request"
-        )
+        await retry_forever(lambda: submission.look_at_each(items), "reading the requested items")
         if request.kind != "retry":
             return
         for index in request.bases:
@@ -516,6 +507,4 @@ class BatchCoordinator:
             try:
                 await self._submission.requests.look()
             except BackendError as exc:
-                logging.warning(
-                    "%s: can't read new requests: %s", self._submission.identity.id, exc
-                )
+                logging.warning("%s: can't read requests: %s", self._submission.identity.id, exc)

@@ -125,9 +125,7 @@ async def until_ready(
                 job_id=job_id,
             )
         if looks % LOOKS_PER_REPORT == LOOKS_PER_REPORT - 1:
-            logging.info(
-                "%s is not ready for a debugger yet: the job is %s", job_id, _status_text(job)
-            )
+            logging.info("%s isn't ready for a debugger yet: %s", job_id, _status_text(job))
         looks += 1
         await asyncio.sleep(min(next(pauses), left))
         if "outcome" in objects or looks % LOOKS_PER_REPORT == 0:

@@ -158,9 +158,7 @@ class InputPump:
             try:
                 await self._source.aclose()
             except Exception as exc:
-                logging.warning(
-                    "closing the inputs of %s raised %r; the batch goes on", self._batch, exc
-                )
+                logging.warning("closing the inputs' iterator of %s raised %r", self._batch, exc)
             finally:
                 self.over.set()
 
@@ -310,9 +308,7 @@ class InputPump:
                 stored=self._inputs.total,
             )
         count = self._inputs.count - before
-        logging.warning(
-            "%s: found %d more inputs, stored late by an earlier submitter", self._batch, count
-        )
+        logging.warning("%s: found %d inputs of an earlier submitter", self._batch, count)
         if count:
             self._post(scheduler.Stored(before, count))
 

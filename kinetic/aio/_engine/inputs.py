@@ -356,9 +356,7 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for key in value:
             if not isinstance(key, str):
                 key_type = type(key).__name__
-                raise ConfigurationError(
-                    f'input_mode="kwargs" needs strings as keys, not {key_type}'
-                )
+                raise ConfigurationError(f'input_mode="kwargs" needs string keys, not {key_type}')
         return (), {**value}
     if mode == "args":
         if not issubclass(kind, (list, tuple)):
