@@ -94,8 +94,8 @@ def choose_units(
 ) -> list[Unit]:
     """Return the units to remove: units beyond the age limit, and those used least recently.
 
-    Choose the latter only while the remaining units together exceed the size limit. Keep units
-    whose name is *needed*, and units that were used in the last *kept_s* seconds.
+    Choose by use only while the remaining units together exceed the size limit. Keep units whose
+    name is *needed*, and units that were used in the last *kept_s* seconds.
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
@@ -264,7 +264,7 @@ class _Store:
         needed: AbstractCollection[str],
         limits: Limits,
     ) -> Iterator[Unit]:
-        """Delete the *units* that `choose_units` chooses; yield the deleted ones.
+        """Delete the *units* that `choose_units` chooses; yield the deleted units.
 
         The kind of a yielded unit begins with *folder*.
         """

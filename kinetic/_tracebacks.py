@@ -18,7 +18,7 @@ _OWN_PACKAGES = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "im
 
 
 def count_own_frames() -> int:
-    """Count the frames of kinetic from the caller's to the first one outside kinetic.
+    """Count the frames of kinetic from the caller's frame to the first frame outside kinetic.
 
     With this number as ``stacklevel``, a warning names the first line outside kinetic.
     """
@@ -56,7 +56,7 @@ def hint(error: BaseException) -> str:
 class _OwnFramesLeftOut:
     """Leave kinetic's frames out of exceptions that a public function raises.
 
-    It does so for exceptions of jobs, for kinetic's errors, for errors that `of_the_caller` has
+    This is for exceptions of jobs, for kinetic's errors, for errors that `of_the_caller` has
     marked, for cancellation, and for Ctrl-C. Other exceptions keep all frames, because they show
     defects of kinetic. kinetic's errors also get their `hint` as a note. If a library's exception
     caused an error of kinetic, the traceback doesn't show that exception: the error's message

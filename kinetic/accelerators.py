@@ -148,7 +148,7 @@ class Accelerator:
         """Return the first layout that has a pool, or this layout if none has a pool yet.
 
         Each of *pools* is a machine type and a topology. Also returns this layout if it isn't the
-        usual one, because the user then named it.
+        usual one, because the user has named it then.
         """
         if self != self.layouts[0]:
             return self

@@ -62,7 +62,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_BASE_IMAGE_REPO": "the repository of prebuilt base images",
     "KINETIC_PYTHON_IMAGE": "the base of built images (python:{python}-slim)",
     "KINETIC_OUTPUT_DIR": "where jobs write files to keep; in a job, its own directory",
-    "KINETIC_PROFILE": "the profile to use, instead of the current one",
+    "KINETIC_PROFILE": "the profile to use, instead of the current profile",
     "KINETIC_PROFILES_FILE": "the file of profiles (profiles.json in KINETIC_HOME)",
     "KINETIC_HOME": "profiles, store, supervisor, and caches of this machine (~/.kinetic)",
     "KINETIC_LOCAL_SLOTS": "limit of CPUs for all local jobs together (all)",
@@ -126,7 +126,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    """The sources of settings; `find` returns the value from the first one that has it."""
+    """The sources of settings; `find` returns the value from the first source that has one."""
 
     arguments: Mapping[str, str | None]
     environ: Mapping[str, str]

@@ -94,7 +94,7 @@ class KineticError(Exception):
 
     ``passing`` says that the same request can succeed later: after someone grants a permission,
     logs in again, changes a policy, or makes room. ``code`` names the error's entry in
-    ``kinetic explain``; it depends on the class, and for some classes on the reason.
+    ``kinetic explain``; the code depends on the class, and for some classes on the reason.
     """
 
     passing: bool = False

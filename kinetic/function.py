@@ -178,10 +178,10 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
 
         Args:
             inputs: One job runs for each input. Any iterable, also lazy, infinite, or async.
-            input_mode: How an input becomes arguments. ``single``: it is the only argument;
-                ``args``: a sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives
-                keyword arguments, a list or tuple positional ones, anything else is the only
-                argument.
+            input_mode: How an input becomes arguments. ``single``: the input is the only argument;
+                ``args``: a sequence of arguments; ``kwargs``: a dict of arguments. ``auto``: a dict
+                gives keyword arguments, a list or tuple gives positional arguments, and anything
+                else is the only argument.
             max_concurrent: How many jobs may be unfinished at once. None: no limit.
             retries: How many times a failed item may run again.
             fail_fast: Start nothing more after the first failure.

@@ -65,7 +65,7 @@ class JobRecord:
         return cls(**{name: value for name, value in d.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-safe dict, without optional ones that are None."""
+        """Return the fields as a JSON-safe dict, without optional fields that are None."""
         values = {name: getattr(self, name) for name in _names()}
         return {
             name: value

@@ -391,7 +391,7 @@ def _check_volumes(value: object) -> dict[str, Data] | None:
 
 
 def _mount_path(path: object) -> str:
-    """Return *path* normalized; refuse a relative one, and one that hides a system folder."""
+    """Return *path* normalized; refuse a relative path, and a path that hides a system folder."""
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
         raise ConfigurationError(
             f"volumes has {path!r}, which is not an absolute path such as '/data'"

@@ -230,7 +230,7 @@ def save(path: Path, profiles: Profiles) -> None:
     If *path* is a symbolic link, the link stays, and its target is replaced.
 
     Raises:
-        ProfileError: The file can't be written; the old one stays.
+        ProfileError: The file can't be written; the old file stays.
     """
     document = {
         "current": profiles.current,

@@ -22,9 +22,9 @@ class Progress:
         elapsed: Seconds since the batch was submitted.
         rate: Items that ended per second, over the last 30 s or the last 20 items.
         eta: Seconds until the last item ends at this rate; None while unknown.
-        first_failure: One line about the first item that failed for good; empty without one.
+        first_failure: One line about the first item that failed for good; empty if none failed.
         stopped: Why no more items start, such as a spent budget; empty if they may start.
-        step: A long step that this process carries out, such as an upload; empty without one.
+        step: A long step that this process carries out, such as an upload; else empty.
     """
 
     total: int | None = None

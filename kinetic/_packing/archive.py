@@ -294,7 +294,7 @@ def _add_file(
     is_compressible = len(zlib.compress(sample, COMPRESSION_LEVEL)) < COMPRESSIBLE_RATIO * len(
         sample
     )
-    # `zipfile` compresses a file that it gets by name, and stores one that it gets as `ZipInfo`.
+    # `zipfile` compresses a file that is added by name, but not a file that is added by `ZipInfo`.
     name_or_info = entry.name if is_compressible else zipfile.ZipInfo(entry.name)
     remaining, block = entry.stamp.size, first_block
     with archive.open(name_or_info, "w", force_zip64=remaining >= LARGE_BYTES) as member:

@@ -148,7 +148,7 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
 
 
 def parts_of(value: Any, is_by_value: Callable[[str], bool]) -> Iterator[Part]:
-    """Yield the parts of *value*; those of a module or class only if *is_by_value* accepts it."""
+    """Yield the parts of *value*; a module or class has parts only if *is_by_value* accepts it."""
     if is_instance(value, dict):
         return _parts_of_dict(value)
     if is_instance(value, list, tuple, set, frozenset, collections.deque):

@@ -38,7 +38,7 @@ from kinetic.errors import DataError
 _cloudpickle: Any = cloudpickle.cloudpickle
 _KINETIC_PACKAGES = frozenset({"kinetic", "kinetic_runner"})
 SOURCE_CHARACTERS = 256 * 1024
-"""Maximum length of a source in a pickle; tracebacks show no lines of a longer one."""
+"""Maximum length of a source in a pickle; tracebacks show no lines of a longer source."""
 
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 

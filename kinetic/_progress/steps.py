@@ -1,4 +1,4 @@
-"""Report long steps of this process, such as packing, to the display of progress, if there is one.
+"""Report long steps of this process, such as packing, to the progress display, if it exists.
 
 The code that does the work calls `step`, and doesn't know whether a display shows the step.
 """

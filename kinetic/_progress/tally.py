@@ -134,7 +134,7 @@ class Tally:
 
     @property
     def first_bad(self) -> int | None:
-        """Of the items that are failed or lost now, the one that ended first; None without one."""
+        """The item that ended first among the items that are failed or lost now, if any."""
         return next(iter(self._bad), None)
 
     def value(self, now: float, *, total: int | None, known: int) -> Progress:

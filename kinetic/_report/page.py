@@ -42,14 +42,13 @@ MAX_EXACT_INTEGER = 1 << 53
 """JavaScript can't hold greater numbers exactly; the page shows them as text."""
 
 MIN_STEP_S = 1e-3
-"""The smallest unit of times on the page, in seconds; for a long batch, a larger one saves bytes.
-"""
+"""The smallest unit of times on the page, in seconds; a long batch has a larger unit."""
 
 
 def limit(items: int) -> int:
     """Return the maximum size, in bytes, of the page for a batch of *items* items.
 
-    It is 300 kB up to 1,000 items, 2 MB from 10,000 on, and between them in proportion.
+    The maximum is 300 kB up to 1,000 items, 2 MB from 10,000 items on, and grows evenly between.
     """
     fraction = min(1.0, max(0.0, (items - 1_000) / 9_000))
     return int(300_000 + fraction * 1_700_000)
@@ -227,7 +226,7 @@ def _quote(text: str) -> str:
 
 
 def _choose_items(report: BatchReport, statistics: Statistics) -> list[Item]:
-    """Return all items or, above `MAX_ITEMS`, the failed ones, the slowest, and a sample."""
+    """Return all items; above `MAX_ITEMS`, failed items, the slowest items, and a sample."""
     items = report.items
     if len(items) <= MAX_ITEMS:
         return [*items]

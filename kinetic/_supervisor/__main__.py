@@ -31,7 +31,7 @@ from kinetic._supervisor.supervisor import Supervisor, parse_seconds, write_log
 
 LISTEN_BACKLOG = 512
 MAX_LOG_BYTES = 1 << 20
-"""Above this size, a new supervisor empties the log of earlier ones."""
+"""Above this size, a new supervisor empties the log of earlier supervisors."""
 
 
 def become_supervisor(home: Path, environ: Mapping[str, str]) -> Supervisor | None:

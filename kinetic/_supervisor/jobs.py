@@ -211,7 +211,7 @@ class Table:
         return bool(self._running or self._queued_count)
 
     @property
-    def queued(self) -> bool:
+    def has_queued_jobs(self) -> bool:
         """Whether a job waits for its slots."""
         return self._queued_count > 0
 
@@ -322,7 +322,7 @@ class Table:
         return self._remove(job)
 
     def shut_down(self, now: float, grace: float, cause: str) -> list[Action]:
-        """End queued jobs because of *cause*; ask running ones to end within *grace* seconds."""
+        """End queued jobs because of *cause*; ask running jobs to end within *grace* seconds."""
         actions: list[Action] = []
         for job in [*self.jobs.values()]:
             if job.state is State.QUEUED:

@@ -115,7 +115,7 @@ class Parent(Stream):
                 self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, signal_number)
         all_stopping = all(process.job.stopping is not None for process in running.values())
         if signal_number == signal.SIGKILL and not self.ready and all_stopping:
-            self.kill()  # the parent reads no commands before it is ready: it may hang
+            self.kill()  # a parent that isn't ready reads no commands, and may hang
 
     def receive(self) -> list[Change] | None:
         """Return the jobs that ended or weren't forked; None if the parent has ended."""
@@ -246,7 +246,7 @@ REMOVED_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """A spare of a project; ``since`` is when it became one, by the monotonic clock."""
+    """A spare of a project; ``since`` is when the folder became a spare, by the monotonic clock."""
 
     path: str
     project: str
@@ -333,7 +333,7 @@ MAX_STDERR_BYTES = 2000
 _SOCKET_FD = 3
 
 _OUTPUT_FOLDER = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
-"""Matches output directories that kinetic named; those that a user named are never removed."""
+"""Matches output directories that kinetic named; kinetic removes no directory that a user named."""
 
 
 class Parents:
@@ -436,7 +436,7 @@ class Parents:
                 os.rmdir(matched[1])
 
     @property
-    def connected(self) -> list[Parent]:
+    def connected_parents(self) -> list[Parent]:
         """The parents that weren't dismissed."""
         return [*self._parents.values()]
 

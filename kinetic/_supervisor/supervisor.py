@@ -296,7 +296,11 @@ class Supervisor:
         if self._parents.has_dismissed:
             self._reap()
         is_paused = now < self._start_again_at
-        if self._table.queued and not is_paused and now >= self._waits_reported_at + QUEUED_S:
+        if (
+            self._table.has_queued_jobs
+            and not is_paused
+            and now >= self._waits_reported_at + QUEUED_S
+        ):
             self._waits_reported_at = now
             self._perform(self._table.report_waiting(time.time()))
         self._perform(self._table.forget_expired(time.time()))
@@ -449,7 +453,7 @@ class Supervisor:
         if self._journal.is_stale:
             with contextlib.suppress(OSError):
                 self._journal.rewrite(job.view() for job in self._table.jobs.values())
-        for parent in self._parents.connected:
+        for parent in self._parents.connected_parents:
             with contextlib.suppress(OSError):  # `receive` notices that the parent has ended
                 parent.flush()
             self._update_write_interest(parent)
@@ -491,7 +495,7 @@ class Supervisor:
     def _select_timeout(self) -> float | None:
         """Return the seconds until the next work that no event announces."""
         now = time.monotonic()
-        moments = [self._waits_reported_at + QUEUED_S] if self._table.queued else []
+        moments = [self._waits_reported_at + QUEUED_S] if self._table.has_queued_jobs else []
         moments += [self._collection_at, self._sweeper.next_drop_at, *self._timers.values()]
         moments += [self._start_again_at] if now < self._start_again_at else []
         if self._parents.has_dismissed or self._parents.parents_with_ending_jobs():
@@ -545,7 +549,7 @@ class Supervisor:
     def _shut_down(self) -> None:
         """End the parents, and kill those that take too long; then clean up."""
         self._flush()
-        for parent in self._parents.connected:
+        for parent in self._parents.connected_parents:
             self._parents.dismiss(parent)
         deadline = time.monotonic() + SHUTDOWN_GRACE_S
         while self._parents.has_dismissed and time.monotonic() < deadline:

@@ -102,7 +102,7 @@ class MemoryCluster:
         store: Where jobs find their objects.
         work: The coroutine of every job: it gets a `Run` and returns the exit code, None for 0.
         slots: How many jobs run at once; further jobs wait in order. Default: any number.
-        key: The root key. Clusters that share a store need the same key. Default: a random one.
+        key: The root key. Clusters that share a store need the same key. Default: a random key.
 
     Example::
 

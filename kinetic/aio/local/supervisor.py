@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last_id = 0
         self._unsent = bytearray()
-        self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # None: it is lost
+        self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # None: lost
         self._closed = asyncio.Event()
         self.lost = False
 
