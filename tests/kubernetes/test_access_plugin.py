@@ -123,7 +123,7 @@ async def test_a_plugin_that_fails_temporarily_is_run_again(
         (
             'print(\'{"apiVersion": "v0", "kind": "ExecCredential", "status": {}}\')',
             {},
-            "answered with ExecCredential v0, and its kubeconfig says client.auth",
+            "answered with ExecCredential v0, but the kubeconfig says client.auth",
         ),
         ("", {"command": "no-such", "installHint": "get it at x.example"}, "get it at x.example"),
         ("", {"command": "./missing"}, "is not on this machine; install it"),

@@ -25,7 +25,7 @@ from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import for_each
 from kinetic.aio._engine.item_states import proven_death
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence, Submission
-from kinetic.aio._net.retry import PATIENCE_S, is_temporary
+from kinetic.aio._net.retry import SILENCE_LIMIT_S, is_temporary
 from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason
@@ -335,11 +335,11 @@ def error_for_waiters(
     refused = is_known and not is_temporary(error)
     if _is_lasting(error) or (refused and not patient):
         return error
-    if patient or silent_s < PATIENCE_S:
+    if patient or silent_s < SILENCE_LIMIT_S:
         return None
     return Unavailable(
-        f"{subject} could not be read for {PATIENCE_S:g} s: {describe_error(error)}; kinetic keeps "
-        "checking: wait again when the store answers",
+        f"{subject} could not be read for {SILENCE_LIMIT_S:g} s: {describe_error(error)}; kinetic "
+        "keeps checking: wait again when the store answers",
         retryable=True,
     )
 

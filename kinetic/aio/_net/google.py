@@ -150,7 +150,7 @@ class GoogleClient:
     async def list_items(
         self, request: GoogleRequest, items_field: str
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Yield every item of a list, page after page; *items_field* is the page's field."""
+        """Yield the items of a list, page after page; each page has them in *items_field*."""
         async for page in self._pages(request):
             for item in page.get(items_field) or ():
                 yield item

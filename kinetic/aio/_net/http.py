@@ -140,7 +140,7 @@ CLOSE_POLL_S = 0.002
 
 
 def new_socket(info: tuple[Any, ...]) -> socket.socket:
-    """Make a socket for *info*, an entry of `getaddrinfo`, that fails if its peer is dead."""
+    """Make a socket for *info*, an entry of `getaddrinfo`; reads fail if the peer is dead."""
     new = socket.socket(family=info[0], type=info[1], proto=info[2])
     for level, option, value in (
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -168,7 +168,7 @@ KEEPALIVE_S = 60.0
 """How long an idle connection stays open, in seconds."""
 
 ERROR_BYTES = 64 * 1024
-"""Maximum bytes of an error's body to read."""
+"""Maximum bytes to read of an answer with an error status."""
 
 READ_BYTES = 256 * 1024
 """Maximum bytes of an answer that aiohttp buffers for its reader."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE_S = 60.0
-"""After this many seconds without an answer, kinetic warns a user who waits for an item."""
+SILENCE_LIMIT_S = 60.0
+"""After this many seconds without an answer of the store, a call that waits for an item fails."""
 
 
 def growing_pauses(
@@ -234,7 +234,7 @@ FOREVER = RetryPolicy(total_s=math.inf)
 
 
 async def retry_forever(request: Callable[[], Awaitable[T]], operation: str) -> T:
-    """Await ``request()`` and retry until the store answers; messages call this *operation*.
+    """Await ``request()`` and retry until the store answers; *operation* is its name in messages.
 
     Raises:
         BackendError: The store refused the request, and a retry can't change that.

@@ -91,7 +91,7 @@ async def with_token(
     request: Callable[[T], Awaitable[R]],
     is_refused: Callable[[Exception], bool] = _is_refused,
 ) -> R:
-    """Make *request* with credentials; if the server refuses them, repeat it with new ones."""
+    """Make *request* with credentials; if the server refuses, repeat the request with new ones."""
     value = await tokens.get()
     try:
         return await request(value)

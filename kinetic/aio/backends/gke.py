@@ -40,7 +40,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         store=store,
         images=images,
         builds=images.builds,
-        cluster=GkeCluster(api, pod_placement, classes=access.gke),
+        cluster=GkeCluster(api, pod_placement, use_compute_classes=access.gke),
         layout=partial(layout_in, api, access.pools),
         restarts=True,
     )

@@ -126,7 +126,7 @@ _FAILURE_TEXTS = MappingProxyType(
 def build_error(build: cloudbuild_v1.Build, uri: str, lines: Sequence[str]) -> BuildError | None:
     """Return the error of a finished build, or None if the build made the image *uri*.
 
-    The message quotes *lines*, the last ones of the log.
+    The message quotes *lines*, the last lines of the log.
     """
     status = build.status.name
     if status == "SUCCESS":

@@ -184,7 +184,7 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
 
 @contextlib.asynccontextmanager
 async def _hold_lock(file: Path) -> AsyncGenerator[None]:
-    """Hold an exclusive lock on *file*. The kernel releases it if this process dies."""
+    """Hold an exclusive lock on *file*. The kernel releases the lock if this process dies."""
     make_folder(file.parent)
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -46,7 +46,7 @@ PYTHON_IMAGE = "python:{python}-slim"
 USER = 10001
 """The user ID of jobs in the images that kinetic builds.
 
-It is a number, because Kubernetes can't tell whether a name means root.
+The user is a number, because Kubernetes can't tell whether a name means root.
 """
 
 _LIBTPU = "https://storage.googleapis.com/jax-releases/libtpu_releases.html"

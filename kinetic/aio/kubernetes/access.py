@@ -203,8 +203,8 @@ async def _renew_credentials(
     if "auth-provider" in user.values:
         raise ConfigurationError(
             f"the context {context.name!r} logs in with an auth-provider, which Kubernetes "
-            "removed in 1.26; change its user to a credential plugin (exec), on GKE "
-            "gke-gcloud-auth-plugin: run `gcloud container clusters get-credentials`"
+            "removed in 1.26; use a credential plugin (exec) instead. On GKE, `gcloud container "
+            "clusters get-credentials` writes a context with gke-gcloud-auth-plugin"
         )
     reply: Reply | None = None
     if section := user.values.get("exec"):

@@ -148,7 +148,7 @@ class Plugin:
             raise AuthError(f"{self} didn't return an ExecCredential") from exc
         if (version, kind) != (self._version, "ExecCredential"):
             raise AuthError(
-                f"{self} answered with {kind} {version}, and its kubeconfig says {self._version}"
+                f"{self} answered with {kind} {version}, but the kubeconfig says {self._version}"
             )
         token = str(status.get("token") or "")
         certificate, key = status.get("clientCertificateData"), status.get("clientKeyData")

@@ -166,7 +166,8 @@ class GkeCluster:
     the object sends no request. Closing the cluster closes *api*; jobs keep running.
 
     kinetic's submitter retries failed jobs; Kubernetes only replaces pods that it disrupted. With
-    *classes*, jobs use the ComputeClass for their accelerator, if the cluster has such a class.
+    *use_compute_classes*, jobs use the ComputeClass for their accelerator, if the cluster has such
+    a class.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class GkeCluster:
         api: Api,
         placement: Placement | None = None,
         *,
-        classes: bool = False,
+        use_compute_classes: bool = False,
         patience: Patience | None = None,
         rhythm: Rhythm | None = None,
     ) -> None:
@@ -186,7 +187,7 @@ class GkeCluster:
         self._secrets = secrets = Secrets(api, self._paths)
         self.root_key, self.keep_secret, self.secret = secrets.root_key, secrets.keep, secrets.kept
         self.drop_secret, self.finish = secrets.drop, secrets.finish
-        self._classes = ComputeClasses(api) if classes else None
+        self._classes = ComputeClasses(api) if use_compute_classes else None
         self._diagnostics = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
 

@@ -113,7 +113,7 @@ async def list_all(api: Api, path: str, selector: str) -> Listed:
         except Expired:
             continue
     raise Unavailable(
-        f"the server expired the list of {path} before its end, {TRIES} times; try again",
+        f"the server dropped the list of {path} {TRIES} times before its last page; try again",
         retryable=True,
     )
 
@@ -135,8 +135,9 @@ async def reflect(
 ) -> AsyncGenerator[Listed | Changed]:
     """Yield what exists, then every change, forever; each `Listed` replaces everything before it.
 
-    A watch resumes where it stopped. `reflect` lists everything again when the server no longer
-    remembers that version, after an error in the watch, and every ``rhythm.relist_s`` seconds.
+    A watch resumes at the version where it stopped. `reflect` lists everything again when the
+    server no longer has that version, after an error in the watch, and every ``rhythm.relist_s``
+    seconds.
 
     Raises:
         BackendError: The server refuses the read for good.

@@ -284,7 +284,7 @@ def _decode_root_key(secret: Document) -> bytes:
         namespace = get_dict(secret, "metadata").get("namespace")
         raise ConfigurationError(
             f"Secret {ROOT_KEY!r} in namespace {namespace!r} holds no key of {ROOT_BYTES} bytes: "
-            "restore the earlier key, or delete the Secret to have another one created; results "
-            "that were signed with the earlier key can then no longer be read"
+            "restore the earlier key, or delete the Secret, so that kinetic creates another one; "
+            "kinetic then can't read results that were signed with the earlier key"
         )
     return key

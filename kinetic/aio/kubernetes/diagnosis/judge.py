@@ -167,7 +167,8 @@ def _is_replaced(facts: JobFacts, pod: Pod, state: Diagnosis) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
     A Job of kinetic allows no failure. It only replaces a disrupted pod, unless the pod's exit code
-    ends the Job. A Job that allows failures may replace any pod until a condition says it failed.
+    ends the Job. A Job that allows failures may replace any pod until a condition says that the Job
+    failed.
     """
     rules = get_list(get_dict(facts.spec, "podFailurePolicy"), "rules")
     ignored = any(rule.get("action") == "Ignore" for rule in rules)
@@ -197,7 +198,7 @@ def _succeeded_state(pods: _Pods) -> Diagnosis:
 
 
 def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> Diagnosis:
-    """Return the state of a failed Job; its condition *target* is empty if only its pods say so."""
+    """Return the state of a failed Job by its condition *target*, empty if only its pods failed."""
     reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
     deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
     failures = [*(pods.failures or pods.failed)]
