@@ -27,7 +27,7 @@ from kinetic._packing.discover import Project
 from kinetic._packing.pickler import CallPickler, PicklingModes, is_importable_in_job, refuse_hidden
 from kinetic._packing.pickler import DataTable as DataTable
 from kinetic._runner.protocol import frames, pickles
-from kinetic._runner.protocol.spool import Spool, Stored
+from kinetic._runner.protocol.spool import Spool, Spooled
 from kinetic._tracebacks import without_own_frames
 from kinetic.errors import KineticError, PackError
 
@@ -168,7 +168,7 @@ def dump_function(
     project: Project,
     table: DataTable,
     spool: Path | None = None,
-) -> Stored:
+) -> Spooled:
     """Pickle *function* with the current values of what it captures.
 
     *table* gets the `Data` that the function captures. A large function goes to a file in the
@@ -206,7 +206,7 @@ def dump_arguments(
     function_name: str,
     *,
     function: Callable[..., Any] | None = None,
-) -> Stored:
+) -> Spooled:
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
     *function_name* is for messages; with *function*, errors name parameters. Content over 1 MiB
@@ -282,7 +282,7 @@ class _Pickling:
 
     def dump(
         self, value: Any, spool: Path | None, own_modules: frozenset[str] = frozenset()
-    ) -> Stored:
+    ) -> Spooled:
         """Pickle *value*; the job imports modules that fail to pickle, except *own_modules*."""
         path = None if spool is None else spool / f"{os.urandom(8).hex()}.pkl"
         while True:

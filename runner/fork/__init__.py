@@ -1,1 +1,4 @@
-"""Fork jobs from a process that has imported what they need. It may import all but `pod`."""
+"""Fork jobs from a process that has imported what they need.
+
+The package may import all of the runner but `pod`.
+"""

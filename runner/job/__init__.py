@@ -1,1 +1,4 @@
-"""One attempt at a job, from its order to its outcome. It may import stores and the protocol."""
+"""One attempt at a job, from its order to its outcome.
+
+The package may import `stores` and `protocol`.
+"""

@@ -23,7 +23,7 @@ from typing import Any
 from ..pauses import pauses
 from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
-from ..protocol.spool import Stored
+from ..protocol.spool import Spooled
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, open_store
 from . import opening, outputs, views, workspace
@@ -57,7 +57,7 @@ class Invocation:
         self._outputs: outputs.Mirror | None = None
         self._memory_reserve = b""
 
-    def run(self, arguments: bytes) -> tuple[Outcome, Stored]:
+    def run(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Call the function; return the outcome, which may be an error, and its body.
 
         Empty *arguments* weren't read yet, so this method reads them. It uploads the job's output
@@ -68,7 +68,7 @@ class Invocation:
             self._outputs.finish(self._stopping, self._order.grace)
         return result
 
-    def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Stored]:
+    def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
         with suppress(MemoryError):
             self._memory_reserve = bytes(RESERVE_BYTES)  # doesn't write to the memory
@@ -158,7 +158,7 @@ class Invocation:
             raise
         return value
 
-    def _encode_value(self, value: Any) -> tuple[Outcome, Stored]:
+    def _encode_value(self, value: Any) -> tuple[Outcome, Spooled]:
         """Return the outcome of *value* and its body, or those of an error if pickling fails."""
         self._phase = "result serialization"
         try:
@@ -178,7 +178,7 @@ class Invocation:
             outcome = outcome._replace(value=(name, stored.digest))
         return outcome, stored
 
-    def _encode_failure(self, error: BaseException) -> tuple[Outcome, Stored]:
+    def _encode_failure(self, error: BaseException) -> tuple[Outcome, Spooled]:
         """Return the outcome of a call or a preparation that raised *error*, and its body."""
         # If an error doesn't come from the user's code, its traceback shows the runner's frames.
         in_user_code = self._phase in ("execute", "payload unpickle")
@@ -201,7 +201,7 @@ class Invocation:
         text = self._add_log(text)
         return self._encode_error(text, _failure_reason(error, self._phase), rebuilt)
 
-    def _encode_stop(self, stopped: Stopped) -> tuple[Outcome, Stored]:
+    def _encode_stop(self, stopped: Stopped) -> tuple[Outcome, Spooled]:
         """Return the outcome of a call that a signal ended (timeout, preemption), and its body."""
         limit = self._order.timeout
         called, is_late = self._called, limit is not None and self._stopping.out_of_time
@@ -217,7 +217,7 @@ class Invocation:
 
     def _encode_error(
         self, text: outcomes.ErrorText, reason: str, error: BaseException | None = None
-    ) -> tuple[Outcome, Stored]:
+    ) -> tuple[Outcome, Spooled]:
         outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
         return outcome, outcomes.encode_error(text, error)
 
@@ -350,7 +350,7 @@ class Attempt:
         executor: str,
         objects: Objects,
         stopping: Stopping,
-        invoke: Callable[[bytes], tuple[wire.Outcome, Stored]],
+        invoke: Callable[[bytes], tuple[wire.Outcome, Spooled]],
     ) -> None:
         self._order = order
         self._key = key
@@ -381,7 +381,7 @@ class Attempt:
             return wire.EXIT_FINAL
         if not may_run:
             yield "commit"
-            return self._commit(self._cancelled_outcome("not started"), Stored(b"", "", 0))
+            return self._commit(self._cancelled_outcome("not started"), Spooled(b"", "", 0))
         yield "run"
         own_pid = os.getpid()
         outcome, body = self._invoke(self._opening.arguments)
@@ -407,7 +407,7 @@ class Attempt:
             ended=time.time(),
         )
 
-    def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
+    def _commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         """Create the object of a large value, then the outcome; return the exit code."""
         order, name = self._order, self._order.part_name("outcome")
         was_called = outcome.reason != "setup" or outcome.phase == "commit"

@@ -151,8 +151,8 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
     try:
         paths = [f"/proc/self/fd/{fd}" for fd in fds]
         layers = "lowerdir={},upperdir={},workdir={}".format(*paths)
-        # Without "volatile" the job's end waits until the kernel has written all its files
-        # to the disk. This is unnecessary, because no file outlives the job.
+        # Without "volatile", the job's end waits until the kernel has written all the job's files
+        # to the disk, although no file outlives the job.
         variants = ("redirect_dir=on,volatile", "volatile", "")
         if _entered == "user":
             variants = ("userxattr,volatile", "userxattr", "")

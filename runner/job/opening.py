@@ -24,7 +24,7 @@ READ_AHEAD = 1024 * 1024
 class Opening:
     """Take the steps of one attempt before its function is called.
 
-    This class sends few requests to the store, because each takes a round trip to a bucket.
+    This class sends few requests to the store, because each request takes a round trip to a bucket.
     ``arguments`` has the arguments after `inputs_exist` has read them, and is empty before.
 
     Args:

@@ -188,7 +188,7 @@ class Mirror:
     def _upload_file(self, name: str, state: _FileState) -> None:
         try:
             path = Path(self._folder, name)
-            self._bucket().write(self._prefix + name, path, metadata={}, absent=False)
+            self._bucket().write(self._prefix + name, path, metadata={}, only_if_absent=False)
         except FileNotFoundError:
             return  # the file was deleted meanwhile
         except (OSError, ValueError) as exc:

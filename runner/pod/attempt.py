@@ -18,7 +18,7 @@ from ..job.opening import Opening, timeout_message
 from ..protocol import signing, wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import INFRASTRUCTURE
-from ..protocol.spool import Stored
+from ..protocol.spool import Spooled
 from ..stores.objects import Objects
 from .guard import Guard, last_lines
 
@@ -69,7 +69,7 @@ class PodAttempt(Attempt):
             return wire.EXIT_UNCOMMITTED
         return self._exit_code(outcome, metadata, content)
 
-    def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
+    def _commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         self._store_log()
         return super()._commit(outcome, body)
 
@@ -148,11 +148,11 @@ def close_earlier(
         attempt = known.get(number, wire.Attempt())
         if attempt.outcome is not None:
             continue
-        preempted = disrupted < disruptions
-        disrupted += preempted
-        cause = "its pod was evicted or its node removed" if preempted else "its pod ended"
+        is_preempted = disrupted < disruptions
+        disrupted += is_preempted
+        cause = "its pod was evicted or its node removed" if is_preempted else "its pod ended"
         message = f"the job ended without an outcome: {cause}; Kubernetes restarted it"
-        death = Death(message=message, reason="preempted" if preempted else "lost")
+        death = Death(message=message, reason="preempted" if is_preempted else "lost")
         close_attempt(order, key, number, attempt.executor, death, objects)
 
 

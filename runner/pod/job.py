@@ -27,7 +27,7 @@ from ..job.workspace import JobPlace
 from ..pauses import pauses
 from ..protocol import outcomes, wire
 from ..protocol.outcomes import Death
-from ..protocol.spool import Stored
+from ..protocol.spool import Spooled
 from ..stores.objects import Objects, open_store
 from .attempt import PodAttempt, close_attempt, close_earlier, exit_code_for
 from .guard import Channel, last_lines
@@ -107,7 +107,7 @@ class HostCall(Invocation):
     hosts: Hosts
     watch: Watch
 
-    def run_watched(self, arguments: bytes) -> tuple[wire.Outcome, Stored]:
+    def run_watched(self, arguments: bytes) -> tuple[wire.Outcome, Spooled]:
         """Make the call; during it, watch whether another host ends the attempt.
 
         The first host waits for the success of all others before it returns its value.
@@ -130,10 +130,10 @@ class HostCall(Invocation):
         self.watch.start()
         self.hosts.join()
 
-    def _encode_value(self, value: Any) -> tuple[wire.Outcome, Stored]:
+    def _encode_value(self, value: Any) -> tuple[wire.Outcome, Spooled]:
         if self.hosts.is_first:
             return super()._encode_value(value)
-        return self._outcome(wire.Kind.VALUE, None), Stored(b"", "", 0)
+        return self._outcome(wire.Kind.VALUE, None), Spooled(b"", "", 0)
 
     def _host_position(self) -> tuple[int, int]:
         return self.hosts.index, self.hosts.count

@@ -76,9 +76,9 @@ def _accept_all(_: Any) -> bool:
 def _is_sendable(value: Any) -> bool:
     """Return whether *value* can be pickled and rebuilt, in at most `PART_BYTES`."""
     sink = io.BytesIO()
-    careful = isinstance(value, BaseException)
+    is_exception = isinstance(value, BaseException)
     try:
-        pickles.dump(value, sink, pickler=_CarefulPickler if careful else _Pickler)
+        pickles.dump(value, sink, pickler=_CarefulPickler if is_exception else _Pickler)
         pickles.load(sink.getvalue())
     except Exception:  # the class may raise anything
         return False

@@ -1,8 +1,8 @@
 """Pickle the annotations of functions and classes that are pickled by value.
 
 Since Python 3.14, annotations are computed on access. cloudpickle accesses the annotations of every
-function. It fails if an annotation names something that is imported for type checkers only. It
-drops the annotations of classes.
+function, and fails if an annotation names something that is imported for type checkers only.
+cloudpickle drops the annotations of classes.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import exceptions, frames, notes, pickles, wire
-from .spool import Spool, Stored
+from .spool import Spool, Spooled
 
 TEXT_LIMIT = 64 * 1024
 REPR_LIMIT = 20_000
@@ -105,7 +105,7 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) -> Stored:
+def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) -> Spooled:
     """Pickle a result; write a pickle of more than *limit* bytes to the file *spool*.
 
     Raises:
@@ -113,7 +113,7 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
     """
     if _is_plain(value):
         content = frames.pack([pickle.dumps(value, protocol=5)])
-        return Stored(content, digest(content), len(content))
+        return Spooled(content, digest(content), len(content))
     sink = Spool(spool, limit)
     try:
         pickles.dump(value, sink)
@@ -123,7 +123,7 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
         raise
 
 
-def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
+def encode_error(text: ErrorText, error: BaseException | None) -> Spooled:
     """Encode an error as text, with the exception itself or the reason why it's missing."""
     parts: list[bytes] = []
     if error is not None:
@@ -132,7 +132,7 @@ def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
         except Exception as exc:  # the class may raise anything; then send the text alone
             text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_message_of(exc)}", 1000))
     body = frames.pack(parts, {"error": fields_of(text)})
-    return Stored(body, digest(body), len(body))
+    return Spooled(body, digest(body), len(body))
 
 
 def fields_of(text: ErrorText) -> dict[str, str]:

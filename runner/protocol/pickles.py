@@ -221,7 +221,7 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
         return unpickler(reader, buffers=buffers).load()
     pickled = bytes(view)
     if unpickler is Unpickler and b"kinetic" not in pickled:
-        # This writes to fewer of the memory pages that a fork shares.
+        # `pickle.loads` writes to fewer of the memory pages that a fork shares.
         return pickle.loads(pickled, buffers=buffers)
     return unpickler(io.BytesIO(pickled), buffers=buffers).load()
 

@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Collected bytes, in memory or in a file, with their SHA-256 and their number."""
+class Spooled:
+    """The bytes that a `Spool` has collected, in memory or in a file, with their SHA-256."""
 
     content: bytes | Path
     digest: str
@@ -51,7 +51,7 @@ class Spool:
         self.size += size
         return size
 
-    def finish(self) -> Stored:
+    def finish(self) -> Spooled:
         """Close the file and return the content.
 
         Raises:
@@ -61,7 +61,7 @@ class Spool:
         if self._path is not None and self._file is not self._memory:
             self._file.close()
             content = Path(self._path)
-        return Stored(content, self._sha256.hexdigest(), self.size)
+        return Spooled(content, self._sha256.hexdigest(), self.size)
 
     def discard(self) -> None:
         """Remove the file, if there is one, to free its disk space."""

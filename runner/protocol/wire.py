@@ -1,7 +1,7 @@
 """The contract between client and runner: the names and content of objects, and one rule.
 
 The rule is `item_state`: it alone decides the state of an item from the objects of its
-batch. Runner, submitter, and observers share it. This module does no I/O.
+batch. Runner, submitter, and observers share this rule. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ class Outcome(NamedTuple):
     """The header of an outcome, which is stored as the object's metadata and in receipts.
 
     The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
-    it has its own object ``value`` (name, SHA-256), and the body is empty. ``started`` and
+    the body has its own object ``value`` (name, SHA-256); the body is then empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
     display; see `notes`.
     """
@@ -467,8 +467,8 @@ class Outcome(NamedTuple):
 class Attempt(NamedTuple):
     """The objects of one attempt in the store.
 
-    ``claimed`` is the time of the claim, in seconds since the epoch by the job's clock. It is for
-    display only, because it isn't signed.
+    ``claimed`` is the time of the claim, in seconds since the epoch by the job's clock. The time
+    isn't signed, so it is only for display.
     """
 
     executor: str | None = None
@@ -608,7 +608,7 @@ def item_state(
 ) -> Item:
     """Decide the state of an item from the batch's objects alone.
 
-    A value always counts, even after a stop or in an attempt before a retry's base.
+    A value always counts, even after a stop request, or in an attempt up to a retry's base.
     """
     base, stopped = item_standing.base, item_standing.stopped
     failed: tuple[int, Outcome] | None = None
@@ -638,8 +638,8 @@ def retry_base(
     """Return the base of a request to retry the item; None if there is nothing to retry.
 
     The base is the number of the last attempt that doesn't count after the retry. For a stopped
-    item, this is the open attempt, because its job may still start. Otherwise it is the last closed
-    attempt.
+    item, the base is the open attempt, because its job may still start. For other items, the base
+    is the last closed attempt.
     """
     state = item_state(item_standing, attempts, budgets).state
     if item_standing.removing or state not in (ItemState.FAILED, ItemState.CANCELLED):
@@ -651,7 +651,7 @@ def retry_base(
 
 
 def _is_named(request: Request, index: int | None) -> bool:
-    """Return whether a stop names this item, by a binary search in up to 10,000 items."""
+    """Return whether a stop request names this item (binary search in up to 10,000 items)."""
     if request.items is None or index is None:
         return request.items is None
     position = bisect.bisect_left(request.items, index)

@@ -1,1 +1,4 @@
-"""A job's access to its store, a directory or a bucket. It may import the protocol."""
+"""A job's access to its store, a directory or a bucket.
+
+The package may import `protocol`.
+"""

@@ -172,18 +172,23 @@ class Bucket:
             yield from self._call(operation, first_page)
 
     def write(
-        self, object_name: str, body: bytes | Path, *, metadata: Mapping[str, str], absent: bool
+        self,
+        object_name: str,
+        body: bytes | Path,
+        *,
+        metadata: Mapping[str, str],
+        only_if_absent: bool,
     ) -> bool:
-        """Write an object; return False if *absent* is true and the object exists.
+        """Write an object; with *only_if_absent*, don't overwrite, and return False if it exists.
 
         An object above 8 MiB takes several requests.
         """
-        condition = {"if_generation_match": 0} if absent else {}
+        condition = {"if_generation_match": 0} if only_if_absent else {}
         nonce = secrets.token_hex(8)
         blob = self._bucket.blob(object_name, chunk_size=UPLOAD_BYTES)
 
         def upload(options: Mapping[str, Any]) -> bool:
-            if absent:
+            if only_if_absent:
                 blob.metadata = {**metadata, NONCE: nonce}
             options = {**options, **condition, "content_type": CONTENT_TYPE, "checksum": "crc32c"}
             try:
@@ -226,10 +231,10 @@ class Bucket:
             FileExistsError: *path* already exists.
         """
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        large = (blob.size or 0) > PART_BYTES and not blob.content_encoding
+        is_large = (blob.size or 0) > PART_BYTES and not blob.content_encoding
 
         def download(options: Mapping[str, Any]) -> None:
-            if large:
+            if is_large:
                 transfers = _import_library("google.cloud.storage.transfer_manager")
                 transfers.download_chunks_concurrently(
                     blob,
@@ -379,7 +384,7 @@ class GcsObjects:
     ) -> bool:
         """Create *name* if it is absent; return False if it exists. *consume* has no effect."""
         object_name = self._location.object_name(name)
-        return self._bucket.write(object_name, body, metadata=metadata or {}, absent=True)
+        return self._bucket.write(object_name, body, metadata=metadata or {}, only_if_absent=True)
 
     def get(
         self, name: str, start: int | None = None, stop: int | None = None

@@ -24,7 +24,7 @@ import pytest
 from kinetic._packing import culprit, payload
 from kinetic._packing.discover import Project, find_project
 from kinetic._runner.protocol import pickles
-from kinetic._runner.protocol.spool import Stored
+from kinetic._runner.protocol.spool import Spooled
 from kinetic.data import Data
 from kinetic.errors import DataError, PackError
 
@@ -38,7 +38,7 @@ def project() -> Project:
     return Project(root=REPOSITORY, entry_dir=REPOSITORY / "tests/pack", cwd="", sys_path=("",))
 
 
-Dump = Callable[..., Stored]
+Dump = Callable[..., Spooled]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def imported(tmp_path: Path, make: Make) -> Iterator[Callable[..., ModuleType]]:
             del sys.modules[name]
 
 
-def loaded(pickled: Stored) -> Any:
+def loaded(pickled: Spooled) -> Any:
     content = pickled.content
     return pickles.load(content) if isinstance(content, bytes) else pickles.load_file(content)
 

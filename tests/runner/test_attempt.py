@@ -15,7 +15,7 @@ import pytest
 from kinetic._runner.job.attempt import Attempt
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.spool import Stored
+from kinetic._runner.protocol.spool import Spooled
 from kinetic._runner.protocol.wire import Kind, Outcome
 from kinetic._runner.stores.directory import DirectoryObjects
 from tests.orders import NOTHING, order_of
@@ -249,6 +249,6 @@ def test_a_job_whose_setup_failed_does_not_wait_for_space(tmp_path: Path) -> Non
     objects.create("inputs", b"")
     order = replace(order_of({}), arguments=NOTHING._replace(name="inputs", stop=2 << 20))
     failed = Outcome(Kind.ERROR, reason="setup", phase="context extract")
-    result = failed, Stored(b"", "", 0)
+    result = failed, Spooled(b"", "", 0)
     attempt = Attempt(order, KEY, "e" * 32, objects, Stopping(), lambda _: result)
     assert attempt.run() == wire.EXIT_UNCOMMITTED

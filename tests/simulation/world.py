@@ -21,7 +21,7 @@ from kinetic._runner.job import attempt
 from kinetic._runner.job.opening import Opening
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import outcomes, pickles, wire
-from kinetic._runner.protocol.spool import Stored
+from kinetic._runner.protocol.spool import Spooled
 from kinetic.aio.ports import (
     Image,
     ImageRequest,
@@ -741,7 +741,7 @@ class Pod:
             self.executor, order.index, order.attempt, self.value, self.objects.checked
         )
 
-    def _call_function(self, arguments: bytes) -> tuple[wire.Outcome, Stored]:
+    def _call_function(self, arguments: bytes) -> tuple[wire.Outcome, Spooled]:
         """Return the outcome of the user's code; the seed decides how it ends."""
         if self._stopping.requested:
             text = outcomes.ErrorText(qualname="kinetic.Stopped", message="stopped", traceback="")

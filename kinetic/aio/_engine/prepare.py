@@ -24,7 +24,7 @@ from kinetic._messages import format_size
 from kinetic._packing import archive, discover, payload
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.spool import Stored
+from kinetic._runner.protocol.spool import Spooled
 from kinetic._tasks import all_or_none, in_thread
 from kinetic._tracebacks import of_the_caller
 from kinetic.aio import _shared_objects
@@ -66,8 +66,8 @@ class PackedCall:
     call: Call
     project: discover.Project
     archive: archive.Archive | None
-    pickled_function: Stored
-    pickled_arguments: Stored | None
+    pickled_function: Spooled
+    pickled_arguments: Spooled | None
     data: tuple[Data, ...]
     environment: Mapping[str, str] = field(repr=False)
     spool: Path
@@ -296,7 +296,7 @@ async def _upload_code(store: Store, packed: PackedCall) -> wire.Code | None:
     )
 
 
-async def _upload_function(store: Store, function: Stored) -> wire.Input:
+async def _upload_function(store: Store, function: Spooled) -> wire.Input:
     name = f"functions/{function.digest}.pkl"
     await _upload(store, name, function.content)
     return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)
