@@ -711,7 +711,7 @@ class Pod:
             )
             if self._stopping.requested or self.objects.exists(name):
                 world.after(0.1, self.step)
-            elif self.waited >= attempt.PATIENCE_S:
+            elif self.waited >= attempt.OUTCOME_WAIT_S:
                 self._exit(wire.EXIT_FINAL)
             else:
                 self.waited += 10.0
