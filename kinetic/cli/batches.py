@@ -18,7 +18,7 @@ from kinetic.cli.client import (
     with_client,
     with_target_options,
 )
-from kinetic.cli.jobs import DEFAULT_ROWS, job_row, print_log, read_rows, timeout_option, yes_option
+from kinetic.cli.jobs import MAX_ROWS, job_row, print_log, read_rows, timeout_option, yes_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +94,7 @@ def status_of(counts: dict[str, int], *, finished: bool) -> str:
     "--all",
     "everything",
     is_flag=True,
-    help=f"Show all batches, not only the newest {DEFAULT_ROWS}.",
+    help=f"Show all batches, not only the newest {MAX_ROWS}.",
 )
 @json_option
 @with_client
@@ -102,9 +102,9 @@ async def _list(
     client: aio.Client, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
 ) -> None:
     """List batches with their status, newest first."""
-    limit = None if everything else DEFAULT_ROWS + 1
+    limit = None if everything else MAX_ROWS + 1
     found = await client.list_batches(name=name, tags=_parse_tags(tags), limit=limit)
-    shown = found if everything else found[:DEFAULT_ROWS]
+    shown = found if everything else found[:MAX_ROWS]
     rows = await read_rows(shown, _batch_row, MAX_BATCH_READS)
     empty = "no matching batches found" if name or tags else "no batches found"
     output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)

@@ -448,12 +448,12 @@ def _require_answer(question: str, required_answer: str, *, yes: bool) -> None:
 def _plan_lines(plan: Plan) -> list[str]:
     """Return the lines of each change, and a summary."""
     lines = change_lines(plan.changes)
-    kept = sum(_is_as_wanted(change) for change in plan.changes)
+    kept_count = sum(_is_as_wanted(change) for change in plan.changes)
     if not plan.steps:
-        return [*lines, f"nothing to change: {kept} parts are as planned"]
+        return [*lines, f"nothing to change: {kept_count} parts are as planned"]
     cost_change = plan.usd_per_hour
     verb = "adds" if cost_change >= 0 else "saves"
-    summary = f"{len(plan.steps)} to change, {kept} as planned"
+    summary = f"{len(plan.steps)} to change, {kept_count} as planned"
     return [*lines, f"{summary}; {verb} about ${abs(cost_change):.2f} an hour before any job runs"]
 
 

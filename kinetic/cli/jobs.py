@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Handle = TypeVar("Handle")
 
-DEFAULT_ROWS = 50
+MAX_ROWS = 50
 """Maximum number of rows in a list without ``--all``."""
 
 MAX_JOB_READS = 16
@@ -92,14 +92,14 @@ def _sort_items(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any
 
 @jobs.command("list")
 @click.option(
-    "--all", "everything", is_flag=True, help=f"Show all jobs, not only the newest {DEFAULT_ROWS}."
+    "--all", "everything", is_flag=True, help=f"Show all jobs, not only the newest {MAX_ROWS}."
 )
 @json_option
 @with_client
 async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
     """List the newest jobs with their status."""
-    found = await client.list_jobs(limit=None if everything else DEFAULT_ROWS + 1)
-    shown = found if everything else found[:DEFAULT_ROWS]
+    found = await client.list_jobs(limit=None if everything else MAX_ROWS + 1)
+    shown = found if everything else found[:MAX_ROWS]
     rows = await read_rows(_sort_items(shown), job_row, MAX_JOB_READS)
     output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="no jobs found")
     if len(found) > len(shown):

@@ -30,7 +30,7 @@ MAX_RUNNING_SHOWN, MAX_FAILURES_SHOWN = 5, 5
 REFRESH_S = 1.0
 """Seconds between two drawings of the screen; minimum seconds between two JSON lines."""
 
-LINE_S = 5.0
+LINE_INTERVAL_S = 5.0
 """Minimum seconds between two lines without a terminal."""
 
 
@@ -96,7 +96,7 @@ async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progre
         progress = view.progress
         if not progress.finished and clock() < next_due:
             continue
-        next_due = clock() + (REFRESH_S if as_json else LINE_S)
+        next_due = clock() + (REFRESH_S if as_json else LINE_INTERVAL_S)
         if as_json:
             output.json_line("batches.watch", asdict(view))
         elif (line := progress.line()) != last_line:

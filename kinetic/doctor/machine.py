@@ -23,13 +23,13 @@ from kinetic.doctor.checks import Check, Finding, State, failed, ok, warning
 GROUP = "this machine"
 MIB = 1024 * 1024
 
-DISK_FULL = 100 * MIB
+MIN_DISK_BYTES = 100 * MIB
 """With less free space than this many bytes on a disk, no job can run."""
 
-DISK_LOW = 2048 * MIB
+LOW_DISK_BYTES = 2048 * MIB
 """With less free space than this many bytes on a disk, some jobs may fail."""
 
-MEMORY_LOW = 512 * MIB
+LOW_MEMORY_BYTES = 512 * MIB
 """With less free memory than this many bytes, some jobs may fail."""
 
 
@@ -84,7 +84,11 @@ class Machine:
         evidence = ", ".join(f"{folder}: {size // MIB} MiB free" for folder, size in free.items())
         least = min(free.values())
         state = (
-            State.FAILED if least < DISK_FULL else State.WARNING if least < DISK_LOW else State.OK
+            State.FAILED
+            if least < MIN_DISK_BYTES
+            else State.WARNING
+            if least < LOW_DISK_BYTES
+            else State.OK
         )
         return Finding(state, evidence)
 
@@ -93,23 +97,23 @@ class Machine:
         if free is None:
             return ok(f"{total // MIB} MiB")
         evidence = f"{total // MIB} MiB, {free // MIB} MiB of it free"
-        return warning(evidence) if free < MEMORY_LOW else ok(evidence)
+        return warning(evidence) if free < LOW_MEMORY_BYTES else ok(evidence)
 
     async def _processors(self) -> Finding:
         gpus = len(gpu_ids(self._environ))
         return ok(f"jobs may use {count_cpus(self._environ)} CPUs and {gpus} GPUs together")
 
     async def _kernel(self) -> Finding:
-        lacking: list[str] = []
+        problems: list[str] = []
         if not await self._has_namespaces():
-            lacking.append("no mount namespaces: volumes= at absolute paths won't work")
+            problems.append("no mount namespaces: volumes= at absolute paths won't work")
         if not hasattr(os, "pidfd_open"):
-            lacking.append("no pidfd_open: a job continues when its caller is killed with SIGKILL")
+            problems.append("no pidfd_open: a job continues when its caller is killed with SIGKILL")
         if sys.platform != "linux":
-            lacking.append("no parent-death signal: a job may briefly outlive a killed supervisor")
-        if lacking:
+            problems.append("no parent-death signal: a job may briefly outlive a killed supervisor")
+        if problems:
             advice = "pass Data as an argument instead of volumes=; everything else works"
-            return warning("; ".join(lacking), advice)
+            return warning("; ".join(problems), advice)
         return ok(f"{os.uname().sysname} {os.uname().release} has everything that kinetic uses")
 
     async def _has_namespaces(self) -> bool:

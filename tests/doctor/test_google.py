@@ -130,7 +130,7 @@ async def test_a_missing_cluster_fails_and_the_buckets_are_still_checked(
     report = await examine(environ={**google.environ, "STORAGE_EMULATOR_HOST": store.url})
     access = report["access"]
     assert access.state is State.FAILED
-    assert "it has lap in europe-west4-b" in access.evidence
+    assert "the project has lap in europe-west4-b" in access.evidence
     assert access.advice == "set KINETIC_CLUSTER and KINETIC_ZONE"
     assert report["permissions"].because == "access"
     assert report["bucket"].state is report["bucket: use"].state is State.OK

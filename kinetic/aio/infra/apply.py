@@ -51,17 +51,17 @@ STOCKOUT_PHRASES = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 ZONES_FIELD = "zonesAvailable"
 """The field in Google's error about a zone without capacity that lists zones with capacity."""
 
-SETTLED_S = 120.0
-"""How long Google's services may take until all of them know a change or show a resource."""
+MAX_PROPAGATION_S = 120.0
+"""Maximum seconds until all of Google's services know a change or show a resource."""
 
-ENABLED_S = 900.0
-"""How long a service may refuse requests after it was enabled."""
+MAX_ENABLING_S = 900.0
+"""Maximum seconds for which a service refuses requests after it was enabled."""
 
-BUSY_S = 3600.0
-"""How long an operation may keep a cluster or a pool busy; an upgrade takes up to an hour."""
+MAX_BUSY_S = 3600.0
+"""Maximum seconds of an operation on a cluster or pool; an upgrade takes up to an hour."""
 
-RELEASED_S = 600.0
-"""How long GKE may take to remove what it created in a network."""
+MAX_RELEASE_S = 600.0
+"""Maximum seconds until GKE has removed what it created in a network."""
 
 UNKNOWN_ACCOUNT_PHRASES = ("does not exist", "may not exist", "unknown service account")
 """Phrases in errors of Google services that don't know a new service account yet."""
@@ -323,7 +323,7 @@ class Cloud:
             observed = await self._observe_one(resource)
             wait = wait_reason(observed.document)
             if observed.problem:
-                wait = ("it can't be read", SETTLED_S)
+                wait = ("it can't be read", MAX_PROPAGATION_S)
             if wait is None:
                 return observed.document
             if not await backoff.pause(wait):
@@ -350,7 +350,7 @@ class Cloud:
                 return
             except Refused as exc:
                 wait = (
-                    ("another process changes it", SETTLED_S)
+                    ("another process changes it", MAX_PROPAGATION_S)
                     if _status(exc) in (409, 412)
                     else None
                 )
@@ -453,43 +453,43 @@ def _wait_if_temporary(request: GoogleRequest, refusal: HttpError) -> Wait | Non
     codes = reasons(refusal)
     message = refusal.message.lower()
     if is_disabled(refusal):
-        return f"{request.api} is still being enabled", ENABLED_S
+        return f"{request.api} is still being enabled", MAX_ENABLING_S
     is_busy = "FAILED_PRECONDITION" in codes and ("operation" in message or "currently" in message)
     if request.api == "container" and refusal.status == 400 and is_busy:
-        return f"another operation runs on the cluster ({refusal.message})", BUSY_S
+        return f"another operation runs on the cluster ({refusal.message})", MAX_BUSY_S
     if request.api == "serviceusage" and refusal.status == 400 and "billing" in message:
-        return "the project's billing account hasn't propagated yet", SETTLED_S
+        return "the project's billing account hasn't propagated yet", MAX_PROPAGATION_S
     if "resourceNotReady" in codes:
-        return "a resource that it needs isn't ready", SETTLED_S
+        return "a resource that it needs isn't ready", MAX_PROPAGATION_S
     if request.method == "DELETE" and "resourceInUseByAnotherResource" in codes:
-        return STILL_IN_USE, RELEASED_S
+        return STILL_IN_USE, MAX_RELEASE_S
     if "IamPolicy" in request.path or request.path.endswith("/iam"):
         is_unknown_account = refusal.status in (400, 403, 404) and any(
             phrase in message for phrase in UNKNOWN_ACCOUNT_PHRASES
         )
         if is_unknown_account:
-            return "a new account hasn't propagated yet", SETTLED_S
+            return "a new account hasn't propagated yet", MAX_PROPAGATION_S
     return None
 
 
 def _wait_if_in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
     """Return why and how long to wait if *request* removes a resource in use; otherwise None."""
     is_in_use = any("RESOURCE_IN_USE" in code for code in failure.codes)
-    return (STILL_IN_USE, RELEASED_S) if is_in_use and request.method == "DELETE" else None
+    return (STILL_IN_USE, MAX_RELEASE_S) if is_in_use and request.method == "DELETE" else None
 
 
 def _wait_if_unready(document: Document | None) -> Wait | None:
     """Return why and how long to wait for a usable resource; None if it is usable."""
     if document is None:
-        return "Google doesn't show it yet", SETTLED_S
+        return "Google doesn't show it yet", MAX_PROPAGATION_S
     status = str(document.get("status") or "")
-    return (f"it is {status}", BUSY_S) if status in IN_PROGRESS_STATUSES else None
+    return (f"it is {status}", MAX_BUSY_S) if status in IN_PROGRESS_STATUSES else None
 
 
 def _wait_if_stopping(document: Document | None) -> Wait | None:
     """Return why and how long to wait if an earlier `down` is removing a resource; else None."""
     is_stopping = document is not None and document.get("status") == "STOPPING"
-    return ("it is STOPPING", BUSY_S) if is_stopping else None
+    return ("it is STOPPING", MAX_BUSY_S) if is_stopping else None
 
 
 def _wait_if_present(document: Document | None) -> Wait | None:
@@ -497,7 +497,9 @@ def _wait_if_present(document: Document | None) -> Wait | None:
     if document is None:
         return None
     status = str(document.get("status") or "")
-    return (f"it is {status}", BUSY_S) if status else ("Google still shows it", SETTLED_S)
+    return (
+        (f"it is {status}", MAX_BUSY_S) if status else ("Google still shows it", MAX_PROPAGATION_S)
+    )
 
 
 class _Backoff:

@@ -23,8 +23,8 @@ DIGEST_MARK = "@sha256:"
 MAX_CONCURRENT_REQUESTS = 8
 """How many objects to read or apply at a time."""
 
-SERVED_S = 60.0
-"""How long the API server may take to serve a new kind."""
+SERVING_TIMEOUT_S = 60.0
+"""Maximum seconds until the API server serves a new kind."""
 
 POLL_S = 0.2
 DEFINITION_KIND = "CustomResourceDefinition"
@@ -243,7 +243,7 @@ class Kinds:
             if version.get("served")
         ]
         try:
-            async with asyncio.timeout(SERVED_S):
+            async with asyncio.timeout(SERVING_TIMEOUT_S):
                 while missing:
                     if spec["names"]["kind"] in await self._served_kinds(missing[-1]):
                         missing.pop()
@@ -252,7 +252,7 @@ class Kinds:
         except TimeoutError:
             raise Unavailable(
                 f"the API server doesn't serve {definition['metadata']['name']} within "
-                f"{SERVED_S:g} s; run the command again",
+                f"{SERVING_TIMEOUT_S:g} s; run the command again",
                 retryable=True,
             ) from None
 

@@ -352,8 +352,8 @@ def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]
     optional = [right for right in missing if right.resource in NEEDED_BY]
     if optional:
         yield f"you lack permissions that only some jobs need: {'; '.join(by_resource(optional))}"
-    if hidden := [change for change in changes if change.action is Action.UNSEEN]:
-        names = ", ".join(f"{change.kind} {change.name}" for change in hidden)
+    if unreadable := [change for change in changes if change.action is Action.UNSEEN]:
+        names = ", ".join(f"{change.kind} {change.name}" for change in unreadable)
         yield f"you lack permission to read {names}"
 
 

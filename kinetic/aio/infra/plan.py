@@ -134,12 +134,14 @@ def _addition(
         return _change(resource, Action.REPLACE, f"it {consequence}: {problem_of(document)}")
     if status in BROKEN_STATUSES:
         return _change(resource, Action.DIFFERS, f"it is {status}: {problem_of(document)}")
-    fixable = [*differences(resource.wanted_fields, document)]
-    found = [*fixable, *differences(resource.reported_fields, document)]
-    if not found:
+    fixable_differences = [*differences(resource.wanted_fields, document)]
+    all_differences = [*fixable_differences, *differences(resource.reported_fields, document)]
+    if not all_differences:
         return _change(resource, Action.KEEP)
-    can_update = fixable and resource.update is not None
-    return _change(resource, Action.UPDATE if can_update else Action.DIFFERS, "; ".join(found))
+    can_update = fixable_differences and resource.update is not None
+    return _change(
+        resource, Action.UPDATE if can_update else Action.DIFFERS, "; ".join(all_differences)
+    )
 
 
 def is_ours(site: Site, resource: Resource, document: Document, by_keras_kinetic: bool) -> bool:

@@ -16,10 +16,10 @@ from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
 
-EXTRA_NODES = 10
-"""How many nodes beyond its minimum a pool may have, unless it is a slice of several hosts."""
+MAX_EXTRA_NODES = 10
+"""Maximum nodes of a pool beyond its minimum, unless the pool is a slice of several hosts."""
 
-PODS_PER_TPU_NODE = "15"
+MAX_PODS_PER_TPU_NODE = "15"
 """Maximum number of pods on a TPU node; low, as GKE reserves addresses for each pod."""
 
 EXTRA_NETWORKS = frozenset(
@@ -190,7 +190,7 @@ def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
 
 def _max_nodes(pool: Pool) -> int:
     accelerator = pool.accelerator
-    return accelerator.hosts if accelerator.multi_host else pool.min_nodes + EXTRA_NODES
+    return accelerator.hosts if accelerator.multi_host else pool.min_nodes + MAX_EXTRA_NODES
 
 
 def body(site: Site, pool: Pool) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
         }
         config |= {"accelerators": [gpus], "gvnic": {"enabled": True}}
     else:
-        fields["maxPodsConstraint"] = {"maxPodsPerNode": PODS_PER_TPU_NODE}
+        fields["maxPodsConstraint"] = {"maxPodsPerNode": MAX_PODS_PER_TPU_NODE}
         if pool.policy_suffix:
             fields["placementPolicy"] = {"policyName": f"{site.prefix}{pool.policy_suffix}"}
         elif accelerator.multi_host:

@@ -121,16 +121,18 @@ async def preflight(
 
 
 @contextmanager
-def _noting_refusals(result: Preflight, action: str, *, absent: str = "") -> Generator[None]:
+def _noting_refusals(
+    result: Preflight, action: str, *, problem_if_absent: str = ""
+) -> Generator[None]:
     """Note a refusal, unless Google refuses because an API is disabled, which `up` enables.
 
-    *absent* is the problem to report if Google answers that the resource doesn't exist.
+    If Google answers that the resource doesn't exist, report *problem_if_absent*.
     """
     try:
         yield
     except HttpError as refusal:
-        if absent and refusal.status == 404:
-            result.problems.append(absent)
+        if problem_if_absent and refusal.status == 404:
+            result.problems.append(problem_if_absent)
         elif not is_disabled(refusal):
             result.notes.append(f"couldn't {action}: {refusal.message}")
 
@@ -188,8 +190,8 @@ async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight)
     name_filter = " OR ".join(f'(name = "{machine}")' for machine in SYSTEM_MACHINES)
     listing = call("compute", "GET", parent, query=query(filter=name_filter))
     action = "choose a machine type of the zone for the cluster's own pods"
-    absent = f"there is no zone {site.zone}; choose another --zone"
-    with _noting_refusals(result, action, absent=absent):
+    problem_if_absent = f"there is no zone {site.zone}; choose another --zone"
+    with _noting_refusals(result, action, problem_if_absent=problem_if_absent):
         offered = {str(found["name"]) async for found in google.list_items(listing, "items")}
         usable = [machine for machine in SYSTEM_MACHINES if machine in offered]
         if usable:
@@ -223,8 +225,10 @@ async def _check_reservation(
     """Check that a pool's reservation has *nodes* free machines."""
     project, name = pool.reservation_parts
     path = f"projects/{project or site.project}/zones/{site.zone}/reservations/{name}"
-    absent = f"there is no reservation {name} in {site.zone}; check its name and zone"
-    with _noting_refusals(result, f"read the reservation {name}", absent=absent):
+    problem_if_absent = f"there is no reservation {name} in {site.zone}; check its name and zone"
+    with _noting_refusals(
+        result, f"read the reservation {name}", problem_if_absent=problem_if_absent
+    ):
         answer = await google.call(call("compute", "GET", path))
         machines: Document = answer.get("specificReservation") or {}
         properties: Document = machines.get("instanceProperties") or {}
@@ -241,7 +245,7 @@ async def _check_reservation(
             )
 
 
-QUOTAS = {
+QUOTA_METRICS = {
     "l4": "NVIDIA_L4_GPUS",
     "t4": "NVIDIA_T4_GPUS",
     "a100": "NVIDIA_A100_GPUS",
@@ -252,7 +256,7 @@ QUOTAS = {
     "p4": "NVIDIA_P4_GPUS",
     "v5litepod": "TPU_LITE_PODSLICE_V5",
 }
-"""The quotas of accelerators that the compute API shows for a region; the API omits other TPUs."""
+"""The names of accelerators' quotas in the compute API, which shows no quotas of other TPUs."""
 
 
 async def _check_quota(
@@ -265,7 +269,7 @@ async def _check_quota(
     with _noting_refusals(result, f"read the quotas of {site.region}"):
         answer = await google.call(call("compute", "GET", path))
         quotas = {str(entry.get("metric")): entry for entry in answer.get("quotas") or ()}
-        metric = f"{prefix}{QUOTAS.get(accelerator.name, '')}"
+        metric = f"{prefix}{QUOTA_METRICS.get(accelerator.name, '')}"
         quota = quotas.get(metric)
         if quota is None:
             result.notes.append(

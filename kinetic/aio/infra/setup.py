@@ -32,7 +32,7 @@ SYSTEM_MACHINES = ("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-stand
 """Machine types for the cluster's own pods, the preferred one first; TPU-only zones have no e2."""
 
 SYSTEM_POOL = "system"
-SYSTEM_NODES = 10
+MAX_SYSTEM_NODES = 10
 """Maximum number of nodes for the cluster's own pods."""
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -242,8 +242,8 @@ def cluster(setup: Setup) -> Resource:
                 "releaseChannel": {"channel": "REGULAR"},
             },
             "usd_per_hour": CLUSTER_USD + MACHINE_USD.get(setup.machine, 0.0),
-            "description": f"Standard {description}, 1 to {SYSTEM_NODES} {setup.machine} for its "
-            "own pods",
+            "description": f"Standard {description}, 1 to {MAX_SYSTEM_NODES} {setup.machine} for "
+            "its own pods",
         }
     if setup.public_endpoint:
         endpoint = {"ipEndpointsConfig": {"enabled": True}}
@@ -307,7 +307,7 @@ def _standard_fields(setup: Setup) -> dict[str, Any]:
                 SYSTEM_POOL,
                 node_body(site, setup.machine, diskSizeGb=50, diskType="pd-balanced"),
                 min_nodes=1,
-                max_nodes=SYSTEM_NODES,
+                max_nodes=MAX_SYSTEM_NODES,
             )
         ],
         "workloadIdentityConfig": {"workloadPool": site.identity_pool},

@@ -231,16 +231,16 @@ class _Reader:
         access = await self.read("nodes, jobs, queues, and controllers", connect())
         if access is None:
             return
-        namespace, ours = f"/namespaces/{self._site.namespace}", f"{MANAGED}=kinetic"
+        namespace, selector = f"/namespaces/{self._site.namespace}", f"{MANAGED}=kinetic"
         async with aclosing(Api(access)) as api:
             groups, self.nodes, self.pods = await asyncio.gather(
                 self.read("controllers", api.call("GET", "/apis")),
                 self._list("nodes", api, "/api/v1/nodes"),
-                self._list("jobs of all namespaces", api, "/api/v1/pods", ours),
+                self._list("jobs of all namespaces", api, "/api/v1/pods", selector),
             )
             if self.pods is None:
                 subject = f"jobs of {self._site.namespace}"
-                self.pods = await self._list(subject, api, f"/api/v1{namespace}/pods", ours)
+                self.pods = await self._list(subject, api, f"/api/v1{namespace}/pods", selector)
             versions = {
                 str(group["name"]): str(group["preferredVersion"]["version"])
                 for group in (groups or {}).get("groups") or ()
