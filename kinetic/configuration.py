@@ -174,7 +174,7 @@ def resolve(
 
     Raises:
         ConfigurationError: The backend doesn't exist, or it needs a cluster and neither a project
-            nor a context is configured. Also if an argument is empty, the zone is malformed, or a
+            nor a context is configured. Or an argument is empty, the zone is malformed, or a
             numeric setting has a wrong value.
         ProfileError: The profiles can't be read, or the profile doesn't exist.
     """

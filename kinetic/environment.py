@@ -70,8 +70,8 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
     These variables name the user, the programs, the certificates, the language, the time
     zone and the proxies of this machine. A pod gets none of them: its image has its own.
-    Everything else, such as ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or a token, must be
-    captured, so that a job doesn't depend on the terminal from which you start it.
+    A pattern must capture any other variable, such as ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or
+    a token. So a job doesn't depend on the terminal from which you start it.
     """
     return {
         name: value

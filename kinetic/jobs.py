@@ -850,7 +850,7 @@ def run_async_map(
 
     Raises:
         ConfigurationError: An option is wrong, or *budget* is set and the machine has no known
-            price, or *inputs* is an empty list, a string, or a dict. Also if an input doesn't
+            price, or *inputs* is an empty list, a string, or a dict. Or an input doesn't
             fit the function's parameters. If the length of *inputs* is unknown, only the job of
             such an input fails, with a `SubmissionError`.
         SubmissionError: The function or its project can't be shipped.

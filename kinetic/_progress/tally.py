@@ -110,9 +110,9 @@ class Tally:
         """
         if index >= len(self._states):
             self._states.extend(bytes(index + 1 - len(self._states)))
-        before = State(self._states[index])
-        if state is not before:
-            self._move(index, before, state, now)
+        old_state = State(self._states[index])
+        if state is not old_state:
+            self._move(index, old_state, state, now)
         if retries > 0 or index in self._retries:
             new_retries = retries - self._retries.get(index, 0)
             self._retried += new_retries
@@ -120,16 +120,16 @@ class Tally:
                 self._retried_after[after] += new_retries
             self._retries[index] = retries
 
-    def _move(self, index: int, before: State, state: State, now: float) -> None:
-        """Change an item's state from *before* to *state*, and update the counts."""
+    def _move(self, index: int, old_state: State, state: State, now: float) -> None:
+        """Change an item's state from *old_state* to *state*, and update the counts."""
         self._states[index] = state
-        self._counts[before] -= 1
+        self._counts[old_state] -= 1
         self._counts[state] += 1
-        if before.bad:
+        if old_state.bad:
             del self._bad[index]
         if state.bad:
             self._bad[index] = None
-        if self._pace is not None and before <= State.RUNNING < state:
+        if self._pace is not None and old_state <= State.RUNNING < state:
             self._pace.end(now)
 
     @property

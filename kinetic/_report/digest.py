@@ -117,7 +117,7 @@ def compute_statistics(report: BatchReport) -> Statistics:
 
 
 def _concurrency(items: Iterable[Item], start: float, end: float) -> list[tuple[float, int]]:
-    """Return how many attempts ran, as (seconds, number) at each change; the first is at 0."""
+    """Return (seconds, number of running attempts) at 0 s, and at each change of that number."""
     deltas: Counter[float] = Counter()
     for item in items:
         for attempt in item.attempts:

@@ -140,7 +140,7 @@ class Parent(Stream):
     def finish_ended_jobs(self) -> list[Change]:
         """Kill the remaining processes of ended jobs, and return the jobs that have none.
 
-        `KILL_TIMEOUT_S` after the end of a job, return it even if it has some.
+        `KILL_TIMEOUT_S` after its end, also return a job of which processes remain.
         """
         if not self.has_ending_jobs:
             return []

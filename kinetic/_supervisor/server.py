@@ -60,13 +60,13 @@ class Connection:
         """When to send the next changes at the earliest, while any job is queued or running."""
 
     def pump(self, now: float, *, immediately: bool) -> None:
-        """Send what the client takes; *immediately* skips the pause before changes of jobs."""
+        """Send what the socket takes; if *immediately*, don't pause before changes of jobs."""
         self.channel.flush()
         if self.changes and self.synced and not immediately and now < self.next_send_at:
             return
         if self.changes:
             self.next_send_at = now + PAUSE_S
-        # If changes are left, bytes are unsent too, so the selector reports when there is room.
+        # If changes remain, unsent bytes remain too, so the selector reports room in the socket.
         while self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
             changed_jobs = [*itertools.islice(self.changes, JOBS_PER_MESSAGE)]
             for job in changed_jobs:

@@ -1,7 +1,7 @@
 """The loop of the supervisor. It waits for clients, fork servers, signals, and timers.
 
-Each turn of the loop writes changes of jobs to the journal before it sends them to clients, because
-the next supervisor must know what clients have seen.
+Each turn of the loop writes changes of jobs to the journal before it sends the changes to clients.
+So the next supervisor knows everything that clients have seen.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ class LoopThread:
     """One event loop with its thread, and the calls that it carries out.
 
     ``calls`` are the calls in progress. ``is_ending`` means that the loop takes no more of them.
-    ``milestones`` gets one item when *patient_hooks* have run, which have no time limit, and one
-    when the other hooks have run and the loop is closed.
+    ``milestones`` gets one item when *patient_hooks* have run; these hooks have no time limit. It
+    gets a second item when the other hooks have run and the loop is closed.
     """
 
     loop: _Loop

@@ -292,7 +292,7 @@ class MemoryCluster:
                 self._start_timer(job, limit, self._request_end, job, Reason.DEADLINE)
 
     def _on_task_done(self, job: _Job, task: asyncio.Task[int | None]) -> None:
-        """Mark the job as ended, by the exit code or the error of its task."""
+        """Mark the job as ended, with the exit code or the error of its task."""
         code: int | None = EXIT_TERMINATED
         if not task.cancelled():
             if (error := task.exception()) is not None:
