@@ -254,7 +254,7 @@ def test_a_second_try_of_the_same_write_to_a_shared_directory_succeeds(tmp_path:
 
 async def test_a_place_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BackendError, match=r"KINETIC_STORE|check it"):
+    with pytest.raises(BackendError, match=r"KINETIC_STORE|check the directory"):
         DirectoryStore(tmp_path / "file" / "s")
 
 
