@@ -352,7 +352,11 @@ def _add(
         pool = replace(wanted, zone=retry_zone or node_zone)
         return await infra.plan_pool(pool, slices=slices, fixed=fixed)
 
-    question = f"Add the pool {wanted.name}?" if slices == 1 else f"Add {slices} pools?"
+    question = (
+        f"Add the pool {wanted.name}?"
+        if slices == 1
+        else f"Add the missing ones of {slices} pools?"
+    )
     run_async(_confirm_and_apply(site, make_plan, question, **flags))
 
 

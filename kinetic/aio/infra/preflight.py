@@ -232,10 +232,11 @@ async def _check_reservation(
         answer = await google.call(call("compute", "GET", path))
         machines: Document = answer.get("specificReservation") or {}
         properties: Document = machines.get("instanceProperties") or {}
-        machine, needed = properties.get("machineType"), pool.accelerator.machine
-        if machine not in (None, needed):
+        machine, needed_machine = properties.get("machineType"), pool.accelerator.machine
+        if machine not in (None, needed_machine):
             result.problems.append(
-                f"the reservation {name} has {machine}, but {pool.accelerator} needs {needed}"
+                f"the reservation {name} has the machine type {machine}, but {pool.accelerator} "
+                f"needs {needed_machine}"
             )
         free = int(machines.get("count") or 0) - int(machines.get("inUseCount") or 0)
         if machines and free < nodes:
@@ -282,7 +283,7 @@ async def _check_quota(
         if free < needed:
             result.problems.append(
                 f"the quota {metric} of {site.region} has {free:g} free, but {accelerator} needs "
-                f"{needed}; ask for more at https://console.cloud.google.com/iam-admin/quotas"
+                f"{needed}; request more at https://console.cloud.google.com/iam-admin/quotas"
             )
 
 
