@@ -153,7 +153,7 @@ class Data:
 
 
 def _is_directory_uri(uri: str, fuse: bool) -> bool:
-    """Return whether a URI names a directory; warn if its slash may be missing.
+    """Return whether a URI names a directory; warn if its final slash may be missing.
 
     Raises:
         DataError: The URI is malformed.

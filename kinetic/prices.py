@@ -143,7 +143,7 @@ def budget_price(
     """Return the price by which kinetic compares costs with a budget.
 
     Raises:
-        ConfigurationError: No price is known, or the file of KINETIC_PRICES is wrong.
+        ConfigurationError: No price is known, or the file that KINETIC_PRICES names is invalid.
     """
     if (price := price_of(accelerator, zone, environ, listed=listed)) is not None:
         return price
@@ -167,7 +167,7 @@ def estimate(
     """Estimate what *items* calls of *seconds* each on *accelerator* will cost.
 
     Raises:
-        ConfigurationError: There is no such accelerator, or the file of KINETIC_PRICES is wrong.
+        ConfigurationError: There is no such accelerator, or the file of KINETIC_PRICES is invalid.
     """
     parsed = accelerators.parse(accelerator, spot=spot)
     return Estimate(

@@ -66,7 +66,7 @@ class Progress:
         return min(1.0, self.ended / self.total) if self.total else 1.0
 
     def line(self) -> str:
-        """Format everything as one plain line."""
+        """Format the progress as one plain line."""
         parts = [self.counts()]
         if self.finished:
             parts.append(f"took {format_duration(self.elapsed)}")

@@ -24,7 +24,12 @@ from kinetic._messages import format_size
 from kinetic._packing import culprit, discover, tree
 from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
-from kinetic._packing.pickler import CallPickler, PicklingModes, is_importable_in_job, refuse_hidden
+from kinetic._packing.pickler import (
+    CallPickler,
+    PicklingModes,
+    is_importable_in_job,
+    refuse_data_as_key,
+)
 from kinetic._packing.pickler import DataTable as DataTable
 from kinetic._runner.protocol import frames, pickles
 from kinetic._runner.protocol.spool import Spool, Spooled
@@ -78,7 +83,7 @@ def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | 
     sink = _OneFrame()
     try:
         _PlainPickler(sink, protocol=5).dump((args, kwargs))
-    except (_NotPlainError, RuntimeError):  # too deep, or another thread changes a container
+    except (_NotPlainError, RuntimeError):  # nested too deeply, or changed by another thread
         return None
     return frames.pack([sink.content])
 
@@ -290,7 +295,7 @@ class _Pickling:
             try:
                 self._write(value, sink)
                 if self._table.uses > uses:
-                    refuse_hidden(self._parts(), self._function_name)
+                    refuse_data_as_key(self._parts(), self._function_name)
                 return sink.finish()
             except BaseException as exc:
                 sink.discard()

@@ -149,13 +149,13 @@ class DataTable:
         return number
 
 
-def refuse_hidden(parts: Sequence[Part], function_name: str) -> None:
+def refuse_data_as_key(parts: Sequence[Part], function_name: str) -> None:
     """Refuse a `Data` in a set or as a dict key, because its path differs in each job.
 
     Raises:
         DataError: A `Data` is in a set or is a key; the message says where.
     """
-    seen: dict[int, Any] = {}  # by id; it keeps the values, so that no id is used again
+    seen: dict[int, Any] = {}  # by ID; the dict keeps the values, so Python reuses no ID
     stack = list(reversed(parts))
     while stack:
         part = stack.pop()

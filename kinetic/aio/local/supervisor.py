@@ -50,7 +50,7 @@ class SupervisorError(OSError):
 
 
 def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
-    """Connect to the supervisor of *home*, or raise `SupervisorError`; start one if none runs."""
+    """Connect to the supervisor of *home*, and start it if needed; or raise `SupervisorError`."""
     paths = SupervisorPaths(home)
     deadline = time.monotonic() + START_S
     pause = 0.0
