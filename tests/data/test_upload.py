@@ -114,23 +114,23 @@ async def test_when_an_upload_is_cancelled_another_takes_over(
     watched: Watched, make_tree: MakeTree
 ) -> None:
     root = make_tree("tree", {"a": b"1", "b": b"2"})
-    reached = asyncio.Event()
+    reached, gate = asyncio.Event(), asyncio.Event()
 
-    async def hang(name: str) -> None:
+    async def wait(name: str) -> None:
         reached.set()
-        await asyncio.Event().wait()
+        await gate.wait()
 
-    watched.before = hang
+    watched.before = wait
     data = Data(str(root))
     first = asyncio.create_task(data_upload.upload(watched, data))
     await asyncio.wait_for(reached.wait(), 60)
     second = asyncio.create_task(data_upload.upload(watched, data))
     await asyncio.sleep(0)
-    watched.before = None
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     assert not any("manifest" in name for name in await names(watched))
+    gate.set()
     ref = await asyncio.wait_for(second, 60)
     assert ref.uri in await names(watched)
 
