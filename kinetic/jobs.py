@@ -298,7 +298,7 @@ class JobHandle(JobRecord, Generic[T]):
     def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
 
-        If the job has stored its value before, the value stays.
+        A job that has ended before keeps its status and outcome.
 
         Args:
             cleanup_timeout: Seconds to wait for the job's end.

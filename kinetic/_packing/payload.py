@@ -76,9 +76,9 @@ class _OneFrame:
 
 
 def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
-    """Pickle ``(args, kwargs)`` into a container; return None if they aren't built-in and small.
+    """Pickle small values of built-in types, without the spool that `dump_arguments` needs.
 
-    `dump_arguments` would return the same content, but needs a thread and a spool file.
+    Return the container of ``(args, kwargs)``, or None if a value is large or of another type.
     """
     sink = _OneFrame()
     try:

@@ -117,7 +117,7 @@ def compute_statistics(report: BatchReport) -> Statistics:
 
 
 def _concurrency(items: Iterable[Item], start: float, end: float) -> list[tuple[float, int]]:
-    """Return (seconds, number of running attempts) at 0 s, and at each change of that number."""
+    """Return (seconds since *start*, running attempts) at 0 s, at each change, and at *end*."""
     deltas: Counter[float] = Counter()
     for item in items:
         for attempt in item.attempts:

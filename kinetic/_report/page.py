@@ -368,7 +368,7 @@ _NON_FINITE = ("nan", "inf", "-inf")
 
 
 def _is_numeric(values: Iterable[Scalar]) -> bool:
-    """Return whether the page can plot the values: numbers, perhaps with None, "nan", or "inf"."""
+    """Return whether all values are numbers that the page can plot, None, "nan", or infinite."""
     has_number = False
     for value in values:
         if isinstance(value, bool) or (isinstance(value, str) and value not in _NON_FINITE):
@@ -380,7 +380,7 @@ def _is_numeric(values: Iterable[Scalar]) -> bool:
 
 
 def _column(source: str, name: str, by_row: dict[int, Scalar], rows: int) -> dict[str, Any]:
-    """Return a column: numbers as they are, each text as its position in a list of all texts."""
+    """Return a column: floats with 6 digits, each text as its position in a list of all texts."""
     if _is_numeric(by_row.values()):
         numbers = [by_row.get(row) for row in range(rows)]
         rounded = [_round(number, 6) if isinstance(number, float) else number for number in numbers]

@@ -649,7 +649,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
 
-        If the job has stored its value before, the value stays. Returns when the job has ended.
+        Returns when the job has ended. A job that has ended before keeps its status and outcome.
 
         Args:
             cleanup_timeout: Seconds to wait for the job's end.

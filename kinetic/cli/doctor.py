@@ -42,7 +42,7 @@ def doctor(
         output.lines([manifests.read_text(encoding="utf-8").rstrip()])
         return 0
     if image is not None and not run:
-        raise click.UsageError("--image requires --run, because it is the image of the tiny job")
+        raise click.UsageError("--image requires --run, whose job it gives a container image")
     from kinetic.doctor.examination import examine
 
     options.set_context()

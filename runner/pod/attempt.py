@@ -165,10 +165,10 @@ def close_attempt(
     objects: Objects,
     log: str = "",
 ) -> tuple[wire.Outcome, Mapping[str, str] | None, bytes]:
-    """Store *death* as the outcome of attempt *number*; return it, its metadata, and its body.
+    """Store the outcome of dead attempt *number*; return the outcome, its metadata, and its body.
 
-    If *executor* is None, claim the attempt as void first. The metadata are None if the attempt
-    already had an outcome.
+    The outcome is *death*, or cancelled if the item was stopped. If *executor* is None, claim the
+    attempt as void first. The metadata are None if the attempt already had an outcome.
     """
     attempt_id = (order.scope, order.index, number)
     if executor is None:

@@ -92,7 +92,7 @@ def main() -> int:
         print(f"kinetic: this job cannot be run: {exc}", file=sys.stderr)
         return wire.EXIT_FINAL
     if pod.order.store.startswith("gs://") and not _has_module("google.cloud.storage"):
-        problem = "its image lacks a library; install google-cloud-storage into it"
+        problem = "the image lacks google-cloud-storage; install it in the image"
         print(f"kinetic: this job cannot be run: {problem}", file=sys.stderr)
         return wire.EXIT_FINAL
     for name in RUNNER_VARIABLES:
@@ -112,8 +112,8 @@ def main() -> int:
     if pod.group and not guard.stopped:
         is_first = pod.hosts is None or pod.hosts.is_first
         if is_first and not delete_worker_set(pod.group) and not was_restarted:
-            return code  # the container's end makes the client look for the outcome
-        signal.sigwait([signal.SIGTERM])  # the set would restart a host that ends before that
+            return code  # nothing deletes the set: the container's end has the client look
+        signal.sigwait([signal.SIGTERM])  # the set restarts a host that ends before SIGTERM
     return code
 
 

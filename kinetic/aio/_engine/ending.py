@@ -288,14 +288,16 @@ async def _log_tail(submission: Submission, index: int, number: int) -> str:
             aclosing(submission.cluster.logs(name, tail=LOG_LINES)) as log,
         ):
             async for line in log:
-                lines.append(line)  # a timeout keeps what was read by then
+                lines.append(line)  # after a timeout, `lines` has what was read
     except Exception as exc:
-        logging.debug("no log of %s: %s", submission.identity.job_id(index), exc)
+        logging.debug("can't read the whole log of %s: %s", submission.identity.job_id(index), exc)
     if not lines:
         try:
             lines.extend(await submission.kept_log(index, number))
         except Exception as exc:
-            logging.debug("no kept log of %s: %s", submission.identity.job_id(index), exc)
+            logging.debug(
+                "can't read the stored log of %s: %s", submission.identity.job_id(index), exc
+            )
     return "\n".join(lines)[-8192:]
 
 

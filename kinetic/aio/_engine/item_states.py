@@ -35,10 +35,10 @@ from kinetic.job_status import Reason
 
 
 def proven_death(attempt: wire.Attempt, observation: Observation | None) -> Death | None:
-    """Return how the attempt has died, or None if the evidence doesn't prove its end.
+    """Return how the attempt died; None if it has an outcome, or nothing proves its end.
 
-    *observation* is None if the platform, asked by a consistent read, has neither a job nor a
-    process with the attempt's name.
+    The caller passes None as *observation* only after a consistent read of the platform found
+    neither a job nor a process with the attempt's name.
     """
     if attempt.outcome is not None:
         return None
@@ -46,7 +46,7 @@ def proven_death(attempt: wire.Attempt, observation: Observation | None) -> Deat
         if observation.phase not in (Phase.ENDED, Phase.GONE):
             return None
         if attempt.executor is not None and observation.executor not in ("", attempt.executor):
-            return None  # another process than the one that ended has claimed the attempt
+            return None  # the process that ended isn't the one that claimed the attempt
     reason = (
         observation.reason
         if observation is not None and observation.reason is not None

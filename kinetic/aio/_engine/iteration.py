@@ -205,7 +205,7 @@ class Consumer:
             if batch.finished:
                 if batch.coordinator is not None and batch.coordinator.error is not None:
                     raise batch.coordinator.error
-                # If the client is being closed, the batch isn't complete, and is abandoned soon.
+                # A client that is closing leaves the batch incomplete, and sets `abandoned` soon.
                 if batch.coordinator is None or batch.coordinator.complete:
                     return False
             if batch.submission.abandoned is not None:

@@ -190,13 +190,13 @@ def call_error(failure: Exception, project: str) -> BackendError | BuildError:
             )
         case _ if status in _TEMPORARY_STATUSES:
             return Unavailable(
-                f"Cloud Build did not answer ({status}: {message}); check the network, or try "
+                f"Cloud Build is unavailable ({status}: {message}); check the network, or try "
                 "again later",
                 retryable=True,
             )
         case _:
             return BackendError(
-                f"Cloud Build answered {status or type(failure).__name__}: {message}"
+                f"the call to Cloud Build failed ({status or type(failure).__name__}): {message}"
             )
 
 

@@ -87,7 +87,7 @@ def read_controller(argument: str) -> Controller:
 
 
 def _documents(name: str, content: bytes) -> tuple[Document, ...]:
-    """Parse *content* of the file *name*; replace a List by its items, and omit ``status``."""
+    """Parse the file *name*: unpack Lists, omit ``status``, and set kinetic's Kueue options."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

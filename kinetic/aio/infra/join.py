@@ -309,8 +309,8 @@ class Join:
             except (HttpError, BackendError) as exc:
                 reason = exc.message if isinstance(exc, HttpError) else str(exc)
                 note = (
-                    f"pods get no Google service account, because kinetic can't read {email} "
-                    f"({reason}); `kinetic up --namespace {site.namespace}` creates this account"
+                    f"pods get no Google service account, because kinetic can't look up {email} "
+                    f"({reason}); `kinetic up --namespace {site.namespace}` creates a missing one"
                 )
                 return "", [note]
         if store.startswith(f"gs://{site.bucket('jobs')}/"):

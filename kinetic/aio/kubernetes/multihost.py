@@ -219,9 +219,10 @@ class GroupTable(Table):
             yield observation
 
     def _is_known(self, entry: Entry) -> bool:
-        """Return whether the set was seen, or no longer exists although its pods may run.
+        """Return whether the set was seen, or its pods prove that it existed.
 
-        If the set wasn't seen and all its pods have ended, remove *entry*.
+        Pods prove that if one is being deleted, or if the table reports orphans. If the set
+        wasn't seen and all its pods have ended, remove *entry*.
         """
         if entry.facts.current_or_last_job:
             return True
