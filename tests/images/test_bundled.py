@@ -300,7 +300,7 @@ async def test_a_call_that_fails_temporarily_is_repeated(cloud: Cloud, request_o
         (grpc.StatusCode.NOT_FOUND, BuildError, "kinetic up"),
         (grpc.StatusCode.INVALID_ARGUMENT, BuildError, "refused the build"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, Throttled, "quota"),
-        (grpc.StatusCode.UNAVAILABLE, Unavailable, "did not answer"),
+        (grpc.StatusCode.UNAVAILABLE, Unavailable, "is unavailable"),
     ],
 )
 async def test_a_refusal_says_what_to_do(
