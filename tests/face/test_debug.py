@@ -150,7 +150,7 @@ async def test_attaching_to_a_job_that_does_not_start_times_out(
         while await before.status() is not kinetic.JobStatus.RUNNING:  # until it has the slot
             await asyncio.sleep(0.01)
         queued = await client.submit(project.double, 1)
-        with pytest.raises(errors.ResultTimeout, match=r"not ready .* it is PENDING"):
+        with pytest.raises(errors.ResultTimeout, match=r"not ready .* is PENDING"):
             await queued.debug_attach(local_port=0)
         for job in (queued, before):
             await job.cancel()

@@ -67,4 +67,4 @@ async def test_a_job_whose_client_was_killed_before_it_created_the_secret_is_end
     seen = await until(cluster, "one")
     assert (seen.phase, seen.reason) == (Phase.ENDED, Reason.SETUP)
     assert "Secret 'one'" in seen.message
-    assert "submit it again" in seen.message
+    assert "submit the job again" in seen.message
