@@ -131,7 +131,7 @@ class ControlLog:
             ) from exc
         if request.kind == wire.UNSIGNED:
             logging.warning(
-                "kinetic ignores the request %s: nobody who may submit jobs here has signed it; "
+                "kinetic ignores the request %s, because it has no valid signature; "
                 "check who can write to %s",
                 name,
                 self._store.url,
