@@ -36,7 +36,7 @@ def load_runner(folder: Path) -> None:
     spec.loader.exec_module(package)
 
 
-def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Split the message that tells a local process which job to run.
 
     It has three lines of JSON. The supervisor writes the first line: where the job runs. The client
@@ -44,7 +44,7 @@ def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
     `wire.Order.encode`).
     """
     local, secrets, order = message.split(b"\n", 2)
-    return json.loads(local), json.loads(secrets), order
+    return json.loads(local), json.loads(secrets), order.decode()
 
 
 def run_in_pod() -> int:
@@ -52,7 +52,7 @@ def run_in_pod() -> int:
     version = ".".join(map(str, sys.version_info[:3]))
     problem = ""
     if sys.version_info < MINIMUM_PYTHON:
-        submitted = json.loads(os.environ["KINETIC_ORDER"]).get("client", {}).get("python")
+        submitted = json.loads(os.environ["KINETIC_ORDER"])["submission"]["client"].get("python")
         problem = f"has Python {version}, and the job was submitted from Python {submitted}"
     else:
         try:
@@ -83,6 +83,7 @@ def main() -> int:
         local, secrets, order_line = read_order(file.read())
     order = wire.Order.decode(order_line)
     os.environ.update(order.variables())
+    workspace.prefer_jax(os.environ)
     place = workspace.JobPlace.of(local)
     code: int = attempt.main(order, bytes.fromhex(secrets["key"]), local["executor"], place)
     return code

@@ -7,6 +7,7 @@ and these copies are most of a fork's cost.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import importlib
@@ -23,23 +24,25 @@ from typing import Any, NoReturn
 
 from .. import remote_runner
 from ..job import processes
-from ..protocol import wire
+from ..protocol import signing, wire
 
 # Module-level names: a look-up in another module would touch more pages.
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` is slower
 _set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL
 _SIGCHLD = signal.SIGCHLD.value
 _getpid, _setsid, _close = os.getpid, os.setsid, os.close
+_get_native_id = _thread.get_native_id
 _die_with, _enable_gc = processes.die_with, gc.enable
 _ENCODING = sys.getfilesystemencoding()
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
 _adopted_line = b""
 _adopted_secrets: dict[str, Any] = {}
-"""The secrets that `adopt_secrets` set last: their line, and the values in it."""
+"""The secrets that `adopt_submission` set last: their line, and the values in it."""
 
 _attempt_main: Callable[..., int] | None = None
 _make_place: Callable[..., Any] | None = None
+_prefer_jax: Callable[..., Any] | None = None
 
 
 def prepare(inherited: Sequence[int]) -> None:
@@ -57,20 +60,19 @@ def prepare(inherited: Sequence[int]) -> None:
 
 def preload() -> None:
     """Import the runner's modules that all jobs need, once, in the warm parent."""
-    global _attempt_main, _make_place
+    global _attempt_main, _make_place, _prefer_jax
     remote_runner.enable_crash_tracebacks()
     importlib.import_module("..job.by_value", __package__).patch_multiprocessing()
     _attempt_main = importlib.import_module("..job.attempt", __package__).main
     workspace: Any = importlib.import_module("..job.workspace", __package__)
-    _make_place = workspace.JobPlace.of
-    workspace.has_jax()
+    _make_place, _prefer_jax = workspace.JobPlace.of, workspace.prefer_jax
 
 
-def adopt_secrets(secrets: bytes) -> None:
-    """Set the warm parent's environment to that of the next job, before the fork.
+def adopt_submission(secrets: bytes, order: bytes) -> None:
+    """Do in the warm parent, before the fork, what is the same for all jobs of a submission.
 
-    *secrets* is the line with the job's key and environment. It is the same for all jobs of a
-    submission, so most forks find their environment already set.
+    *secrets* is the line with the key and the environment, which are the same for all jobs of a
+    submission. So most forks find their environment already set, and their order partly decoded.
     """
     global _adopted_line, _adopted_secrets
     if _attempt_main is not None and secrets != _adopted_line:
@@ -78,6 +80,8 @@ def adopt_secrets(secrets: bytes) -> None:
         with contextlib.suppress(Exception):  # the job's own process reports the error
             _adopted_secrets = json.loads(secrets)
             _replace_environment(_adopted_secrets["environment"])
+            decoded = wire.Order.decode(order.decode())  # keeps the fields that all items share
+            signing.seal_of(bytes.fromhex(_adopted_secrets["key"]), decoded.scope, 0, 0, "")
             _adopted_line = secrets
 
 
@@ -98,7 +102,7 @@ def run_job_and_exit(local: bytes, secrets: bytes, order: bytes, parent: int) ->
         _enable_gc()
         threads: Any = sys.modules.get("threading")
         if threads is not None:
-            threads.main_thread()._set_native_id()  # a fork inherits the parent's ID
+            threads._main_thread._native_id = _get_native_id()  # a fork inherits the parent's ID
         code = _run_job(local, secrets, order)
     except BaseException:
         _print_error()
@@ -125,7 +129,7 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
         _execute(local["command"], {**secrets["environment"], **variables}, message)
     if not is_adopted:
         _replace_environment(secrets["environment"])
-    order = wire.Order.decode(order_line)
+    order = wire.Order.decode(order_line.decode())
     _add_to_environment({**variables, **order.variables()})
     assert _attempt_main is not None and _make_place is not None
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
@@ -144,6 +148,8 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     _add_to_environment(environment)
+    if _prefer_jax is not None:
+        _prefer_jax(os.environ)
     time.tzset()
 
 

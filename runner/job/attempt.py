@@ -70,10 +70,9 @@ class Invocation:
 
     def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
-        with suppress(MemoryError):
-            self._memory_reserve = bytes(RESERVE_BYTES)  # doesn't write to the memory
         try:
-            with self._stopping.interruptible():
+            self._memory_reserve = bytes(RESERVE_BYTES)  # doesn't write to the memory
+            with self._stopping:
                 function, args, kwargs = self._prepare(arguments)
                 if self._order.debug_s is not None:
                     self._debug()
@@ -100,7 +99,6 @@ class Invocation:
         self._outputs = outputs.prepare(order, *self._host_position(), self._place.work)
         self._phase = "context extract"
         workspace.prepare(order.code, self._objects, self._place)
-        workspace.prefer_jax(os.environ, order.code, self._place)
         self._join_hosts()
         function_bytes = self._read_input(order.function)
         arguments = arguments or self._read_input(order.arguments)

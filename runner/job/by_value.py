@@ -6,19 +6,50 @@ kinetic sends the functions and classes of the user's script and project to the 
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
+
+MODULE = "multiprocessing.reduction"
 
 
 def patch_multiprocessing() -> None:
     """Make `multiprocessing` pickle by value what can't be imported, here and in its workers."""
-    from multiprocessing.reduction import ForkingPickler
+    if MODULE in sys.modules:
+        _patch(sys.modules[MODULE])
+    else:
+        sys.meta_path.insert(0, _PatchOnImport())
 
-    pickler_class: Any = ForkingPickler
-    if "reducer_override" not in vars(pickler_class):
-        pickler_class.reducer_override = _make_reducer()
+
+class _PatchOnImport:
+    """A finder that patches `MODULE` when the job imports it.
+
+    Few jobs import it, and each fork of a warm parent would copy some of its memory.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def execute_and_patch(module: Any) -> None:
+                execute(module)
+                _patch(module)
+
+            loader.exec_module = execute_and_patch
+        return spec
+
+
+def _patch(module: Any) -> None:
+    if "reducer_override" not in vars(module.ForkingPickler):
+        module.ForkingPickler.reducer_override = _make_reducer()
 
 
 def _make_reducer() -> Callable[[Any, Any], Any]:

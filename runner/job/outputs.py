@@ -44,7 +44,6 @@ def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -
         RuntimeError: The name of an object can't be the path of a file.
     """
     url = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
-    os.environ.pop(VARIABLE, None)
     if url.startswith("/"):
         private.make_folder(url)
         os.environ[VARIABLE] = url
@@ -58,6 +57,8 @@ def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -
         os.environ[VARIABLE] = folder
         mirror.start()
         return mirror
+    else:
+        os.environ.pop(VARIABLE, None)
     return None
 
 

@@ -31,7 +31,9 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Record the signals of `STOP_SIGNALS`, and raise `Stopped` in the block of `interruptible`.
+    """Record the signals of `STOP_SIGNALS`, and raise `Stopped` in the block of a ``with``.
+
+    An earlier signal also raises `Stopped`, at the start of the block.
 
     ``since`` is when the first signal came, by the monotonic clock. ``out_of_time`` says whether
     SIGXCPU came, by which the platform reports that the timeout is over.
@@ -72,10 +74,6 @@ class Stopping:
         if self._armed:
             self._armed = False  # raise only once, so that a clean-up can finish
             raise Stopped
-
-    def interruptible(self) -> Stopping:
-        """Return a context manager: in its block, even an earlier signal raises `Stopped`."""
-        return self
 
     def __enter__(self) -> None:
         self._armed = True

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.private import make_folder
 from . import namespace, spares, time_limit
@@ -36,16 +36,18 @@ MIB = 1 << 20
 _SHA256 = re.compile("[0-9a-f]{64}")  # compiled here, once for all forks
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """Size of a tree: its number of files, and its bytes."""
 
     files: int
     size: int
 
+    def exceeds(self, files: int, size: int) -> bool:
+        """Return whether the tree has more than *files* files, or more than *size* bytes."""
+        return self.files > files or self.size > size
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+
+class Tree(NamedTuple):
     """A read-only tree that jobs share."""
 
     path: str
@@ -170,11 +172,10 @@ def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
     A user other than root needs a user namespace for an overlay, and sudo doesn't work in one. So
     for such users, kinetic copies a tree if the copy takes less than about a second.
     """
-    if not mounts or not namespace.SUPPORTED:
+    if not mounts or not namespace.SUPPORTED or not weight.exceeds(200, 32 * MIB):
         return False
-    if namespace.entered() or os.geteuid() == 0:
-        return weight.files > 200 or weight.size > 32 * MIB
-    return weight.files > 20_000 or weight.size > 1024 * MIB
+    may_mount = bool(namespace.entered()) or os.geteuid() == 0
+    return may_mount or weight.exceeds(20_000, 1024 * MIB)
 
 
 def _mount_overlay(tree: str, target: str, layers: str) -> bool:
@@ -325,7 +326,7 @@ def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     root = f"{work}/{spares.WORKSPACE}"
     if code is None:
         os.mkdir(root, 0o700)
-    elif not spares.restore(
+    elif not place.reusable or not spares.restore(
         work, code.digest, lambda missing: _copy_missing(code, objects, place, missing)
     ):
         layers = f"{work}/layers/workspace"
@@ -361,20 +362,14 @@ def _enter_workspace(code: Code | None, root: str) -> None:
             sys.path.insert(0, entry)
 
 
-def prefer_jax(environment: MutableMapping[str, str], code: Code | None, place: JobPlace) -> None:
-    """Set Keras's backend to JAX if no backend is set, and JAX is installed or in the project."""
-    if "KERAS_BACKEND" in environment:
-        return
-    entries = () if code is None else code.sys_path
-    folders = [_path_within(f"{place.work}/{spares.WORKSPACE}", entry) for entry in entries]
-    in_project = [f"{folder}/{name}" for folder in folders for name in ("jax", "jax.py")]
-    if has_jax() or any(map(os.path.exists, in_project)):
+def prefer_jax(environment: MutableMapping[str, str]) -> None:
+    """Set Keras's backend to JAX if no backend is set, and this interpreter has JAX."""
+    if "KERAS_BACKEND" not in environment and _has_jax():
         environment["KERAS_BACKEND"] = "jax"
 
 
 @functools.cache
-def has_jax() -> bool:
-    """Return whether this interpreter has JAX; a warm parent looks once, for all its forks."""
+def _has_jax() -> bool:
     return PathFinder.find_spec("jax") is not None
 
 

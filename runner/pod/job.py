@@ -310,7 +310,7 @@ class _Job:
         request for the claim, so the claim may exist; a later pod then closes the attempt.
         """
         try:
-            with self._stopping.interruptible():
+            with self._stopping:
                 next_step = self._begin()
         except Stopped:
             print("kinetic: the job was asked to stop before its start", file=sys.stderr)

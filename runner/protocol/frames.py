@@ -102,7 +102,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     body = view.nbytes - TAIL.size - len(footer)
     try:
         fields, sizes = _read_footer(footer)
-        is_valid = all(type(size) is int and size >= 0 for size in sizes)
+        is_valid = {int}.issuperset(map(type, sizes)) and min(sizes, default=0) >= 0
     except MALFORMED as exc:
         raise FramesError("the container's footer is damaged") from exc
     if sizes == [body]:  # most containers

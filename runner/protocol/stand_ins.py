@@ -9,7 +9,6 @@ import functools
 import linecache
 import types
 import typing
-from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn, Self
 
 data_paths: list[str] = []
@@ -31,8 +30,14 @@ def source_at(file: str, path: str) -> str:
     """Return *file*, and let tracebacks show its lines from *path*, where the job has a copy."""
     # With this entry, linecache reads the copy only on demand, because most jobs never need it.
     entries: dict[str, Any] = linecache.cache
-    entries[file] = (functools.partial(SourceFileLoader("", path).get_source, ""),)
+    entries[file] = (functools.partial(_read_source, path),)
     return file
+
+
+def _read_source(path: str) -> str | None:
+    from importlib.machinery import SourceFileLoader
+
+    return SourceFileLoader("", path).get_source("")
 
 
 def source_of(file: str, text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import bisect
+import functools
 import hmac
 import json
 import math
@@ -270,28 +271,29 @@ class Order:
     client: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encode(self) -> str:
-        """Return one line of JSON in ASCII, the inverse of `decode`."""
-        return _compact(_as_dict(self))
+        """Return one line of JSON in ASCII, the inverse of `decode`.
+
+        Its last field is an object with the fields that all items of the submission share.
+        """
+        fields = _as_dict(self)
+        item = _compact({name: fields.pop(name) for name in _ITEM_FIELDS})
+        return f"{item[:-1]}{_SHARED}{_compact(fields)}}}"
 
     @classmethod
-    def decode(cls, text: str | bytes) -> Order:
+    def decode(cls, text: str) -> Order:
         """Read what `encode` has written.
 
         Raises:
             ValueError: *text* is garbled, or of another version.
         """
-        fields: Any = json.loads(text)
+        item, separator, shared = text.partition(_SHARED)
+        fields: Any = json.loads(f"{item}}}" if separator else item)
         try:
             check_version(fields.get("version"), "the job")
-            known = _known_fields(cls, fields)
-            code, requirements = known["code"], known["requirements"]
-            known["budgets"] = RetryBudgets(**known["budgets"])
-            known["function"] = Input(*known["function"])
+            known = {name: fields[name] for name in _ITEM_FIELDS}
             known["arguments"] = Input(*known["arguments"])
-            known["requirements"] = Input(*requirements) if requirements else None
-            known["code"] = _decode_code(code) if code else None
-            known["data"] = tuple(DataRef(**ref) for ref in known["data"])
-            return cls(**known)
+            known["data"] = tuple([DataRef(**ref) for ref in known["data"]])
+            return cls(**known, **shared_fields(shared))
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"the order is incomplete or garbled: {exc!r}") from exc
 
@@ -312,18 +314,32 @@ class Order:
         return variables
 
 
-def _decode_code(fields: dict[str, Any]) -> Code:
-    fields["sys_path"] = tuple(fields["sys_path"])
-    return Code(**fields)
+_ITEM_FIELDS = (
+    "version", "job_id", "index", "attempt", "fence", "arguments", "data", "output_dir"
+)  # fmt: skip
+"""The fields of an `Order` that differ between the attempts of a submission."""
+
+_SHARED = ',"submission":'
+"""What precedes the shared fields. No string in JSON contains it, because JSON escapes quotes."""
+
+
+@functools.lru_cache(4)
+def shared_fields(text: str) -> Mapping[str, Any]:
+    """Return the fields of an `Order` that all items share, from the rest of its line.
+
+    A warm parent decodes them once, for all its forks.
+    """
+    fields: Any = json.loads(text.removesuffix("}"))
+    code, requirements = fields["code"], fields["requirements"]
+    fields["budgets"] = RetryBudgets(**fields["budgets"])
+    fields["function"] = Input(*fields["function"])
+    fields["requirements"] = Input(*requirements) if requirements else None
+    fields["code"] = Code(**{**code, "sys_path": tuple(code["sys_path"])}) if code else None
+    return {name: fields[name] for name in Order.__slots__ if name in fields}
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
-
-
-def _known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the *values* that are fields of *cls*; a newer version may have added others."""
-    return {name: values[name] for name in cls.__slots__ if name in values}
 
 
 _compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_as_dict).encode
@@ -515,7 +531,8 @@ class Request:
     @classmethod
     def from_bytes(cls, content: bytes) -> Request:
         """Read a slot without checking its signature; ignore unknown fields."""
-        known = _known_fields(cls, json.loads(content))
+        fields = json.loads(content)
+        known = {name: fields[name] for name in cls.__slots__ if name in fields}
         if known.get("items") is not None:
             known["items"] = tuple(sorted(known["items"]))
         known["bases"] = {int(i): base for i, base in known.get("bases", {}).items()}

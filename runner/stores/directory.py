@@ -28,7 +28,7 @@ import urllib.parse
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from ..protocol import directory_urls
 from ..protocol.frames import MALFORMED
@@ -183,7 +183,10 @@ class DirectoryObjects:
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
-        return bool(self.look_up([name]))
+        try:
+            return not stat.S_ISDIR(os.lstat(self._file_path(name)).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def list(self, prefix: str) -> Listing:
         """Return all objects whose names start with *prefix*, sorted by name."""
@@ -283,16 +286,16 @@ class DirectoryObjects:
         Return nothing if the path of *folder* contains a symbolic link.
         """
         path = self._file_path(folder) if folder else self._root
-        ancestor = path
-        while len(ancestor) > len(self._root):
-            if os.path.islink(ancestor):
-                return []
-            ancestor = os.path.dirname(ancestor)
         try:
-            with os.scandir(path) as entries:
-                return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            with os.scandir(path) as scan:
+                entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        while len(path) > len(self._root):
+            if os.path.islink(path):
+                return []
+            path = os.path.dirname(path)
+        return entries
 
     def _file_path(self, name: str) -> str:
         if _is_plain(name):  # as all names of kinetic's own objects are
@@ -311,7 +314,7 @@ class DirectoryObjects:
             return io.BytesIO()
         mode = os.fstat(fd).st_mode
         if stat.S_ISREG(mode):
-            return cast(BinaryIO, io.FileIO(fd))
+            return io.FileIO(fd)
         os.close(fd)
         if stat.S_ISDIR(mode):
             raise KeyError(name)
@@ -448,7 +451,7 @@ def _read_header(file: BinaryIO) -> tuple[Mapping[str, str], int, int]:
     try:
         content = json.loads(file.read(length) if length < HEADER_BYTES else b"")
         metadata, generation = content["m"], content["g"]
-        if type(generation) is int and all(type(value) is str for value in metadata.values()):
+        if type(generation) is int and {str}.issuperset(map(type, metadata.values())):
             return metadata, generation, HEAD.size + length
     except MALFORMED:
         pass

@@ -264,12 +264,25 @@ print(backend.options(capture_env_vars=["KERAS_BACKEND"])())
     async with harness.script(code) as script:
         status, out, err = await script.end()
         assert (status, out) == (0, f"{expected}\ntorch\n"), err
-    package = harness.folder / "project" / "jax"
-    package.mkdir()
+
+
+@behaviour
+async def test_keras_uses_jax_that_a_captured_path_leads_to(harness: Harness) -> None:
+    package = harness.folder / "elsewhere" / "jax"
+    package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('only looked for')")
+    code = f"""
+os.environ["PYTHONPATH"] = {str(package.parent)!r}
+
+@remote
+def backend():
+    return os.environ.get("KERAS_BACKEND")
+
+print(backend.options(capture_env_vars=["PYTHONPATH"])())
+"""
     async with harness.script(code) as script:
         status, out, err = await script.end()
-        assert (status, out) == (0, "jax\ntorch\n"), err
+        assert (status, out) == (0, "jax\n"), err
 
 
 @behaviour

@@ -86,7 +86,7 @@ from kinetic._runner.job.processes import Stopped, Stopping
 stopping = Stopping()
 stopping.install()
 try:
-    with stopping.interruptible():
+    with stopping:
         ready, report = os.pipe()
         worker = os.fork()
         if not worker:
