@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,10 @@ class Bench(Calls):
         self.store = self.objects.url
         self.runs = 0
 
-    def start(self, order: wire.Order, **options: Any) -> subprocess.Popen[str]:
-        """Start a runner with *order*."""
+    def start(
+        self, order: wire.Order, *, program: Sequence[str] = (str(RUNNER),), **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start *program*, by default the runner, with *order*."""
         self.runs += 1
         work = self.folder / f"work-{self.runs}"
         work.mkdir()
@@ -49,7 +51,7 @@ class Bench(Calls):
             pipe.write(f"{json.dumps(local)}\n{json.dumps({'key': KEY.hex()})}\n{order.encode()}")
         try:
             return subprocess.Popen(
-                [sys.executable, "-u", str(RUNNER)],
+                [sys.executable, "-u", *program],
                 env={**os.environ, **self.environment, "KINETIC_ORDER_FD": str(read)},
                 pass_fds=[read],
                 stdout=subprocess.PIPE,

@@ -19,7 +19,7 @@ from kinetic._runner.protocol.spool import Spooled
 from kinetic._runner.protocol.wire import Kind, Outcome
 from kinetic._runner.stores.directory import DirectoryObjects
 from tests.orders import NOTHING, order_of
-from tests.runner.calls import KEY
+from tests.runner.calls import KEY, RUNNER
 
 
 def add(a: int, b: int = 0) -> int:
@@ -47,6 +47,32 @@ def test_the_text_of_an_exception_is_kept_outside_the_pickle(bench) -> None:
     assert (fields["qualname"], fields["message"]) == ("ValueError", "no good")
     assert "in fail" in fields["traceback"] and "a note" in fields["traceback"]
     assert "kinetic_runner" not in fields["traceback"], "the runner's own frames are noise"
+
+
+def test_a_job_calls_few_functions_of_the_runner(bench) -> None:
+    """In a fork, each function costs copies of about four pages of the parent's memory."""
+    folder = str(RUNNER.parent)
+    counting = f"""
+import sys
+sys.path.insert(0, {folder!r})
+import remote_runner
+called = set()
+
+def count(frame, event, argument):
+    code = frame.f_code
+    is_function = code.co_flags & 1
+    if event == "call" and is_function and code.co_filename.startswith({folder!r}):
+        called.add(code)
+
+sys.setprofile(count)
+status = remote_runner.main()
+sys.setprofile(None)
+print(len(called))
+sys.exit(status)
+"""
+    code, printed = bench.run(bench.order(add, 40, 2), program=["-c", counting])
+    assert code == wire.EXIT_VALUE
+    assert int(printed) <= 95
 
 
 @pytest.mark.parametrize("status", [None, 0, "message"])
