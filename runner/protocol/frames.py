@@ -49,7 +49,7 @@ def write_footer(sink: Sink, sizes: Iterable[int], fields: Mapping[str, Any]) ->
 def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None = None) -> bytes:
     """Return a container as bytes, for small content."""
     parts = [frame if type(frame) is bytes else memoryview(frame).cast("B") for frame in frames]
-    footer = _footer([len(part) for part in parts], fields or {})
+    footer = _footer([*map(len, parts)], fields or {})
     return b"".join([*parts, footer, TAIL.pack(len(footer), MAGIC)])
 
 

@@ -56,6 +56,8 @@ NO_LINK_ERRNOS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
 HEADER_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a header."""
 
+_dumps = json.JSONEncoder().encode
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -267,7 +269,7 @@ class DirectoryObjects:
 
     def _names(self, folder: str, start: str = "") -> Iterator[str]:
         """Yield the names of objects in *folder* whose next segment begins with *start*."""
-        quoted = urllib.parse.quote(start, safe=SAFE_CHARACTERS, errors="surrogateescape")
+        quoted = start and urllib.parse.quote(start, safe=SAFE_CHARACTERS, errors="surrogateescape")
         for entry, is_folder in self._entries(folder):
             if not entry.startswith((quoted, "%")) or (entry == TEMPORARY and not folder):
                 continue
@@ -424,7 +426,7 @@ def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes
     """Return the header for content that begins with *start*; empty if the file needs none."""
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
-    content = json.dumps({"m": dict(metadata), "g": generation}).encode()
+    content = _dumps({"m": dict(metadata), "g": generation}).encode()
     return HEAD.pack(MAGIC, len(content)) + content
 
 
