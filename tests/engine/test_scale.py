@@ -164,6 +164,30 @@ def test_an_item_takes_two_requests_and_next_to_no_tasks() -> None:
     assert cost["callbacks"] <= 8
 
 
+async def print_many(run: Run) -> int:
+    """Print lines, then commit an outcome."""
+    run.print("\n".join(["line"] * FEW))
+    return await end_at_once(run)
+
+
+def test_the_lines_of_an_ended_job_set_no_timers() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, CountingLoop)
+        async with aio.Client(platform=memory_platform(print_many)) as client:
+            job = await client.submit(nop, 0)
+            await job.wait()
+            before, lines = loop.counts["timers"], 0
+            async for _ in job.logs(follow=True):
+                lines += 1
+                await asyncio.sleep(0)  # another task may look whether the job has ended
+            assert lines == FEW
+            assert loop.counts["timers"] - before <= 10
+
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        runner.run(main())
+
+
 async def never(_: Run) -> int:
     """Run until the job is deleted, before it claims its attempt."""
     await asyncio.Event().wait()
