@@ -194,7 +194,7 @@ async def _ask_for_project(
     name = infra.site.project
     if not await infra.has_project():
         question = f"{name} doesn't exist. Create the project?"
-        output.ask(output.confirm, question, yes=creates)
+        await output.ask(output.confirm, question, yes=creates)
         creates = True
     elif await infra.is_billed():
         return creates, account
@@ -202,7 +202,7 @@ async def _ask_for_project(
         return creates, account
     output.lines([f"{billing_account.id}  {billing_account.name}" for billing_account in accounts])
     ids = [billing_account.id for billing_account in accounts]
-    choice = output.ask(
+    choice = await output.ask(
         click.prompt,
         f"Billing account of {name}",
         default=ids[0],
@@ -415,9 +415,9 @@ async def _confirm_and_apply(
                 return None
             if plan.steps and not plan.obstacles:
                 if required_answer:
-                    output.ask(_require_answer, question, required_answer, yes=yes)
+                    await output.ask(_require_answer, question, required_answer, yes=yes)
                 else:
-                    output.ask(output.confirm, question, yes=yes)
+                    await output.ask(output.confirm, question, yes=yes)
             try:
                 await infra.apply(planned)
             except Refused as exc:
@@ -437,7 +437,7 @@ async def _confirm_and_apply(
             else:
                 return site
         zone = zones[0]
-        output.ask(output.confirm, f"Try the zone {zone}?", yes=yes)
+        await output.ask(output.confirm, f"Try the zone {zone}?", yes=yes)
         tried_zones.add(zone)
         retry_zone, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
 

@@ -135,7 +135,7 @@ async def _join(
         lines = [*change_lines((*planned.changes, *planned.controllers)), summary]
         output.lines(lines, err=True)  # standard output is for YAML or JSON
         if count:
-            output.ask(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
+            await output.ask(output.confirm, f"Create these in {planned.cluster}?", yes=yes)
         applied = await join.apply(planned)
         if as_json:
             output.json_line("init", applied.to_dict(), indent=2)

@@ -29,6 +29,9 @@ MIN_COLUMN_WIDTH = 12
 MAX_TEXT_LENGTH = 400
 """Maximum number of characters of a value in a table; JSON has the whole value."""
 
+SETTLE_S = 0.01
+"""How long the event loop runs after a prompt, in seconds, before the next request."""
+
 
 def note(text: str) -> None:
     """Print a message of the command on standard error."""
@@ -175,18 +178,23 @@ def confirm(question: str, *, yes: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def ask(prompt: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def ask(prompt: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call *prompt*, which blocks the event loop; Ctrl-C ends the prompt at once.
 
     asyncio's handler of Ctrl-C would only cancel the task, which can't end before the prompt.
     """
+    import asyncio  # `kinetic --help` doesn't need these imports
     import signal
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return prompt(*args, **kwargs)
+        answer = prompt(*args, **kwargs)
     finally:
         signal.signal(signal.SIGINT, handler)
+    # The loop drops the connections that servers have closed meanwhile. The next request would
+    # otherwise use one of them, and fail.
+    await asyncio.sleep(SETTLE_S)
+    return answer
 
 
 def _sanitize(text: str) -> str:

@@ -8,9 +8,11 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio.from_thread
 import anyio.to_thread
 
 from tests.infra.google import Google
@@ -93,6 +95,20 @@ class Console:
 
     async def interrupted(self, question: str, *arguments: str) -> str:
         """Return what the command prints if a person presses Ctrl-C once at *question*."""
+        return await self.answered(question, b"\x03", *arguments, exit_code=130)
+
+    async def answered(
+        self,
+        question: str,
+        keys: bytes,
+        *arguments: str,
+        meanwhile: Callable[[], None] | None = None,
+        exit_code: int = 0,
+    ) -> str:
+        """Return what the command prints if a person types *keys* at *question*.
+
+        While the command waits for the person, call *meanwhile* on the event loop.
+        """
 
         def process() -> str:
             screen = Terminal(columns=200)
@@ -102,9 +118,11 @@ class Console:
                 screen.shows(question.encode())
                 # Python reports a Ctrl-C just before this read only after the read.
                 screen.until(lambda: reads_input(asking.pid))
-                screen.type(b"\x03")
+                if meanwhile is not None:
+                    anyio.from_thread.run_sync(meanwhile)
+                screen.type(keys)
                 screen.rest()
-                assert asking.wait(60) == 130, screen.lines
+                assert asking.wait(60) == exit_code, screen.lines
             finally:
                 screen.close()
             return screen.raw.decode()

@@ -23,6 +23,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.errors import ConfigurationError
 from tests.cluster.fixtures import IMAGE, Namespace
 from tests.cluster.rights import await_granted
+from tests.gke.proxy import Relay
 from tests.infra.console import Console
 
 on_cluster = pytest.mark.timeout(180)
@@ -186,6 +187,24 @@ async def test_one_ctrl_c_at_the_prompt_ends_the_command(
     printed = await console.interrupted("Create these in", "init", *where)
     assert printed.endswith("kinetic: interrupted\r\n") and "Traceback" not in printed
     assert "no profile" in await console.run("profile", "show", exit_code=2)
+
+
+@on_cluster
+async def test_connections_may_close_while_a_person_thinks(
+    console: Console, namespace: Namespace, store: Path, tmp_path: Path
+) -> None:
+    where = ("--kube-context", "admin", "--namespace", namespace.name, "--store", str(store))
+    async with Relay(namespace.control_plane.port) as relay:
+        config = namespace.kubeconfig.read_text()
+        port = f"127.0.0.1:{namespace.control_plane.port}"
+        assert port in config
+        (tmp_path / "config").write_text(config.replace(port, f"127.0.0.1:{relay.port}"))
+        console.environ["KUBECONFIG"] = str(tmp_path / "config")
+        printed = await console.answered(
+            "Create these in", b"y\n", "init", *where, meanwhile=relay.cut
+        )
+        assert relay.cuts
+    assert "saved the profile 'admin'" in printed
 
 
 @on_cluster
