@@ -197,10 +197,10 @@ def resolve(
     named_project = settings.value("project") or environ.get("GOOGLE_CLOUD_PROJECT") or None
     kube_context = settings.value("kube_context")
     if chosen_backend != "local" and not (named_project or kube_context):
-        hint = '; backend="local" runs on this machine without one' if backend is None else ""
+        hint = '. backend="local" runs on this machine without one' if backend is None else ""
         raise ConfigurationError(
-            f"No GCP project configured for the backend {chosen_backend!r} ({why}): pass project= "
-            "(--project of a command), set KINETIC_PROJECT or use a profile; for a cluster "
+            f"No GCP project configured for the backend {chosen_backend!r} ({why}); pass project= "
+            "(--project of a command), set KINETIC_PROJECT, or use a profile. For a cluster "
             f"elsewhere, name a context of your kubeconfig in KINETIC_KUBE_CONTEXT{hint}"
         )
     return Target(

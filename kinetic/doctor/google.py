@@ -153,12 +153,15 @@ class Google:
 
 
 def _check(name: str, probe: Callable[[], Awaitable[Finding]]) -> Check:
-    """Return a check that is skipped if Google refuses its request."""
+    """Return a check that is skipped if Google refuses its request for good."""
 
     async def probe_if_permitted() -> Finding:
         try:
             return await probe()
         except HttpError as refusal:
-            return skipped(f"Google refused the request ({refusal.status}: {refusal.message})")
+            answer = f"({refusal.status}: {refusal.message})"
+            if refusal.retryable:
+                return warning(f"Google can't answer the request now {answer}", "try again later")
+            return skipped(f"Google refused the request {answer}")
 
     return Check(name=name, group=GROUP, probe=probe_if_permitted, needs=("credentials",))

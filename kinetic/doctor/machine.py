@@ -105,14 +105,15 @@ class Machine:
 
     async def _kernel(self) -> Finding:
         problems: list[str] = []
+        advice = ""
         if not await self._has_namespaces():
             problems.append("no mount namespaces: volumes= at absolute paths won't work")
+            advice = "pass Data as an argument instead of volumes="
         if not hasattr(os, "pidfd_open"):
             problems.append("no pidfd_open: a job continues when its caller is killed with SIGKILL")
         if sys.platform != "linux":
             problems.append("no parent-death signal: a job may briefly outlive a killed supervisor")
         if problems:
-            advice = "pass Data as an argument instead of volumes=; everything else works"
             return warning("; ".join(problems), advice)
         return ok(f"{os.uname().sysname} {os.uname().release} has everything that kinetic uses")
 

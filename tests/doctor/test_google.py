@@ -55,6 +55,10 @@ async def test_a_healthy_project(google: Google) -> None:
         ),
         ("/billingInfo", FORBIDDEN, "billing", State.SKIPPED, "403: no right", ""),
         (
+            "/billingInfo", answer("oh", 503), "billing", State.WARNING,
+            "can't answer the request now (503: oh)", "try again later",
+        ),
+        (
             "/services:batchGet", answer({"services": []}), "APIs", State.FAILED,
             "container.googleapis.com is disabled (finding the", "kinetic up, or https://console",
         ),
