@@ -83,6 +83,11 @@ async def test_a_region_names_an_autopilot_cluster(infra: Infrastructure, google
     assert not google.documents
 
 
+def test_a_site_without_a_project_is_refused_and_other_clusters_are_joined() -> None:
+    with pytest.raises(ConfigurationError, match=r"needs a project: .*, run `kinetic init`"):
+        Site(project="", zone="us-central1-a", cluster="lab")
+
+
 async def test_a_cluster_in_error_is_created_again(infra: Infrastructure, google: Google) -> None:
     await up(infra)
     await infra.apply(await infra.plan_pool(pool("gpu-l4")))

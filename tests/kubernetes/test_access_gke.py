@@ -182,10 +182,14 @@ async def test_the_error_for_a_missing_cluster_lists_those_that_exist(google: Go
         (answer({"error": {"message": "what"}}, 418), BackendError, "answered 418"),
         (described("", b"x"), ConfigurationError, "no endpoint that can be reached"),
         (described("34.90.1.2"), ConfigurationError, "does not show the CA"),
-        (answer({"status": "PROVISIONING"}), Unavailable, "is PROVISIONING"),
-        (answer({"status": "ERROR", "statusMessage": "no IPs"}), Unavailable, "is ERROR: no IPs"),
+        (answer({"status": "PROVISIONING"}), Unavailable, "is PROVISIONING: .*wait until"),
+        (answer({"status": "STOPPING"}), Unavailable, "is STOPPING: .*again with `kinetic up`"),
+        (
+            answer({"status": "ERROR", "statusMessage": "no IPs"}), Unavailable,
+            "is ERROR: no IPs; create it again with `kinetic up`",
+        ),
     ],
-)
+)  # fmt: skip
 async def test_the_error_says_why_a_cluster_cannot_be_opened(
     google: Google, fault: Handler, kind: type[Exception], message: str
 ) -> None:

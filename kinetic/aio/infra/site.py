@@ -54,7 +54,7 @@ class Site:
             if not value:
                 raise ConfigurationError(
                     f"a cluster on Google Cloud needs a {setting}: pass --{setting}, or set "
-                    f"KINETIC_{setting.upper()}; for any other cluster, run `kinetic doctor`"
+                    f"KINETIC_{setting.upper()}; to join any other cluster, run `kinetic init`"
                 )
             if not pattern.fullmatch(value):
                 raise ConfigurationError(

@@ -447,10 +447,15 @@ def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, str
     status = description.get("status")
     if status in ("PROVISIONING", "STOPPING", "ERROR"):
         reason = one_line(str(description.get("statusMessage") or ""), 300)
+        starts = status == "PROVISIONING"
+        advice = (
+            "wait until it is RUNNING"
+            if starts
+            else "create it again with `kinetic up`, or set KINETIC_CLUSTER to another cluster"
+        )
         raise Unavailable(
-            f"{_describe(target)} is {status}: {reason or 'no reason given'}; "
-            "wait until it is RUNNING",
-            retryable=status == "PROVISIONING",
+            f"{_describe(target)} is {status}: {reason or 'no reason given'}; {advice}",
+            retryable=starts,
         )
     control = get_dict(description, "controlPlaneEndpointsConfig")
     dns, ip = get_dict(control, "dnsEndpointConfig"), get_dict(control, "ipEndpointsConfig")
