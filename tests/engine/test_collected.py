@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,7 @@ class Weak(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.changes = -1
+        self.deleted: list[str] = []
 
     async def create(self, name: str, *args: Any, **options: Any) -> bool:
         self._count_change(name)
@@ -38,6 +40,7 @@ class Weak(MemoryStore):
         for name in names:
             await asyncio.sleep(0)
             self._count_change(name)
+            self.deleted.append(name)
             await super().delete([name])
 
     async def get(self, name: str, **options: Any) -> Object:
@@ -137,6 +140,23 @@ async def test_what_was_collected_is_removed_and_stays_known(
     launches = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
     assert await seen_by_another(platform, batch.group_id) == KNOWN
     assert platform.cluster.requests["launch"] == launches  # type: ignore[attr-defined]
+
+
+@VIRTUAL
+async def test_collecting_takes_two_listings_and_deletes_only_objects_that_exist(
+    platform: Platform, store: Weak
+) -> None:
+    """The first listing is for the history of the items, and the second for their removal."""
+    async with aio.Client(platform=platform) as client:
+        batch = await submitted(client)
+        await batch.wait()
+        await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
+        present, listings = await names(store, batch), store.requests["list"]
+        assert await batch.results() == [0, 2, 4]
+        assert store.requests["list"] == listings + 2
+    scope = f"batches/{batch.group_id}/"
+    removed = {*present} - {*KEPT, CLOSED}
+    assert Counter(name.removeprefix(scope) for name in store.deleted) == Counter(removed)
 
 
 @VIRTUAL

@@ -643,9 +643,10 @@ class Batch:
         await submission.write_collected(len(values), history)
         store, identity = self.session.platform.store, submission.identity
         await self.session.platform.cluster.drop_secret([identity.id])
+        found = items_of(await store.list(identity.scope))
         for folder in ITEM_FOLDERS:
-            found = items_of(await store.list(f"{identity.scope}{folder}"))
-            await store.delete([info.name for info in found])
+            prefix = f"{identity.scope}{folder}"
+            await store.delete([info.name for info in found if info.name.startswith(prefix)])
         self.items_removed = True
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
