@@ -26,7 +26,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,9 @@ SLOTS = 4
 
 IN_FLIGHT = 64
 """Maximum number of submitted jobs that have not ended: the default of the other contenders."""
+
+PEER_COMPLETES = 20
+"""The largest batch that the peer completes: it removes one job after the other, 2 s each."""
 
 SINGLE_JOBS = 5
 COUNTED_JOBS = 20
@@ -287,7 +290,8 @@ def main() -> int:
             measure_single_jobs(turns)
             for size in sizes:
                 print(flush=True)
-                measure_completion(turns, size)
+                with_peer = size <= PEER_COMPLETES
+                measure_completion(turns if with_peer else replace(turns, peer=None), size)
     except MissingProgram as missing:
         print(f"left out: {missing}")
         return 0
