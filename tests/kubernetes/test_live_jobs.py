@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from tests.kubernetes.orders import LABELS, order
 
 JOBS = 500
 LONGEST_KIB = 8.0
+MOST_CALLS = 900
+"""Maximum number of calls, of Python's functions and of builtins, for a change of a Job or pod."""
 NOW = "2026-11-23T10:00:00Z"
 
 
@@ -70,6 +73,30 @@ def test_a_live_job_takes_little_memory() -> None:
         tracemalloc.stop()
     assert running == JOBS
     assert kept / JOBS < LONGEST_KIB * 1024
+
+
+def test_a_change_takes_few_calls() -> None:
+    table, calls = Table(), 0
+    for pods in (False, True):
+        table.feed(Listed(items=[], version="1"), pods=pods)
+    documents = [
+        (json.loads(text), pods) for number in range(JOBS) for text, pods in changes(number)
+    ]
+
+    def count_call(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_call)
+    try:
+        for document, pods in documents:
+            table.feed(Changed(document=trim(document), deleted=False), pods=pods)
+            for _ in table.news():
+                pass
+    finally:
+        sys.setprofile(before)
+    assert calls / len(documents) < MOST_CALLS
 
 
 SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from([0.0, 1.0, "", "1", "a"])

@@ -272,8 +272,10 @@ class Table:
             current += unstarted_ends(entry.reported, current, verdict)
         for observation in current:
             previous = entry.reported.get(observation.name)
-            # Drop the receipt to save memory: it may contain the function's whole result.
-            entry.reported[observation.name] = replace(observation, receipt=None)
+            kept = observation
+            if observation.receipt is not None:  # it may contain the function's whole result
+                kept = replace(observation, receipt=None)
+            entry.reported[observation.name] = kept
             if is_news(previous, observation):
                 yield observation
         if has_ended:

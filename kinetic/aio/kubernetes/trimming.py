@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from kinetic._runner.protocol import wire
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
-from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, Pod
+from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME
 
 RECEIPT = "receipt"
 """The field that `trim` adds to the end of a container: the receipt of the job's outcome."""
@@ -20,6 +20,8 @@ _DROPPED = ("managedFields", "template", "volumes", "env", "volumeMounts")
 
 def trim(document: Document) -> Document:
     """Return what `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod."""
+    if len(_memo) >= MAX_MEMO:
+        _memo.clear()
     spec = _reduce(get_dict(document, "spec"))
     for field in ("initContainers", "containers"):
         if field in spec:
@@ -36,7 +38,7 @@ def _reduce(document: Document) -> dict[str, Any]:
 
 
 MAX_MEMO = 2048
-"""The most values in `_memo`; the jobs of a batch share a few hundred values."""
+"""The most values in `_memo` before a document; the jobs of a batch share a few hundred values."""
 
 _memo: dict[Any, Any] = {}
 
@@ -44,26 +46,24 @@ _memo: dict[Any, Any] = {}
 def _deduplicate(value: Any) -> Any:
     """Return *value*; if a recent document has an equal part, the result shares this part.
 
-    Documents of a batch differ little, so sharing saves most of their memory.
+    Documents of a batch differ little, so sharing saves most of their memory. Equal parts are the
+    same object while `_memo` has it. So the ids of its parts are the key of a dict or a list.
     """
     key: Any
+    if isinstance(value, str):
+        return _memo.setdefault(value, value)
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
         value = {sys.intern(name): _deduplicate(child) for name, child in pairs}
-        key = (dict, *value, *map(_memo_key, value.values()))
+        key = (dict, *value, *map(id, value.values()))
     elif isinstance(value, list):
         value = [*map(_deduplicate, cast("Iterable[Any]", value))]
-        key = (list, *map(_memo_key, value))
+        key = (list, *map(id, value))
+    elif isinstance(value, (int, float)):
+        key = (type(value), value)
     else:
-        key = _memo_key(value)
-    if len(_memo) >= MAX_MEMO:
-        _memo.clear()
+        return value
     return _memo.setdefault(key, value)
-
-
-def _memo_key(value: Any) -> Any:
-    """Return a key for a shared part; an id is safe, because `_memo` keeps its object alive."""
-    return (type(value), value) if isinstance(value, (str, int, float)) else id(value)
 
 
 def _with_receipts(status: Document) -> Document:
@@ -86,5 +86,9 @@ def _with_receipt(container: Document) -> Document:
 
 def receipt_of(pod: Document | None) -> wire.Receipt | None:
     """Return the receipt in a trimmed pod; None if it has none."""
-    ends = (program.state("terminated") or {} for program in Pod(pod or {}).programs)
-    return next((end[RECEIPT] for end in ends if end.get(RECEIPT)), None)
+    for container in get_list(get_dict(pod, "status"), "containerStatuses"):
+        ended = get_dict(get_dict(container, "state"), "terminated")
+        if RECEIPT in ended:
+            receipt: wire.Receipt = ended[RECEIPT]
+            return receipt
+    return None

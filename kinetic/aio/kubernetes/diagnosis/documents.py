@@ -32,9 +32,11 @@ def annotations_of(document: Document | None) -> Document:
 
 def condition(document: Document | None, kind: str, status: str | None = "True") -> Document | None:
     """Return the object's condition of this *kind* and *status* (None: any status), or None."""
-    conditions = get_list(get_dict(document, "status"), "conditions")
-    matching = (entry for entry in conditions if entry.get("type") == kind)
-    return next((entry for entry in matching if status in (None, entry.get("status"))), None)
+    found: Document
+    for found in get_list(get_dict(document, "status"), "conditions"):
+        if found.get("type") == kind and status in (None, found.get("status")):
+            return found
+    return None
 
 
 def age_key(document: Document) -> tuple[str, str]:

@@ -193,11 +193,14 @@ class Container:
 _SPOT = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
 
 
+_NO_FACTS = JobFacts()
+
+
 class Pod:
     """The last version of a pod, with all other *facts* about its job."""
 
     def __init__(self, document: Document, facts: JobFacts | None = None) -> None:
-        self.document, self.facts = document, facts or JobFacts()
+        self.document, self.facts = document, facts or _NO_FACTS
         self.metadata, self.spec = get_dict(document, "metadata"), get_dict(document, "spec")
         self.status, self.uid = get_dict(document, "status"), uid(document)
 
