@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 
+from kinetic.aio.kubernetes.manifests import Paths, Placement, job_manifest
 from kinetic.aio.kubernetes.pending import Patience
 from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError, Throttled
@@ -33,6 +35,19 @@ async def test_a_single_job_takes_two_writes_and_its_secret_goes_with_it(place: 
     async with asyncio.timeout(60):
         while await place.items("secrets"):
             await asyncio.sleep(0.05)
+
+
+async def test_the_api_server_answers_with_metadata_only(place: Place) -> None:
+    cluster, at = await place.open(), Placement(namespace=place.namespace.name, secret="s")
+    manifest, query = job_manifest(place.job("one"), at), {"dryRun": "All"}
+    path = Paths(at.namespace).jobs
+    answers = [
+        await cluster._api.call("POST", path, query=query, body=manifest, metadata_only=only)
+        for only in (False, True)
+    ]
+    whole, partial = (len(json.dumps(answer)) for answer in answers)
+    assert answers[1]["metadata"]["name"] == "one"
+    assert "spec" not in answers[1] and partial < 0.6 * whole
 
 
 async def test_jobs_of_a_batch_share_a_secret_that_is_created_once(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -43,6 +44,19 @@ async def test_a_secret_that_is_still_being_created_is_removed(
     created = [path for path in server.paths if path.startswith("POST")]
     assert len(created) == 2
     assert server.paths[-1] == "DELETE /api/v1/namespaces/ns/secrets/grp-1"
+
+
+async def test_the_answer_to_a_new_job_leaves_out_spec_and_status(
+    server: FaultServer, cluster: GkeCluster
+) -> None:
+    """The Job's own kind is the owner of its Secret, and not the kind of the answer."""
+    created = {"kind": "PartialObjectMetadata", "metadata": {"name": "one", "uid": "u"}}
+    server.then(answer(created, 201))
+    await cluster.launch(order(name="one", labels={}))
+    job, secret = server.seen
+    assert "as=PartialObjectMetadata" in job.headers["Accept"]
+    (owner,) = json.loads(secret.body)["metadata"]["ownerReferences"]
+    assert owner == {"apiVersion": "batch/v1", "kind": "Job", "name": "one", "uid": "u"}
 
 
 class Crowd:

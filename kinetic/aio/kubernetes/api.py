@@ -29,6 +29,9 @@ LONGEST_LINE = 8 * 1024**2
 A watch sends an object of at most 1.5 MiB on a line; its JSON may be twice as long.
 """
 
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""The header that asks for the metadata of an object; a server may return the whole object."""
+
 HEARTBEAT_S = 30.0
 """After this many seconds of silence, kinetic pings the server of a WebSocket."""
 
@@ -88,8 +91,11 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        metadata_only: bool = False,
     ) -> dict[str, Any]:
         """Send a request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
+
+        With *metadata_only*, the server returns an object without its spec and status.
 
         Cancelled: the request may or may not have reached the server.
         """
@@ -98,6 +104,8 @@ class Api:
         if body is not None:
             data = json.dumps(body, separators=(",", ":")).encode()
             headers["Content-Type"] = content_type
+        if metadata_only:
+            headers["Accept"] = METADATA_ONLY
 
         async def send() -> dict[str, Any]:
             answer = await self._send(request, limits.requests, limits.idle_s, data, headers)

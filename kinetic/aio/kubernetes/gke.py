@@ -126,7 +126,8 @@ async def _create_or_get(
 
     async def create() -> tuple[dict[str, Any], bool] | None:
         with contextlib.suppress(AlreadyThere):
-            return await api.call("POST", paths.jobs, body=manifest), True
+            created = await api.call("POST", paths.jobs, body=manifest, metadata_only=True)
+            return {**manifest, "metadata": get_dict(created, "metadata")}, True
         with contextlib.suppress(NotFound):
             existing = await api.call("GET", f"{paths.jobs}/{name}")
             if not get_dict(existing, "metadata").get("deletionTimestamp"):
