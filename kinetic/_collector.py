@@ -360,6 +360,9 @@ Inputs are removed first: a process of the batch that starts late then finds no 
 
 ITEMS = TypeVar("ITEMS", bound=ListedObject)
 
+_CLOSED = (wire.Kind.LOST, wire.Kind.CANCELLED)
+"""The kinds of the outcomes that another process may have written."""
+
 
 def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
     """Return the objects that a batch with collected results no longer needs, in removal order.
@@ -367,20 +370,21 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
     The outcomes of closed attempts stay. If the process of such an attempt is still alive, it could
     otherwise commit another outcome.
     """
-    found: list[ITEMS] = []
-    objects = [*batch]
-    for folder in ITEM_FOLDERS:
-        in_folder = (
-            listed for listed in objects if listed.name.split("/", 2)[2].startswith(folder)
-        )
-        found += [listed for listed in in_folder if not _is_closed(listed)]
-    return found
+    found: dict[str, list[ITEMS]] = {folder: [] for folder in ITEM_FOLDERS}
+    for listed in batch:
+        folder = f"{listed.name.split('/', 3)[2]}/"
+        if folder in found and not _is_closed(listed):
+            found[folder].append(listed)
+    return [*chain.from_iterable(found.values())]
 
 
 def _is_closed(listed: ListedObject) -> bool:
     """Return whether *listed* is an outcome that another process may have written."""
+    header = listed.metadata.get("header", "")
+    if not any(kind in header for kind in _CLOSED):  # nearly all; parsing takes 4 µs
+        return False
     outcome = _outcome_of(listed)
-    return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
+    return outcome is not None and outcome.kind in _CLOSED
 
 
 def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
