@@ -7,7 +7,7 @@ import contextlib
 import os
 import types
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 from absl import logging
 
 from kinetic._messages import handle_bundle, handle_repr, one_line
+from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import release
 from kinetic._tracebacks import own_frames_left_out
@@ -366,7 +367,12 @@ class BatchHandle(Generic[T, X]):
             return None
 
     def _new_consumer(
-        self, timeout: float | None, *, ordered: bool = False, windowed: bool = True
+        self,
+        timeout: float | None,
+        *,
+        ordered: bool = False,
+        windowed: bool = True,
+        verified: dict[int, wire.Outcome] | None = None,
     ) -> Consumer:
         check(timeout=timeout)
         self._batch.submission.refuse_removed()
@@ -377,6 +383,7 @@ class BatchHandle(Generic[T, X]):
             ordered=ordered,
             windowed=windowed,
             search_until=self._search_until,
+            verified=verified,
         )
 
     async def progress(self) -> AsyncGenerator[Progress, None]:
@@ -520,7 +527,8 @@ class BatchHandle(Generic[T, X]):
             losses = await batch.results()
         """
         check(ordered=ordered, cleanup=cleanup, return_exceptions=return_exceptions)
-        async with self._new_consumer(timeout) as consumer:
+        verified: dict[int, wire.Outcome] | None = {} if cleanup else None
+        async with self._new_consumer(timeout, verified=verified) as consumer:
             outcomes = {index: outcome async for index, outcome in consumer}
             total = self._batch.total
             if total is not None and len(outcomes) < total:  # a short list would look like success
@@ -531,8 +539,8 @@ class BatchHandle(Generic[T, X]):
             self._failed = [
                 index for index, outcome in outcomes.items() if isinstance(outcome, Failed | Lost)
             ]
-            if cleanup:
-                await self._remove_unneeded(outcomes, consumer.deadline)
+            if verified is not None:
+                await self._remove_unneeded(outcomes, verified, consumer.deadline)
         refused = {
             index: outcome.error
             for index, outcome in outcomes.items()
@@ -548,7 +556,10 @@ class BatchHandle(Generic[T, X]):
         ]
 
     async def _remove_unneeded(
-        self, outcomes: dict[int, Outcome[T]], deadline: float | None
+        self,
+        outcomes: dict[int, Outcome[T]],
+        verified: Mapping[int, wire.Outcome],
+        deadline: float | None,
     ) -> None:
         """Remove the objects that the caller no longer needs; log a warning if some remain."""
         values = {
@@ -562,18 +573,18 @@ class BatchHandle(Generic[T, X]):
                 if not is_complete:
                     await self._batch.delete_jobs()
                 elif not self._batch.items_removed:
-                    await self._batch.collect(values, await self._read_history())
+                    await self._batch.collect(values, await self._read_history(verified))
         except (BackendError, TimeoutError) as exc:
             cause = str(exc) or "the timeout has passed"
             message = "%s: some of its objects remain (%s); results() or cleanup() removes them"
             logging.warning(message, self.group_id, cause)
 
-    async def _read_history(self) -> list[Any] | None:
+    async def _read_history(self, verified: Mapping[int, wire.Outcome]) -> Sequence[Any] | None:
         """Return what a report needs of each item; None if it can't be read."""
         from kinetic.aio._engine import history  # only results() and report() need it
 
         try:
-            return history.pack_items(await history.read(self._batch))
+            return await history.read_packed(self._batch, verified)
         except KineticError as exc:
             logging.warning("a report about %s will have no items: %s", self.group_id, exc)
             return None

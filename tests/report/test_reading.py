@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio
+from kinetic._collector import ITEM_FOLDERS
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
 from kinetic._runner.protocol import frames, wire
@@ -271,3 +272,42 @@ async def test_a_report_shows_every_item_after_its_results_were_collected(
         after = await report.read(attached._batch)
         assert replace(after, read_at=before.read_at) == before
         assert await attached.report(tmp_path / "report.html", metric="loss")
+
+
+async def test_collecting_lists_only_items_with_a_value_of_a_later_attempt() -> None:
+    lost = 0
+
+    async def work(run: Run) -> int | None:
+        if lost and run.spec.name.endswith("-1-1"):
+            return 137  # without writing an outcome
+        return await carry_out(run)
+
+    platform = memory_platform(work)
+    store: Any = platform.store
+    async with aio.Client(backend="local", platform=platform) as client:
+        for lost in (0, 1):
+            batch = await client.run_async_map(train, [1.0, 2.0, 3.0], retries=1)
+            await batch.wait()
+            before = await read(batch)
+            assert [len(item.attempts) for item in before.items] == [1, 1 + lost, 1]
+            store.requests.clear()
+            await batch.results()
+            assert store.requests["list"] == lost + len(ITEM_FOLDERS)
+            assert (await read(batch)).items == before.items
+
+
+async def test_a_collected_history_has_the_attempts_after_a_retry(
+    client: aio.Client, platform: Platform
+) -> None:
+    """The first attempt may return its value after a request to retry has started a second one."""
+    batch = await ended(client, [1.0, 2.0])
+    submission = batch._batch.submission
+    key, scope = submission.identity.key, submission.identity.scope
+    await submission.requests.append(wire.Request(kind="retry", bases={0: 1}))
+    cancelled = wire.Outcome(kind=wire.Kind.CANCELLED, reason="cancelled", executor="someone")
+    name = wire.attempt_key(scope, 0, 2, "outcome")
+    await platform.store.create(name, b"", cancelled.signed(key, scope, 0, 2))
+    before = await read(batch)
+    assert [len(item.attempts) for item in before.items] == [2, 1]
+    await batch.results()
+    assert (await read(batch)).items == before.items

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic._progress.tally import State
@@ -14,6 +14,8 @@ from kinetic._tasks import in_thread
 from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.progress import state_of
 from kinetic.job_status import JobStatus
+
+_NO_NOTE: Note = {}
 
 
 async def read(batch: Batch) -> list[Item]:
@@ -28,28 +30,62 @@ async def read(batch: Batch) -> list[Item]:
     """
     if await batch.submission.read_collected():
         return [*_unpack_items(await batch.submission.read_history())]
+    inputs = await _read_notes(batch)
+    return await _read_items(batch, range(batch.known), inputs)
+
+
+async def read_packed(batch: Batch, verified: Mapping[int, wire.Outcome]) -> Sequence[Any]:
+    """Return the history of *batch*, whose items have all succeeded, as values for JSON.
+
+    *verified* has the outcomes of items whose first attempt has returned a value. Unless a request
+    has retried such an item, it has no other attempt, so this doesn't list it.
+
+    Raises:
+        NotFound, WireError: As `read`.
+    """
+    if await batch.submission.read_collected():
+        return await batch.submission.read_history()
+    inputs = await _read_notes(batch)
+    standing = batch.submission.requests.standing
+    first = {index: value for index, value in verified.items() if not standing(index).base}
+    unknown = [index for index in range(batch.known) if index not in first]
+    listed = {item.index: item for item in await _read_items(batch, unknown, inputs)}
+
+    def pack(index: int) -> tuple[Any, ...]:
+        if (outcome := first.get(index)) is None:
+            item = listed[index]
+            return item.attempts, item.input, item.result
+        attempt = _build_attempt(1, wire.Attempt(outcome=outcome))
+        return (attempt,), inputs.get(index, _NO_NOTE), outcome.note or _NO_NOTE
+
+    return await in_thread(lambda: [pack(index) for index in range(batch.known)])
+
+
+async def _read_notes(batch: Batch) -> dict[int, Note]:
+    """Read the notes of the inputs, and then the requests to stop or retry.
+
+    Items are read after the requests: a listing from before a stop may lack an attempt that had
+    begun.
+    """
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
     inputs = await batch.inputs.notes(batch.manifest["parameters"])
-    # Read requests first: a listing from before a stop may lack an attempt that had begun.
     await batch.submission.requests.read()
-    known = range(batch.known)
-    attempts = await batch.submission.all_attempts(known)
-    standings = [batch.submission.requests.standing(index) for index in known]
+    return inputs
+
+
+async def _read_items(
+    batch: Batch, indices: Collection[int], inputs: Mapping[int, Note]
+) -> list[Item]:
+    attempts = await batch.submission.all_attempts(indices)
+    standings = [batch.submission.requests.standing(index) for index in indices]
     budgets = batch.submission.identity.budgets
     return await in_thread(
         lambda: [
-            _build_item(
-                index, standings[index], budgets, attempts.get(index, {}), inputs.get(index, {})
-            )
-            for index in known
+            _build_item(index, standing, budgets, attempts.get(index, {}), inputs.get(index, {}))
+            for index, standing in zip(indices, standings, strict=True)
         ]
     )
-
-
-def pack_items(items: Iterable[Item]) -> list[Any]:
-    """Convert *items*, which must all have succeeded, to values for JSON, in the same order."""
-    return [[item.attempts, item.input, item.result] for item in items]
 
 
 def _unpack_items(packed_items: Iterable[Any]) -> Iterator[Item]:

@@ -49,7 +49,7 @@ class Consumer:
     beyond those counted by `note_delivered`. *display* is active while the block runs. After
     *timeout* seconds, the block raises `ResultTimeout`, but not while an item is ready. Until
     *search_until*, a time of the loop, `wait_until_ready` waits for items that another process has
-    yet to submit.
+    yet to submit. *verified* gets the verified outcome of each value that a first attempt returned.
 
     ``ready`` has the indices that `take` returns next, even those of items that were refused.
 
@@ -67,6 +67,7 @@ class Consumer:
         ordered: bool = False,
         windowed: bool = True,
         search_until: float | None = None,
+        verified: dict[int, wire.Outcome] | None = None,
     ) -> None:
         self.ready: deque[int] = deque()
         self.deadline: float | None = None
@@ -76,6 +77,7 @@ class Consumer:
         self._ordered = ordered
         self._windowed = windowed
         self._search_until = search_until
+        self._verified = verified
         self._window: Backpressure | None = None
         self._delivered = 0
         self._reported = bytearray()  # by index: whether the item was ready once
@@ -159,8 +161,11 @@ class Consumer:
         while True:
             while len(ahead) < READ_AHEAD and (index := self.take()) is not None:
                 if not ahead and batch.submission.holds(index):
-                    return index, await outcome_of(batch, index)  # in memory: no need to read ahead
-                reader = asyncio.create_task(outcome_of(batch, index), name=f"kinetic read {index}")
+                    # It's in memory, so there is no need to read ahead.
+                    return index, await outcome_of(batch, index, self._verified)
+                reader = asyncio.create_task(
+                    outcome_of(batch, index, self._verified), name=f"kinetic read {index}"
+                )
                 ahead.append((index, reader))
             async with asyncio.timeout_at(self.deadline):
                 if not ahead:
@@ -259,8 +264,12 @@ class Consumer:
         return submission.is_damaged(index) or not self._batch.submits
 
 
-async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
+async def outcome_of(
+    batch: Batch, index: int, verified: dict[int, wire.Outcome] | None = None
+) -> Outcome[Any]:
     """Wait for an item's end and return its outcome; read and rebuild its value.
+
+    If *verified* is given, put the verified outcome of a first attempt's value into it.
 
     Raises:
         SubmitterLost: During the wait, kinetic has found that no process will run the item. If
@@ -284,6 +293,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     try:
         outcome, body = await submission.outcome(index, item.attempt)
         if outcome.kind is wire.Kind.VALUE:
+            if verified is not None and item.attempt == 1:
+                verified[index] = outcome
             return Succeeded(await submission.value(index, outcome, body))
     except (WireError, AuthError, JobFailed) as exc:
         # The outcome is forged or damaged, or this process can't read or rebuild its value.
