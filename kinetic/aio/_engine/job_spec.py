@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
-from dataclasses import replace
 from typing import Any
 
 from kinetic import configuration
@@ -34,39 +34,37 @@ class JobSpecBuilder:
         self._cluster = session.platform.cluster
         self._identity = identity
         options = uploaded.call.options
-        self._template = JobSpec(
-            name="",
-            labels={
-                "app": session.platform.app,
-                "app.kubernetes.io/name": "kinetic",
-                "app.kubernetes.io/managed-by": "kinetic",
-                "kinetic.dev/user": _user_name(),
-                "kinetic.dev/function": uploaded.call.name[:LABEL_LENGTH],
-                "kinetic.dev/kind": "item" if identity.leased else "job",
-                LABEL_SUBMISSION: identity.id,
-                LABEL_CLIENT: session.client_id,
-            },
+        self._data = uploaded.data
+        self._labels = {
+            "app": session.platform.app,
+            "app.kubernetes.io/name": "kinetic",
+            "app.kubernetes.io/managed-by": "kinetic",
+            "kinetic.dev/user": _user_name(),
+            "kinetic.dev/function": uploaded.call.name[:LABEL_LENGTH],
+            "kinetic.dev/kind": "item" if identity.leased else "job",
+            LABEL_SUBMISSION: identity.id,
+            LABEL_CLIENT: session.client_id,
+        }
+        # For a batch, `partial` takes half the time of `dataclasses.replace`.
+        self._order = functools.partial(
+            wire.Order,
+            store=session.platform.store.url,
+            scope=identity.scope,
+            group_id=identity.id if identity.leased else None,
+            budgets=identity.budgets,
+            function=uploaded.function,
+            code=uploaded.code,
+            requirements=uploaded.image.requirements,
+            timeout=options.timeout,
+            client=uploaded.client_versions,
+            root=_path_as_loaded(str(uploaded.project.root or ""), uploaded.call.function),
+            owned=uploaded.call.owned,
+            debug_s=configuration.debug_wait_s() if options.debug else None,
+            stood=os.getcwd() if options.debug else "",
+        )
+        self._job = functools.partial(
+            JobSpec,
             image=uploaded.image,
-            order=wire.Order(
-                store=session.platform.store.url,
-                scope=identity.scope,
-                job_id="",
-                index=0,
-                attempt=0,
-                group_id=identity.id if identity.leased else None,
-                budgets=identity.budgets,
-                function=uploaded.function,
-                arguments=_NO_ARGUMENTS,
-                code=uploaded.code,
-                requirements=uploaded.image.requirements,
-                data=uploaded.data,
-                timeout=options.timeout,
-                client=uploaded.client_versions,
-                root=_path_as_loaded(str(uploaded.project.root or ""), uploaded.call.function),
-                owned=uploaded.call.owned,
-                debug_s=configuration.debug_wait_s() if options.debug else None,
-                stood=os.getcwd() if options.debug else "",
-            ),
             environment=uploaded.environment,
             key=identity.key,
             resources=uploaded.resources,
@@ -92,26 +90,25 @@ class JobSpecBuilder:
             Throttled: The platform accepts no more jobs now.
             BackendError: The request failed in another way, and the platform doesn't show the job.
         """
-        identity, template = self._identity, self._template
-        order = replace(
-            template.order,
+        identity = self._identity
+        order = self._order(
             job_id=identity.job_id(index),
             index=index,
             attempt=attempt,
             fence=fence,
             arguments=arguments,
-            data=(*template.order.data, *data),
+            data=(*self._data, *data),
             output_dir=identity.output_dir(index),
         )
         labels = {
-            **template.labels,
+            **self._labels,
             LABEL_INDEX: str(index),
             LABEL_ATTEMPT: str(attempt),
             LABEL_ROUND: str(round_number),
         }
         name = identity.attempt_name(index, attempt)
         try:
-            await self._cluster.launch(replace(template, name=name, labels=labels, order=order))
+            await self._cluster.launch(self._job(name=name, labels=labels, order=order))
         except BackendError as exc:
             if is_refusal(exc) or not await self._cluster.find(names=[name]):
                 raise
@@ -124,9 +121,6 @@ def _path_as_loaded(root: str, function: Any) -> str:
     if relative and file.endswith(f"{os.sep}{relative}"):
         return file.removesuffix(f"{os.sep}{relative}")
     return root
-
-
-_NO_ARGUMENTS = wire.Input(name="", start=0, stop=0, digest="")
 
 
 def output_base(session: Session, uploaded: UploadedCall, submission_id: str) -> str:

@@ -18,6 +18,9 @@ class Pause(Outage):
     def __init__(self, subject: str) -> None:
         super().__init__(subject)
         self.patience_s = configuration.number("KINETIC_SUBMIT_PATIENCE", 900.0)
+        self.policy = RetryPolicy(
+            first_pause_s=0.5, longest_pause_s=10.0, total_s=self.patience_s, warn_after_s=0.0
+        )
 
     def warning_text(self, failure: Exception, failing_s: float) -> str:
         """Return the warning: the refusal and its remedy."""
@@ -42,11 +45,8 @@ async def retry_while_refused(
 
     The time limit starts again whenever ``progress()`` has grown.
     """
-    policy = RetryPolicy(
-        first_pause_s=0.5, longest_pause_s=10.0, total_s=pause.patience_s, warn_after_s=0.0
-    )
 
     def is_retryable(failure: Exception) -> bool:
         return isinstance(failure, KineticError) and failure.passing and may_wait()
 
-    return await retry(call, policy, pause, should_retry=is_retryable, progress=progress)
+    return await retry(call, pause.policy, pause, should_retry=is_retryable, progress=progress)
