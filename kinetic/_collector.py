@@ -360,9 +360,6 @@ Inputs are removed first: a process of the batch that starts late then finds no 
 
 ITEMS = TypeVar("ITEMS", bound=ListedObject)
 
-_CLOSED = (wire.Kind.LOST, wire.Kind.CANCELLED)
-"""The kinds of the outcomes that another process may have written."""
-
 
 def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
     """Return the objects that a batch with collected results no longer needs, in removal order.
@@ -381,10 +378,11 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
 def _is_closed(listed: ListedObject) -> bool:
     """Return whether *listed* is an outcome that another process may have written."""
     header = listed.metadata.get("header", "")
-    if not any(kind in header for kind in _CLOSED):  # nearly all; parsing takes 4 µs
+    # Parsing takes 4 µs, and nearly all outcomes are values.
+    if wire.Kind.LOST not in header and wire.Kind.CANCELLED not in header:
         return False
     outcome = _outcome_of(listed)
-    return outcome is not None and outcome.kind in _CLOSED
+    return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 
 
 def _outcome_of(listed: ListedObject) -> wire.Outcome | None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAGIC = b"KNF1"
 TAIL = struct.Struct("<I4s")
@@ -32,8 +31,7 @@ class Sink(Protocol):
     def write(self, data: bytes | memoryview, /) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
+class Frames(NamedTuple):
     """A container that was read: the fields of its footer, and views of its frames."""
 
     fields: Mapping[str, Any]

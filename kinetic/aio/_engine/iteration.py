@@ -286,8 +286,8 @@ async def outcome_of(
         if (error := submission.error(index)) is not None:
             return Failed(error)
         item = await batch.session.until_final(submission, index)
-    job_id = submission.identity.job_id(index)
     if item.outcome is None:
+        job_id = submission.identity.job_id(index)
         why = f" ({batch.cause})" if batch.cause else ""
         return Cancelled(JobCancelled(f"{job_id} was cancelled{why}", job_id=job_id))
     try:
@@ -299,6 +299,7 @@ async def outcome_of(
     except (WireError, AuthError, JobFailed) as exc:
         # The outcome is forged or damaged, or this process can't read or rebuild its value.
         return Failed(exc)
+    job_id = submission.identity.job_id(index)
     if outcome.reason == SUBMISSION:  # the submitting process wrote this outcome
         error_fields = frames.unpack(body).fields.get("error", {})
         return Failed(
