@@ -536,18 +536,25 @@ class BatchHandle(Generic[T, X]):
                     f"batch {self.group_id} has ended, but only {len(outcomes)} of its {total} "
                     "items were read; call results() again"
                 )
+            without_value = {
+                index: outcome
+                for index, outcome in outcomes.items()
+                if not isinstance(outcome, Succeeded)
+            }
             self._failed = [
-                index for index, outcome in outcomes.items() if isinstance(outcome, Failed | Lost)
+                index
+                for index, outcome in without_value.items()
+                if isinstance(outcome, Failed | Lost)
             ]
             if verified is not None:
                 await self._remove_unneeded(outcomes, verified, consumer.deadline)
         refused = {
             index: outcome.error
-            for index, outcome in outcomes.items()
-            if outcome.error and self._is_refused(index)
+            for index, outcome in without_value.items()
+            if self._is_refused(index)
         }
         self._refusals.update(refused)
-        if not return_exceptions and not all(outcome.ok for outcome in outcomes.values()):
+        if without_value and not return_exceptions:
             raise self._build_error(outcomes, refused)
         indices = sorted(outcomes) if ordered else outcomes
         return [
