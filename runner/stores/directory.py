@@ -164,7 +164,7 @@ class DirectoryObjects:
             if stored.size > limit:
                 return stored, None
             file.seek(offset)
-            return stored, file.read(limit)
+            return stored, file.read(stored.size)  # `limit` would be allocated first
 
     def path(self, name: str) -> Path | None:
         """Return the file that has exactly the content; None if the file has a header."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import tracemalloc
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -239,6 +240,18 @@ def test_content_may_look_like_anything(
         objects.delete(["x"])
         objects.create("x", start + content, metadata)
         assert objects.get("x") == (start + content, metadata)
+
+
+def test_reading_a_small_object_allocates_no_more_than_its_size(tmp_path: Path) -> None:
+    """A client reads the outcome of each job; its limit is 256 KiB."""
+    objects = DirectoryObjects(tmp_path / "s")
+    objects.create("x", b"content", {"header": "{}"})
+    tracemalloc.start()
+    try:
+        assert objects.read("x", 1 << 18)[1] == b"content"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_second_try_of_the_same_write_to_a_shared_directory_succeeds(tmp_path: Path) -> None:
