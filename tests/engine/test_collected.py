@@ -14,7 +14,7 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Object
+from kinetic.aio.ports import Object, ObjectInfo
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 from tests.engine.world import VIRTUAL, dies
@@ -25,12 +25,21 @@ CLOSED = "attempts/000000/00000001.0001.outcome"
 
 
 class Weak(MemoryStore):
-    """A store whose connection breaks after ``changes`` further changes; -1 means never."""
+    """A store whose connection breaks after ``changes`` further changes; -1 means never.
+
+    ``listed`` has the names that listings have returned.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.changes = -1
         self.deleted: list[str] = []
+        self.listed: list[str] = []
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        found = await super().list(prefix)
+        self.listed += [info.name for info in found]
+        return found
 
     async def create(self, name: str, *args: Any, **options: Any) -> bool:
         self._count_change(name)
@@ -143,20 +152,37 @@ async def test_what_was_collected_is_removed_and_stays_known(
 
 
 @VIRTUAL
-async def test_collecting_takes_two_listings_and_deletes_only_objects_that_exist(
+async def test_collecting_takes_few_listings_and_deletes_only_objects_that_exist(
     platform: Platform, store: Weak
 ) -> None:
-    """The first listing is for the history of the items, and the second for their removal."""
+    """It lists an item that was tried twice, the inputs, and what has no known name."""
     async with aio.Client(platform=platform) as client:
         batch = await submitted(client)
         await batch.wait()
         await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
         present, listings = await names(store, batch), store.requests["list"]
         assert await batch.results() == [0, 2, 4]
-        assert store.requests["list"] == listings + 2
+        assert store.requests["list"] == listings + 3
     scope = f"batches/{batch.group_id}/"
     removed = {*present} - {*KEPT, CLOSED}
     assert Counter(name.removeprefix(scope) for name in store.deleted) == Counter(removed)
+
+
+@VIRTUAL
+async def test_collecting_lists_no_attempt_that_returned_a_value(
+    platform: Platform, store: Weak
+) -> None:
+    """To list an object, the store of a directory opens its file."""
+    async with aio.Client(platform=platform) as client:
+        batch = await submitted(client, range(4))
+        await batch.wait()
+        store.listed.clear()
+        await batch.results()
+        listed = [name.partition("/attempts/")[2] for name in store.listed if "/attempts/" in name]
+        # The history needs both attempts of item 1, and the first one's objects may stay.
+        first = ["000000/00000001.0001.claim", "000000/00000001.0001.outcome"]
+        second = ["000000/00000001.0002.claim", "000000/00000001.0002.outcome"]
+        assert listed == [*first, *second, *first]
 
 
 @VIRTUAL

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from kinetic import aio
-from kinetic._collector import ITEM_FOLDERS
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
 from kinetic._runner.protocol import frames, wire
@@ -292,7 +291,7 @@ async def test_collecting_lists_only_items_with_a_value_of_a_later_attempt() -> 
             assert [len(item.attempts) for item in before.items] == [1, 1 + lost, 1]
             store.requests.clear()
             await batch.results()
-            assert store.requests["list"] == lost + len(ITEM_FOLDERS)
+            assert store.requests["list"] == lost + 2, "of the inputs, and of what remains"
             assert (await read(batch)).items == before.items
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from kinetic._collector import ITEM_FOLDERS, items_of
+from kinetic._collector import items_of
 from kinetic._runner.protocol import wire
 from kinetic._tasks import release
 from kinetic.aio import _lease
@@ -643,10 +643,12 @@ class Batch:
         await submission.write_collected(len(values), history)
         store, identity = self.session.platform.store, submission.identity
         await self.session.platform.cluster.drop_secret([identity.id])
-        found = items_of(await store.list(identity.scope))
-        for folder in ITEM_FOLDERS:
-            prefix = f"{identity.scope}{folder}"
-            await store.delete([info.name for info in found if info.name.startswith(prefix)])
+        # Without inputs, a process of the batch that starts late ends.
+        inputs = await store.list(f"{identity.scope}inputs/")
+        await store.delete([info.name for info in inputs])
+        await store.delete(submission.names_of_values())  # a listing would read these objects
+        remaining = items_of(await store.list(identity.scope))
+        await store.delete([info.name for info in remaining])
         self.items_removed = True
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:

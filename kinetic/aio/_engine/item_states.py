@@ -330,6 +330,15 @@ class ItemStates:
         )
         self.collected = total
 
+    def names_of_values(self) -> list[str]:
+        """Return the names of the claims and outcomes of all attempts that returned a value."""
+        return [
+            wire.attempt_key(self.identity.scope, index, item.attempt, part)
+            for index, item in self._items.items()
+            if item.state is wire.ItemState.SUCCEEDED
+            for part in ("claim", "outcome")
+        ]
+
     async def read_history(self) -> Sequence[Any]:
         """Return the facts about each item that `write_collected` stored for reports."""
         kept: Sequence[Any] | None = (await self._read_collected_fields())["history"]
