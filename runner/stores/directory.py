@@ -246,15 +246,17 @@ class DirectoryObjects:
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, and folders that become empty."""
+        folders: dict[str, None] = {}
         for name in names:
             path = self._file_path(name)
-            try:
+            with _absence_ignored():
                 os.unlink(path)
-                while (path := os.path.dirname(path)) != self._root:
-                    os.rmdir(path)
-            except OSError as exc:
-                if exc.errno not in ABSENT_ERRNOS:
-                    raise
+                folders[path.rpartition("/")[0]] = None
+        for folder in folders:
+            with _absence_ignored():
+                while folder != self._root:
+                    os.rmdir(folder)
+                    folder = os.path.dirname(folder)
 
     def sweep(self, age: float) -> None:
         """Remove unfinished files that killed writers left more than *age* seconds ago."""
@@ -376,6 +378,16 @@ class DirectoryObjects:
         while all_above and len(folder) > len(self._root):
             folder = os.path.dirname(folder)
             _sync(folder)
+
+
+@contextlib.contextmanager
+def _absence_ignored() -> Generator[None]:
+    """Ignore the error of a deletion whose object or folder is missing, or isn't empty."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in ABSENT_ERRNOS:
+            raise
 
 
 def _is_same(first: str, second: str) -> bool:
