@@ -93,7 +93,7 @@ def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
     """Add the scalars in *value* to *note*; *path* is the value's name, empty for the whole."""
     if len(note) >= MAX_ENTRIES:
         return
-    cls: type[Any] = type(value)
+    cls: type[Any] = type(cast("object", value))
     name = path or RESULT
     if value is None or cls is bool:
         note[name] = value

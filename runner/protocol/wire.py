@@ -329,12 +329,14 @@ def shared_fields(text: str) -> Mapping[str, Any]:
 
     A warm parent decodes them once, for all its forks.
     """
-    fields: Any = json.loads(text.removesuffix("}"))
-    code, requirements = fields["code"], fields["requirements"]
+    fields: dict[str, Any] = json.loads(text.removesuffix("}"))
+    requirements = fields["requirements"]
     fields["budgets"] = RetryBudgets(**fields["budgets"])
     fields["function"] = Input(*fields["function"])
     fields["requirements"] = Input(*requirements) if requirements else None
-    fields["code"] = Code(**{**code, "sys_path": tuple(code["sys_path"])}) if code else None
+    if code := fields["code"]:
+        code["sys_path"] = tuple(code["sys_path"])
+        fields["code"] = Code(**code)
     return {name: fields[name] for name in Order.__slots__ if name in fields}
 
 
