@@ -48,7 +48,8 @@ async def read_packed(batch: Batch, verified: Mapping[int, wire.Outcome]) -> Seq
     inputs = await _read_notes(batch)
     standing = batch.submission.requests.standing
     first = {index: value for index, value in verified.items() if not standing(index).base}
-    unknown = [index for index in range(batch.known) if index not in first]
+    known = range(batch.known)  # the thread below must not keep the batch alive
+    unknown = [index for index in known if index not in first]
     listed = {item.index: item for item in await _read_items(batch, unknown, inputs)}
 
     def pack(index: int) -> tuple[Any, ...]:
@@ -58,7 +59,7 @@ async def read_packed(batch: Batch, verified: Mapping[int, wire.Outcome]) -> Seq
         attempt = _build_attempt(1, wire.Attempt(outcome=outcome))
         return (attempt,), inputs.get(index, _NO_NOTE), outcome.note or _NO_NOTE
 
-    return await in_thread(lambda: [pack(index) for index in range(batch.known)])
+    return await in_thread(lambda: [*map(pack, known)])
 
 
 async def _read_notes(batch: Batch) -> dict[int, Note]:
