@@ -320,7 +320,7 @@ _ITEM_FIELDS = (
 """The fields of an `Order` that differ between the attempts of a submission."""
 
 _SHARED = ',"submission":'
-"""What precedes the shared fields. No string in JSON contains it, because JSON escapes quotes."""
+"""The text before the shared fields. A string in JSON can't contain it: JSON escapes quotes."""
 
 
 @functools.lru_cache(4)
