@@ -220,15 +220,15 @@ class Pod:
                 await asyncio.sleep(RETRY_S)
 
     async def _mounted(self) -> environment.Sources:
-        """Try until all volumes are there; an event says what is missing."""
-        reported = False
+        """Try until all volumes are there; an event says what is missing, when that changes."""
+        reported = ""
         while True:
             try:
                 return await self._prepare()
             except volumes.CannotMount as missing:
-                if not reported:
-                    await self._event("FailedMount", str(missing))
-                reported = True
+                if str(missing) != reported:
+                    reported = str(missing)
+                    await self._event("FailedMount", reported)
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _life(self, one: Container, sources: environment.Sources) -> None:
