@@ -446,11 +446,26 @@ class Trial:
 
     async def _unstick(self, objects: list[dict[str, Any]]) -> None:
         for found in objects:
-            if FINALIZER not in (finalizers := found["metadata"].get("finalizers", ())):
-                continue
-            change = {"metadata": {"finalizers": [x for x in finalizers if x != FINALIZER]}}
-            with contextlib.suppress(Refused):
-                await self._call("PATCH", self._path(found), change)
+            if FINALIZER in found["metadata"].get("finalizers", ()):
+                await self._remove_finalizer(self._path(found), found["metadata"]["uid"])
+
+    async def _remove_finalizer(self, path: str, uid: str) -> None:
+        """Remove our finalizer; read again if a controller changes the finalizers meanwhile."""
+        while True:
+            try:
+                metadata = (await self._call("GET", path))["metadata"]
+                finalizers = metadata.get("finalizers", ())
+                if metadata["uid"] != uid or FINALIZER not in finalizers:
+                    return
+                kept = {"finalizers": [x for x in finalizers if x != FINALIZER]}
+                change = kept | {"resourceVersion": metadata["resourceVersion"]}
+                await self._call("PATCH", path, {"metadata": change})
+                return
+            except Refused as refusal:
+                if refusal.code == 404:
+                    return
+                if refusal.code != 409:
+                    raise
 
     # --- clients and objects ---
 
