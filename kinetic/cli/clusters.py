@@ -53,7 +53,9 @@ def with_site(command: Command) -> Command:
         for name in ("GOOGLE_CLOUD_PROJECT", "KINETIC_KUBE_CONTEXT"):
             environ.pop(name, None)
         settings = {name: kwargs.pop(name) for name in SITE_OPTIONS}
-        target = configuration.resolve(backend="gke", environ=environ, **settings)
+        # `Site` says which setting is missing. `resolve` would also suggest KINETIC_KUBE_CONTEXT,
+        # which these commands ignore, if it resolved a backend that needs a project.
+        target = configuration.resolve(backend="local", environ=environ, **settings)
         site = Site(
             project=target.project or "",
             zone=target.zone,

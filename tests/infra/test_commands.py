@@ -48,7 +48,9 @@ async def test_a_preview_shows_each_part_and_its_cost(console: Console, google: 
 
 async def test_down_never_takes_the_project_of_gcloud_alone(console: Console) -> None:
     console.environ["GOOGLE_CLOUD_PROJECT"] = "acme-1"
-    assert "project" in await console.run("down", exit_code=2)
+    refusal = await console.run("down", exit_code=2)
+    assert "--project" in refusal
+    assert "KINETIC_KUBE_CONTEXT" not in refusal  # the command ignores it
 
 
 async def test_a_failure_ends_with_an_exit_code_and_a_next_step(
