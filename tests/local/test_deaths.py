@@ -234,6 +234,33 @@ async def test_clients_come_while_the_supervisor_leaves(
     assert await eventually(lambda: not supervisor_pid(home))
 
 
+FORKS_WHILE_CONNECTING = """
+import os, pathlib, sys
+from kinetic.aio.local import supervisor
+
+read_fd, write_fd = os.pipe()
+forked = []
+
+def fork(event, arguments):
+    if event == "subprocess.Popen" and not forked:
+        forked.append(os.fork())
+        if forked == [0]:
+            os.close(write_fd)
+            os.read(read_fd, 1)  # until the program has ended
+            os._exit(0)
+
+sys.addaudithook(fork)
+supervisor.connect(pathlib.Path(sys.argv[1]), os.environ).close()
+assert forked
+"""
+
+
+async def test_a_program_may_fork_while_it_starts_a_supervisor(home: Path) -> None:
+    """The forked process inherits the pipe to the supervisor, and keeps it open."""
+    async with asyncio.timeout(DEADLINE_S):
+        await run(sys.executable, "-c", FORKS_WHILE_CONNECTING, str(home))
+
+
 async def test_a_long_home_works(tmp_path: Path, environ: dict[str, str], runner: Path) -> None:
     home = tmp_path / ("long " * 12) / ("name" * 20)
     home.mkdir(parents=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -100,7 +101,7 @@ def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadl
     environment["PYTHONPATH"] = str(Path(__file__).parents[3])
     with open(log_fd, "ab") as log:
         try:
-            process = subprocess.run(
+            process = subprocess.Popen(
                 # -S: a supervisor needs only the standard library, and kinetic from PYTHONPATH.
                 [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home)],
                 env=environment,
@@ -109,17 +110,32 @@ def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadl
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                timeout=max(0.0, deadline - time.monotonic()),
-                check=False,
             )
-        except subprocess.TimeoutExpired:
-            return False
         except OSError as exc:
             raise SupervisorError(f"no supervisor can be started: {exc}") from exc
-    result: dict[str, str] = json.loads(process.stdout or "{}")
+    with process:
+        report = _read_report(process, deadline)
+    if report is None:
+        return False
+    result: dict[str, str] = json.loads(report or "{}")
     if "error" in result:
         raise _unusable_error(home, result["error"], result["file"])
     return True
+
+
+def _read_report(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+    """Return the report of a new supervisor, empty if there is none; None at the *deadline*.
+
+    One read is enough, because the supervisor writes its report at once. The pipe may stay open: if
+    another thread of this program forks now, the new process inherits it.
+    """
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+        process.kill()
+        return None
+    return os.read(process.stdout.fileno(), select.PIPE_BUF)
 
 
 def _unusable_error(home: Path, error: str, file: str) -> SupervisorError:
