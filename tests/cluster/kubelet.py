@@ -254,6 +254,8 @@ class Kubelet:
             stdout = cast(IO[bytes], self._process.stdout)
             ready, _, _ = select.select([stdout], [], [], ANSWER_S)
             line = stdout.readline() if ready else b""
+            if not line:
+                self._process.kill()  # its late answer would be taken for that to the next order
         assert line, f"{what}: no answer in {ANSWER_S:g} s\n{children.tail(self._log)}"
         error = json.loads(line)["error"]
         assert error is None, f"{what}: {error}"

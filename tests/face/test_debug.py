@@ -23,9 +23,9 @@ from tests.conftest import processes_of
 from tests.face.child import Child, listener
 from tests.face.editor import Editor, attached
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PROGRAM = """
 import time
 import kinetic

@@ -60,11 +60,11 @@ async def test_the_next_client_deletes_the_jobs_that_a_dead_client_left(
         batch = await client.run_async_map(wait, range(20), max_concurrent=None)
         await batch.submitted()
         await batch.detach()
+    assert await jobs(configured) == 20
     ports, scope = await open_platform(configuration.resolve()), scope_of(batch.group_id)
     key = signing.submission_key(await ports.cluster.root_key(), scope)
     await ControlLog(ports.store, scope, key).append(wire.Request(kind="stop", cause="cancel"))
     await ports.aclose()
-    assert await jobs(configured) == 20
     async with aio.Client() as client:
         if found == "attached to":
             await client.attach_batch(batch.group_id)

@@ -60,7 +60,11 @@ def everything(namespace: Namespace) -> set[str]:
     groups = namespace.admin.call("GET", "/apis")["groups"]
     versions = ["/api/v1", *(f"/apis/{x['preferredVersion']['groupVersion']}" for x in groups)]
     for version in versions:
-        for kind in namespace.admin.call("GET", version)["resources"]:
+        try:
+            kinds = namespace.admin.call("GET", version)["resources"]
+        except Refused:
+            continue  # another test has just deleted the definition of these objects
+        for kind in kinds:
             name = str(kind["name"])
             if not kind["namespaced"] or "list" not in kind["verbs"] or name == "events":
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,19 @@ def restricted(configured: Namespace) -> Namespace:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     path = f"/api/v1/namespaces/{configured.name}"
     configured.admin.call("PATCH", path, {"metadata": {"labels": labels}})
+    while not _refuses_pods(configured):  # the API server reads the label a little later
+        time.sleep(0.05)
     return configured
+
+
+def _refuses_pods(namespace: Namespace) -> bool:
+    spec = {"containers": [{"name": "main", "image": "r.io/root:1"}]}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "root"}, "spec": spec}
+    try:
+        namespace.call("POST", "pods", body, dryRun="All")
+    except Refused:
+        return True
+    return False
 
 
 @on_cluster

@@ -48,7 +48,7 @@ async def test_a_batch_has_its_image_built_once_and_runs_in_it(
     (project / "kn_sums.py").write_text(CODE)
     monkeypatch.syspath_prepend(project)
     add = importlib.import_module("kn_sums").add
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(120):
         batch = await client.run_async_map(add, [{"a": n, "b": 1} for n in range(3)])
         assert await batch.results(cleanup=False) == [1, 2, 3]
     (started,) = cloud.builds.builds.values()

@@ -21,11 +21,9 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.errors import AuthError, ConfigurationError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.crds import definition
-from tests.cluster.fixtures import Namespace, control_plane, kubelet, namespace, nodes, until
+from tests.cluster.fixtures import Namespace, until
 from tests.cluster.rest import Refused
 from tests.infra.google import Google
-
-__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
 
 KIND = definition("Widget", "widgets.example.test", "v1", {"type": "object", "properties": {}})
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

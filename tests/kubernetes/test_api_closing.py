@@ -40,7 +40,7 @@ async def test_a_request_that_was_cancelled_leaves_no_connection(
     namespace: Namespace, use: Any
 ) -> None:
     port, loop = urlsplit(namespace.admin.server).port, asyncio.get_running_loop()
-    left, late = [], 0
+    left = []
     for moment in MOMENTS_S:
         api = Api(await open_context("admin", {"KUBECONFIG": str(namespace.kubeconfig)}))
         using = asyncio.create_task(use(api, namespace.path("pods")))
@@ -50,9 +50,8 @@ async def test_a_request_that_was_cancelled_leaves_no_connection(
         closing = loop.time()
         await api.aclose()
         if loop.time() - closing >= CLOSE_TIMEOUT_S:  # the server stalled, so closing gave up
-            late += 1
             async with asyncio.timeout(20):
                 while connections(port):
                     await asyncio.sleep(0.01)
         left += connections(port)
-    assert not left and late <= 2
+    assert not left

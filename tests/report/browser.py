@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,8 +79,12 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self.ask("delete document.documentElement.dataset.ready")  # the browser may show it longer
         self.call("Page.navigate", url=page.as_uri())
-        self.until("document.readyState === 'complete' && document.documentElement.dataset.ready")
+        self.until(
+            f"location.href === {json.dumps(page.as_uri())} && document.readyState === 'complete' "
+            "&& document.documentElement.dataset.ready"
+        )
 
     def ask(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; the page's security policy doesn't apply."""
@@ -91,11 +96,10 @@ class Browser:
 
     def until(self, expression: str) -> None:
         """Evaluate *expression* every 10 ms until it's true."""
-        pause = "new Promise(done => setTimeout(done, 10))"
         for _ in range(3000):
             if self.ask(f"Boolean({expression})"):
                 return
-            self.ask(pause)
+            time.sleep(0.01)  # a promise would fail if the browser opened the next page meanwhile
         raise AssertionError(f"it never became true: {expression}")
 
     def press(self, key: str) -> None:

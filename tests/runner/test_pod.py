@@ -228,7 +228,7 @@ def stay(fifo: str, mode: str) -> None:
         with open(fifo, "w") as pipe:
             pipe.write("ready")
         while True:
-            time.sleep(60)
+            time.sleep(0.05)  # a signal just before a sleep is handled after it
     finally:
         with open(fifo + ".cleaned", "w"):
             pass

@@ -461,14 +461,15 @@ def for_the_result() -> Any:
 
 
 async def test_a_job_that_takes_all_its_memory_says_so() -> None:
-    async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
+    async with aio.Client(backend="local") as client:
         for function in (at_once, piece_by_piece, nearly_all, in_pickling, for_the_result):
-            job = await client.submit(kinetic.run(backend="local", memory=MEMORY)(function))
-            with pytest.raises((MemoryError, errors.JobFailed)) as caught:
-                await job
-            assert "MemoryError" in (str(caught.value) + repr(caught.value)), caught.value
-            assert (await job.reason()).startswith("out of memory: ")
-            assert await job.status() is JobStatus.FAILED
+            async with asyncio.timeout(DEADLINE_S):
+                job = await client.submit(kinetic.run(backend="local", memory=MEMORY)(function))
+                with pytest.raises((MemoryError, errors.JobFailed)) as caught:
+                    await job
+                assert "MemoryError" in (str(caught.value) + repr(caught.value)), caught.value
+                assert (await job.reason()).startswith("out of memory: ")
+                assert await job.status() is JobStatus.FAILED
 
 
 async def test_a_result_that_takes_most_of_the_memory_arrives() -> None:

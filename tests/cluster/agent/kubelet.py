@@ -194,7 +194,7 @@ class Kubelet:
         return sys.executable, ROOT / "runner"
 
     async def event(self, about: Json, reason: str, message: str, kind: str) -> None:
-        """An event as kubelet writes it; lost when the server is not there."""
+        """An event as kubelet writes it; again and again until the server has it."""
         metadata = about["metadata"]
         now = clock()
         body = {
@@ -221,10 +221,18 @@ class Kubelet:
             "count": 1,
         }
         path = f"/api/v1/namespaces/{metadata['namespace']}/events"
-        try:
-            await self.session.call("POST", path, body)
-        except (Refused, *pods.UNREACHABLE) as error:
-            print(f"event {reason} about {metadata['name']} is lost: {error}", file=sys.stderr)
+        while True:
+            try:
+                await self.session.call("POST", path, body)
+            except Refused as refusal:
+                if not pods.may_pass(refusal):  # the namespace is going
+                    print(f"event {reason} is lost: {refusal}", file=sys.stderr)
+                    return
+            except pods.UNREACHABLE:
+                pass
+            else:
+                return
+            await asyncio.sleep(pods.RETRY_S)
 
     # What tests order
 

@@ -101,7 +101,9 @@ class LeaderWorkerSets:
         """Whether the leader that is there now is the one of this worker."""
         try:
             found = await self._session.call("GET", f"{pods}/{leader}")
-        except Refused:
+        except Refused as refusal:
+            if refusal.code != 404:
+                raise
             return False
         known = (worker.get("annotations") or {}).get(f"{KEY}/leader-uid")
         return bool(found["metadata"]["uid"] == known)
@@ -125,6 +127,10 @@ class LeaderWorkerSets:
         notes[f"{KEY}/leader-uid"] = metadata["uid"]
         path = f"/apis/apps/v1/namespaces/{metadata['namespace']}/statefulsets"
         await create(self._session, path, workers)
+        there = await self._session.call("GET", f"{path}/{metadata['name']}")
+        (owner,) = there["metadata"]["ownerReferences"]
+        if owner["uid"] != metadata["uid"]:
+            raise Refused(409, {"message": "the workers of the leader's predecessor still exist"})
 
     async def _status(self, found: Json, path: str) -> None:
         namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]

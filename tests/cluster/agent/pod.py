@@ -26,6 +26,11 @@ LOOK_AGAIN_S = 0.5
 TERMINAL = ("Succeeded", "Failed")
 
 
+def may_pass(refusal: Refused) -> bool:
+    """Whether the server may take the same request later: it has too many, or has just begun."""
+    return refusal.code in (401, 429) or refusal.code >= 500
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Why a pod ends before its processes do, and what its status is to say.
@@ -215,9 +220,11 @@ class Pod:
             except Refused as refusal:
                 if refusal.code == 404:
                     return None
-                raise
+                if not may_pass(refusal):
+                    raise
             except UNREACHABLE:
-                await asyncio.sleep(RETRY_S)
+                pass
+            await asyncio.sleep(RETRY_S)
 
     async def _mounted(self) -> environment.Sources:
         """Try until all volumes are there; an event says what is missing, when that changes."""
@@ -311,7 +318,7 @@ class Pod:
                     # A conflict: another pod has its name by now, or somebody changed it meanwhile.
                     if refusal.code == 409 and await self._is_replaced():
                         return
-                    if refusal.code < 500 and refusal.code not in (401, 409, 429):
+                    if refusal.code != 409 and not may_pass(refusal):
                         raise
                 except UNREACHABLE:
                     pass
