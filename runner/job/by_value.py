@@ -6,11 +6,10 @@ kinetic sends the functions and classes of the user's script and project to the 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 MODULE = "multiprocessing.reduction"
@@ -27,14 +26,17 @@ def patch_multiprocessing() -> None:
 class _PatchOnImport:
     """A finder that patches `MODULE` when the job imports it.
 
-    Few jobs import it, and each fork of a warm parent would copy some of its memory.
+    Few jobs import it, and each fork of a warm parent would copy some of its memory. The finder
+    stays in ``sys.meta_path``: an import in another thread, which iterates over the list, would
+    skip a finder if this one was removed.
     """
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
         if name != MODULE:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module
