@@ -43,15 +43,18 @@ class _PatchOnImport:
 
             def execute_and_patch(module: Any) -> None:
                 execute(module)
-                _patch(module)
+                if module.__name__ == MODULE:  # all modules of a zip file share one loader
+                    _patch(module)
 
             loader.exec_module = execute_and_patch
         return spec
 
 
 def _patch(module: Any) -> None:
-    if "reducer_override" not in vars(module.ForkingPickler):
-        module.ForkingPickler.reducer_override = _make_reducer()
+    # The user's project may have a package of the same name, without this class.
+    pickler_class = getattr(module, "ForkingPickler", None)
+    if pickler_class is not None and "reducer_override" not in vars(pickler_class):
+        pickler_class.reducer_override = _make_reducer()
 
 
 def _make_reducer() -> Callable[[Any, Any], Any]:

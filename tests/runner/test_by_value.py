@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import zipfile
 from pathlib import Path
 
 from tests import programs
@@ -42,3 +44,25 @@ from multiprocessing.reduction import ForkingPickler
 print(editable.name, "reducer_override" in vars(ForkingPickler))
 """
     assert run(code, tmp_path) == "found True\n"
+
+
+def test_the_patch_leaves_alone_a_package_of_the_project_with_the_same_name(tmp_path: Path) -> None:
+    package = tmp_path / "multiprocessing"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "reduction.py").write_text("name = 'own'")
+    assert run("import multiprocessing.reduction as own; print(own.name)", tmp_path) == "own\n"
+
+
+def test_the_patch_works_with_a_library_in_a_zip_file(tmp_path: Path) -> None:
+    """All modules in the file share one loader."""
+    library = tmp_path / "library.zip"
+    with zipfile.ZipFile(library, "w") as file:
+        for module in Path(multiprocessing.__file__).parent.glob("*.py"):
+            file.write(module, f"multiprocessing/{module.name}")
+    code = """
+import multiprocessing.pool
+from multiprocessing.reduction import ForkingPickler
+print("library.zip" in multiprocessing.__file__, "reducer_override" in vars(ForkingPickler))
+"""
+    assert run(code, library) == "True True\n"
