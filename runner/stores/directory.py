@@ -245,18 +245,28 @@ class DirectoryObjects:
             yield
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, and folders that become empty."""
-        folders: dict[str, None] = {}
-        for name in names:
-            path = self._file_path(name)
-            with _absence_ignored():
-                os.unlink(path)
-                folders[path.rpartition("/")[0]] = None
-        for folder in folders:
-            with _absence_ignored():
-                while folder != self._root:
-                    os.rmdir(folder)
-                    folder = os.path.dirname(folder)
+        """Delete objects, and folders that become empty.
+
+        If this is interrupted, at most the folders of one object stay empty.
+        """
+        folder = self._root
+        try:
+            for name in names:
+                path = self._file_path(name)
+                if (parent := path.rpartition("/")[0]) != folder:
+                    self._remove_empty(folder)
+                    folder = parent
+                with _absence_ignored():
+                    os.unlink(path)
+        finally:
+            self._remove_empty(folder)
+
+    def _remove_empty(self, folder: str) -> None:
+        """Remove *folder* if it is empty, and then its parent folders likewise."""
+        with _absence_ignored():
+            while folder != self._root:
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
 
     def sweep(self, age: float) -> None:
         """Remove unfinished files that killed writers left more than *age* seconds ago."""

@@ -7,7 +7,7 @@ import os
 import time
 import tracemalloc
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -252,6 +252,23 @@ def test_reading_a_small_object_allocates_no_more_than_its_size(tmp_path: Path) 
         assert tracemalloc.get_traced_memory()[1] < 1 << 16
     finally:
         tracemalloc.stop()
+
+
+def test_a_deletion_removes_each_empty_folder_before_it_empties_the_next(tmp_path: Path) -> None:
+    """Otherwise, a process that is killed would leave them, and nothing removes them later."""
+    objects = DirectoryObjects(tmp_path / "s")
+    names = ["a/0/x", "a/0/y", "a/1/x", "b/x"]
+    for name in names:
+        objects.create(name, b"")
+
+    def interrupted() -> Iterator[str]:
+        yield from names
+        assert not (tmp_path / "s/a").exists()
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        objects.delete(interrupted())
+    assert not (tmp_path / "s/b").exists()
 
 
 def test_a_second_try_of_the_same_write_to_a_shared_directory_succeeds(tmp_path: Path) -> None:
