@@ -300,16 +300,24 @@ class DirectoryObjects:
         Return nothing if the path of *folder* contains a symbolic link.
         """
         path = self._file_path(folder) if folder else self._root
+        entries: Entries = []
         try:
             with os.scandir(path) as scan:
                 entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError:
+            if not self._is_linked(path):
+                raise
+        return [] if self._is_linked(path) else entries
+
+    def _is_linked(self, path: str) -> bool:
+        """Return whether *path* or one of its folders in the store is a symbolic link."""
         while len(path) > len(self._root):
             if os.path.islink(path):
-                return []
+                return True
             path = os.path.dirname(path)
-        return entries
+        return False
 
     def _file_path(self, name: str) -> str:
         if _is_plain(name):  # as all names of kinetic's own objects are

@@ -271,6 +271,17 @@ def test_a_deletion_removes_each_empty_folder_before_it_empties_the_next(tmp_pat
     assert not (tmp_path / "s/b").exists()
 
 
+@pytest.mark.parametrize("target", ["elsewhere", "absent", "link"])
+def test_a_listing_follows_no_link_of_the_directory(tmp_path: Path, target: str) -> None:
+    """A link to itself can't even be opened."""
+    objects = DirectoryObjects(tmp_path / "s")
+    objects.create("a/x", b"")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/y").touch()
+    (tmp_path / "s/a/link").symlink_to(tmp_path / ("s/a/link" if target == "link" else target))
+    assert objects.list("a/link/") == objects.list("a/link/b/") == []
+
+
 def test_a_second_try_of_the_same_write_to_a_shared_directory_succeeds(tmp_path: Path) -> None:
     """An NFS client may repeat a request whose reply was lost; then the file is its own."""
     source = tmp_path / "source"
