@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import psutil
@@ -289,6 +290,17 @@ async def test_an_unusable_home_raises_an_error_that_names_the_variable(
         with pytest.raises(ConfigurationError, match="set KINETIC_HOME to another"):
             await cluster.root_key()
         await cluster.aclose()
+
+
+async def test_the_report_of_a_new_supervisor_may_name_a_long_path(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    parts = 9 if sys.platform == "linux" else 2  # macOS allows 1,024 bytes
+    home = tmp_path.joinpath(*["漢" * 80] * parts)
+    SupervisorPaths(home).journal.mkdir(parents=True)  # so that no supervisor can start
+    async with aclosing(LocalCluster(home, environ)) as cluster:
+        with pytest.raises(Unavailable, match=r"journal: .*set KINETIC_HOME to another"):
+            await cluster.find()
 
 
 async def test_a_damaged_key_is_reported(home: Path, environ: dict[str, str]) -> None:

@@ -36,6 +36,9 @@ MAX_STARTS = 6
 START_S = 30.0
 """How long (seconds) a supervisor may take to start, to accept a client, or to end."""
 
+REPORT_BYTES = 1 << 16
+"""Maximum bytes of a new supervisor's report; the path in it may be long."""
+
 NO_SUPERVISOR = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
 """Errors that say that no supervisor runs, or that it has just ended."""
 
@@ -135,7 +138,7 @@ def _read_report(process: subprocess.Popen[bytes], deadline: float) -> bytes | N
     if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
         process.kill()
         return None
-    return os.read(process.stdout.fileno(), select.PIPE_BUF)
+    return os.read(process.stdout.fileno(), REPORT_BYTES)
 
 
 def _unusable_error(home: Path, error: str, file: str) -> SupervisorError:
