@@ -20,7 +20,7 @@ from absl import logging
 
 from kinetic._collector import items_of
 from kinetic._runner.protocol import wire
-from kinetic._tasks import release
+from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_leftovers
@@ -646,8 +646,9 @@ class Batch:
         # Without inputs, a process of the batch that starts late ends.
         inputs = await store.list(f"{identity.scope}inputs/")
         await store.delete([info.name for info in inputs])
-        await store.delete(submission.names_of_values())  # a listing would read these objects
-        remaining = items_of(await store.list(identity.scope))
+        names = await submission.names_of_values()  # a listing would read these objects
+        await store.delete(names)
+        remaining = await in_thread(items_of, await store.list(identity.scope))
         await store.delete([info.name for info in remaining])
         self.items_removed = True
 

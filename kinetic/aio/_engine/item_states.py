@@ -25,6 +25,7 @@ from absl import logging
 
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.outcomes import Death
+from kinetic._tasks import in_thread
 from kinetic.aio._engine import results
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import Identity
@@ -330,14 +331,21 @@ class ItemStates:
         )
         self.collected = total
 
-    def names_of_values(self) -> list[str]:
+    async def names_of_values(self) -> list[str]:
         """Return the names of the claims and outcomes of all attempts that returned a value."""
-        return [
-            wire.attempt_key(self.identity.scope, index, item.attempt, part)
+        scope = self.identity.scope
+        attempts = [
+            (index, item.attempt)
             for index, item in self._items.items()
             if item.state is wire.ItemState.SUCCEEDED
-            for part in ("claim", "outcome")
         ]
+        return await in_thread(
+            lambda: [
+                wire.attempt_key(scope, index, number, part)
+                for index, number in attempts
+                for part in ("claim", "outcome")
+            ]
+        )
 
     async def read_history(self) -> Sequence[Any]:
         """Return the facts about each item that `write_collected` stored for reports."""
