@@ -9,6 +9,7 @@ and adds the cause. Otherwise kinetic sends the attributes, and makes the copy w
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable
 from typing import Any, cast
@@ -35,10 +36,10 @@ def dumps(error: BaseException, limit: int) -> bytes:
     try:
         return _dumps(error, limit, _Pickler)
     except Exception:
-        return _dumps(error, limit, _CarefulPickler)
+        return _dumps(error, limit, functools.partial(_CarefulPickler, known={}))
 
 
-def _dumps(error: BaseException, limit: int, pickler: type[pickles.Pickler]) -> bytes:
+def _dumps(error: BaseException, limit: int, pickler: Callable[[Any], pickles.Pickler]) -> bytes:
     pickled = pickles.dumps(error, pickler=pickler)
     if len(pickled) > limit:
         raise ValueError(f"its pickle has {len(pickled):,} bytes, and the limit is {limit:,}")
@@ -60,25 +61,44 @@ class _Pickler(pickles.Pickler):
 
 
 class _CarefulPickler(_Pickler):
-    """Pickles exceptions without the parts that can't be sent; see `_is_sendable`."""
+    """Pickles exceptions without the parts that can't be sent; see `_is_sendable`.
+
+    *known* says of exceptions, by their IDs, whether they can be sent.
+    """
+
+    def __init__(self, sink: Any, known: dict[int, bool]) -> None:
+        super().__init__(sink)
+        self._known = known
 
     def _reduce_exception(self, error: BaseException) -> tuple[Any, ...]:
-        reduced = _reduce_by_class(error, can_link=_is_sendable)
-        if reduced is not None and _is_sendable((reduced[1], reduced[2][:3])):
+        reduced = _reduce_by_class(error, can_link=self._is_sendable)
+        if reduced is not None and self._is_sendable((reduced[1], reduced[2][:3])):
             return reduced
-        return _reduce_by_attributes(error, is_kept=_is_sendable)
+        return _reduce_by_attributes(error, is_kept=self._is_sendable)
+
+    def _is_sendable(self, value: Any) -> bool:
+        """Return whether *value* can be pickled and rebuilt, in at most `PART_BYTES`.
+
+        Check an exception once: each check also checks the exceptions that it is linked to, so
+        the time would grow exponentially with the length of the chain.
+        """
+        if not isinstance(value, BaseException):
+            return _can_send(value, _Pickler)
+        if id(value) not in self._known:
+            self._known[id(value)] = False  # a chain that leads back to this exception ends here
+            pickler = functools.partial(_CarefulPickler, known=self._known)
+            self._known[id(value)] = _can_send(value, pickler)
+        return self._known[id(value)]
 
 
 def _accept_all(_: Any) -> bool:
     return True
 
 
-def _is_sendable(value: Any) -> bool:
-    """Return whether *value* can be pickled and rebuilt, in at most `PART_BYTES`."""
+def _can_send(value: Any, pickler: Callable[[Any], pickles.Pickler]) -> bool:
     sink = io.BytesIO()
-    is_exception = isinstance(value, BaseException)
     try:
-        pickles.dump(value, sink, pickler=_CarefulPickler if is_exception else _Pickler)
+        pickles.dump(value, sink, pickler=pickler)
         pickles.load(sink.getvalue())
     except Exception:  # the class may raise anything
         return False

@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import cloudpickle
@@ -145,7 +145,7 @@ def dump(
     value: Any,
     sink: Sink,
     *,
-    pickler: type[Pickler] = Pickler,
+    pickler: Callable[[Any], Pickler] = Pickler,
     fields: Mapping[str, Any] | None = None,
 ) -> int:
     """Write *value* to *sink* as one container and return the number of bytes."""
@@ -162,7 +162,10 @@ def dump(
 
 
 def dumps(
-    value: Any, *, pickler: type[Pickler] = Pickler, fields: Mapping[str, Any] | None = None
+    value: Any,
+    *,
+    pickler: Callable[[Any], Pickler] = Pickler,
+    fields: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Pickle *value* as `dump` does, and return the bytes."""
     sink = io.BytesIO()

@@ -185,3 +185,23 @@ def test_an_exception_whose_class_cannot_be_pickled_is_refused() -> None:
     odd = type("Odd", (Exception,), {"lock": threading.Lock(), "__module__": "nowhere"})
     with pytest.raises(TypeError, match="lock"):
         exceptions.dumps(odd("words"), INLINE_BYTES)
+
+
+def test_a_long_chain_of_exceptions_that_cannot_be_pickled_arrives() -> None:
+    def fail(code: int) -> None:
+        error = Coded(code, where="here")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        try:
+            raise error
+        except Coded:
+            if code:
+                fail(code - 1)
+            raise
+
+    with pytest.raises(Coded) as caught:
+        fail(40)
+    received, codes = transfer(caught.value), list[int]()
+    while received is not None:
+        codes.append(received.code)
+        received = received.__context__
+    assert codes == [*range(41)]
