@@ -549,6 +549,7 @@ class Parents:
                     (os.POSIX_SPAWN_DUP2, child_end.fileno(), _SOCKET_FD),
                 ],
                 setsigmask=[],
+                setsigdef=[signal.SIGINT, signal.SIGHUP],  # this process ignores them
             )
         except OSError:
             own_end.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import sys
 from collections import defaultdict
@@ -125,6 +126,20 @@ async def test_a_killed_job_reports_its_signal(cluster: LocalCluster) -> None:
     seen = await until(cluster, "segv")
     assert (seen.exit_code, seen.message) == (-11, "killed by SIGSEGV")
     assert "Fatal Python error: Segmentation fault" in await lines(cluster, "segv")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_ends_a_program_that_a_job_has_started(
+    number: signal.Signals, cluster: LocalCluster
+) -> None:
+    source = (
+        "import subprocess\n"
+        "program = subprocess.Popen(['sleep', '60'])\n"
+        f"program.send_signal({int(number)})\n"
+        "print(program.wait())"
+    )
+    await run_job(cluster, spec("sender", source))
+    assert await lines(cluster, "sender") == [str(-number)]
 
 
 async def test_what_a_job_raises_before_its_attempt_is_in_the_log(cluster: LocalCluster) -> None:
