@@ -151,9 +151,9 @@ class Invocation:
 
                 value = asyncio.run(_await_value(value))
         except SystemExit as exit_request:
-            if exit_request.code in (None, 0):
-                return None
-            raise
+            if isinstance(exit_request, Stopped) or exit_request.code not in (None, 0):
+                raise
+            return None
         return value
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Spooled]:

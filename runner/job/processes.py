@@ -30,6 +30,21 @@ class Stopped(BaseException):
     """The platform asked the job to end."""
 
 
+class StoppedInLoop(Stopped, SystemExit):
+    """A `Stopped` that ends a running event loop.
+
+    asyncio keeps other exceptions in the task or the callback that the signal interrupts, and the
+    loop goes on.
+    """
+
+
+def _runs_event_loop() -> bool:
+    running_loop: Callable[[], Any] | None = getattr(
+        sys.modules.get("_asyncio"), "_get_running_loop", None
+    )
+    return running_loop is not None and running_loop() is not None
+
+
 class Stopping:
     """Record the signals of `STOP_SIGNALS`, and raise `Stopped` in the block of a ``with``.
 
@@ -73,7 +88,7 @@ class Stopping:
         self.out_of_time = self.out_of_time or number == signal.SIGXCPU
         if self._armed:
             self._armed = False  # raise only once, so that a clean-up can finish
-            raise Stopped
+            raise StoppedInLoop if _runs_event_loop() else Stopped
 
     def __enter__(self) -> None:
         self._armed = True

@@ -207,6 +207,35 @@ def test_sigterm_after_the_timeout_is_a_deadline(bench, tmp_path: Path) -> None:
     assert error["traceback"].count("  File ") == 1 and ", in wait\n" in error["traceback"]
 
 
+@pytest.mark.parametrize("in_group", [True, False])
+def test_sigterm_in_a_task_beside_the_function_is_a_preemption(
+    bench, tmp_path: Path, in_group: bool
+) -> None:
+    async def wait(fifo: str, in_group: bool) -> None:
+        import asyncio
+        import contextlib
+        import time
+
+        async def work() -> None:
+            with open(fifo, "w"):
+                pass
+            while True:
+                time.sleep(0.05)
+
+        async with asyncio.TaskGroup() if in_group else contextlib.nullcontext(asyncio) as tasks:
+            task = tasks.create_task(work())
+            while not task.cancelled():
+                await asyncio.sleep(0.05)
+
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = bench.start(bench.order(wait, str(fifo), in_group))
+    fifo.read_text()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert bench.outcome().reason == "preempted"
+
+
 def test_a_thread_that_still_runs_does_not_delay_the_end_of_the_job(bench) -> None:
     def leave_a_thread() -> str:
         import threading
