@@ -146,7 +146,7 @@ class Invocation:
             self._place.report_call()
         try:
             value = function(*args, **kwargs)
-            if hasattr(value, "__await__"):
+            if hasattr(type(value), "__await__"):
                 import asyncio  # forks of a warm parent without asyncio are cheaper
 
                 value = asyncio.run(_await_value(value))

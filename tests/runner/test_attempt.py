@@ -207,6 +207,18 @@ def test_sigterm_after_the_timeout_is_a_deadline(bench, tmp_path: Path) -> None:
     assert error["traceback"].count("  File ") == 1 and ", in wait\n" in error["traceback"]
 
 
+def test_a_dictionary_that_has_every_attribute_is_a_value(bench) -> None:
+    def measure() -> Any:
+        class Tree(dict[str, Any]):  # such as `addict.Dict`
+            def __getattr__(self, name: str) -> Any:
+                return self.get(name, type(self)())
+
+        return Tree(loss=0.5)
+
+    bench.run(bench.order(measure))
+    assert bench.value() == {"loss": 0.5}
+
+
 @pytest.mark.parametrize("in_group", [True, False])
 def test_sigterm_in_a_task_beside_the_function_is_a_preemption(
     bench, tmp_path: Path, in_group: bool
