@@ -1,4 +1,4 @@
-"""The supervisor's entry: ``python -P -m kinetic._supervisor HOME``.
+"""The supervisor's entry, which `kinetic.aio.local.supervisor` runs with the argument HOME.
 
 This process forks and ends, so that its child isn't a child of the client that started this
 process. The new process becomes the supervisor of HOME if no other process holds the lock in HOME.

@@ -119,11 +119,15 @@ class Machine:
 
     async def _has_namespaces(self) -> bool:
         # In a new process, because `available` forks, which is unsafe if this process has threads.
-        command = "from kinetic._runner.job.namespace import available; print(available())"
+        command = (
+            "import sys; sys.path.append(sys.argv[1]); "
+            "from kinetic._runner.job.namespace import available; print(available())"
+        )
         package = Path(configuration.__file__).parents[1]
-        environ = {"PATH": os.defpath, "PYTHONPATH": str(package)}
         probe = await anyio.run_process(
-            [sys.executable, "-S", "-c", command], check=False, env=environ
+            [sys.executable, "-S", "-P", "-c", command, str(package)],
+            check=False,
+            env={"PATH": os.defpath},
         )
         return bool(probe.stdout.strip())
 

@@ -13,6 +13,7 @@ from kinetic._supervisor.protocol import VERSION, Decoder, SupervisorPaths, enco
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.supervisor import open_connection
 from kinetic.errors import Unavailable
+from tests import programs
 
 from .conftest import spec
 
@@ -52,3 +53,19 @@ async def test_a_client_of_another_version_gets_an_error(cluster: LocalCluster, 
         while not replies:
             replies += [header for header, _ in decoder.feed(sock.recv(65536))]
     assert replies[0]["kind"] == "protocol"
+
+
+CONNECT = """
+import os, sys
+from pathlib import Path
+sys.path[:] = [*(path for path in sys.path if path != sys.argv[1]), sys.argv[2]]
+from kinetic.aio.local.supervisor import connect
+connect(Path(os.environ["KINETIC_HOME"]), os.environ).close()
+"""
+
+
+@pytest.mark.usefixtures("home")
+def test_an_old_copy_of_a_standard_module_beside_kinetic_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "kinetic").symlink_to(programs.ROOT / "kinetic")
+    (tmp_path / "pathlib.py").write_text("from collections import Sequence")
+    programs.python("-P", "-c", CONNECT, programs.ROOT, tmp_path)

@@ -48,6 +48,15 @@ _SETTINGS = (
 )  # fmt: skip
 _MAX_SOCKET_PATH_BYTES = 100
 
+_RUN_MODULE = """
+import runpy, sys
+sys.path.append(sys.argv.pop())
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
+"""Run a module of kinetic. The folder with kinetic, such as ``site-packages``, comes after the
+standard library, of which it may have an old copy (``pathlib``, ``dataclasses``).
+"""
+
 
 class SupervisorError(OSError):
     """No supervisor runs, and none can be started."""
@@ -101,12 +110,12 @@ def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadl
         raise _unusable_error(home, exc.strerror or str(exc), str(exc.filename)) from exc
     environment = inherited_variables(environ, *_SETTINGS)
     environment["KINETIC_HOME"] = environ.get("KINETIC_HOME") or str(home)
-    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    arguments = ["kinetic._supervisor", str(home), str(Path(__file__).parents[3])]
     with open(log_fd, "ab") as log:
         try:
             process = subprocess.Popen(
-                # -S: a supervisor needs only the standard library, and kinetic from PYTHONPATH.
-                [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home)],
+                # -S: a supervisor needs only the standard library, and kinetic.
+                [sys.executable, "-S", "-P", "-c", _RUN_MODULE, *arguments],
                 env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
