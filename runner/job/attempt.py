@@ -34,6 +34,9 @@ from .workspace import JobPlace
 RESERVE_BYTES = 4 << 20
 """Bytes that a call reserves, and frees when it fails: reporting the failure needs memory."""
 
+RESERVE_FILES = 64
+"""How many more files a job may open when its call has failed, which may have opened too many."""
+
 
 class Invocation:
     """One call of the user's function, and the phase that it is in."""
@@ -80,6 +83,7 @@ class Invocation:
             return self._encode_value(value)
         except BaseException as error:
             self._memory_reserve = b""
+            _allow_more_files()
             if isinstance(error, Stopped):
                 return self._encode_stop(error)
             return self._encode_failure(error)
@@ -252,6 +256,14 @@ class Invocation:
 
 async def _await_value(value: Any) -> Any:
     return await value
+
+
+def _allow_more_files() -> None:
+    """Let this process open `RESERVE_FILES` more files, if the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):  # *hard* may be lower
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft + RESERVE_FILES, hard))
 
 
 def _own_frames(error: BaseException) -> int:

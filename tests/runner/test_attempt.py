@@ -219,6 +219,21 @@ def test_a_dictionary_that_has_every_attribute_is_a_value(bench) -> None:
     assert bench.value() == {"loss": 0.5}
 
 
+def test_a_function_that_has_opened_too_many_files_says_so(bench) -> None:
+    def leak() -> None:
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+        files: list[Any] = []
+        while True:
+            files.append(open("/dev/null"))  # noqa: SIM115 - the test of a leak
+
+    bench.run(bench.order(leak))
+    assert bench.outcome().reason == "user error"
+    assert "Too many open files" in bench.error()["message"]
+
+
 @pytest.mark.parametrize("in_group", [True, False])
 def test_sigterm_in_a_task_beside_the_function_is_a_preemption(
     bench, tmp_path: Path, in_group: bool
