@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic.accelerators import parse
 from kinetic.aio.local.cluster import LocalCluster
+from kinetic.aio.local.supervisor import connect
 from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError
 from kinetic.job_status import Reason
@@ -52,6 +54,16 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
         work, str(home / "cache"), [1, "ü"], True, "", None, True,
     ]  # fmt: skip
     assert not Path(work).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="links the socket in the temporary folder")
+def test_the_paths_of_kinetic_and_of_temporary_files_may_be_long(
+    home: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    connect(folder, environ).close()
 
 
 async def test_cpus_are_slots(cluster: LocalCluster) -> None:

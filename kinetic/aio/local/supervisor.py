@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -91,14 +91,28 @@ def _dial(paths: SupervisorPaths) -> socket.socket:
         path = os.fspath(paths.socket)
         if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
             sock.connect(path)
-        else:  # the system limits the path of a socket to about 100 bytes
-            with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
-                os.symlink(paths.state, f"{folder}/s")
-                sock.connect(f"{folder}/s/{paths.socket.name}")
+        else:
+            with _short_path(paths.state) as folder:
+                sock.connect(f"{folder}/{paths.socket.name}")
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+@contextlib.contextmanager
+def _short_path(folder: Path) -> Generator[str]:
+    """Yield another path of *folder*: the system limits the path of a socket to about 100 bytes."""
+    if sys.platform == "linux":
+        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
+    else:
+        with tempfile.TemporaryDirectory(prefix="kinetic-") as parent:
+            os.symlink(folder, f"{parent}/s")
+            yield f"{parent}/s"
 
 
 def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadline: float) -> bool:
