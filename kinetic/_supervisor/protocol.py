@@ -180,10 +180,10 @@ class JobHeader:
     """The fields of a ``launch`` message that the supervisor reads; its body is for the runner.
 
     ``command`` starts the job's interpreter; ``runner`` is the folder of the runner's code, and
-    ``edition`` differs if that code differs. A ``fresh`` job gets a new interpreter, not a fork.
-    ``timeout``, ``start_timeout``, ``start_allowance`` and ``grace`` are seconds. An ``owned`` job
-    ends with the process that launched it. ``project`` is the digest of the job's code. ``store``
-    and ``scope`` say where the job's objects are.
+    ``edition`` differs if that code or the interpreter's packages differ. A ``fresh`` job gets a
+    new interpreter, not a fork. ``timeout``, ``start_timeout``, ``start_allowance`` and ``grace``
+    are seconds. An ``owned`` job ends with the process that launched it. ``project`` is the digest
+    of the job's code. ``store`` and ``scope`` say where the job's objects are.
     """
 
     name: str

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import site
 import socket
+import venv
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,37 @@ def test_an_old_copy_of_a_standard_module_beside_kinetic_is_not_imported(tmp_pat
     (tmp_path / "kinetic").symlink_to(programs.ROOT / "kinetic")
     (tmp_path / "pathlib.py").write_text("from collections import Sequence")
     programs.python("-P", "-c", CONNECT, programs.ROOT, tmp_path)
+
+
+FIND = """
+import importlib.util
+import kinetic
+
+@kinetic.run(backend="local", accelerator="cpu")
+def is_found() -> bool:
+    return importlib.util.find_spec("editable") is not None
+
+print(is_found())
+"""
+
+
+def test_a_job_finds_an_editable_package_that_was_installed_after_another_job(
+    tmp_path: Path,
+) -> None:
+    for name in ("project", "library"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "project" / "find.py").write_text(FIND)
+    (tmp_path / "library" / "editable.py").touch()
+    venv.create(tmp_path / "venv", symlinks=True)
+    [packages] = tmp_path.glob("venv/lib/python*/site-packages")
+    outer = [str(programs.ROOT), *site.getsitepackages()]
+    (packages / "outer.pth").write_text("\n".join(outer))
+
+    def is_found() -> str:
+        environ = {**os.environ, "KINETIC_PACKAGE_ROOT": str(tmp_path / "project")}
+        command = (tmp_path / "venv" / "bin" / "python", tmp_path / "project" / "find.py")
+        return programs.output(*command, env=environ, cwd=tmp_path).strip()
+
+    assert is_found() == "False"
+    (packages / "library.pth").write_text(str(tmp_path / "library"))
+    assert is_found() == "True"

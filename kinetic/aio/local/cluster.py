@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import functools
 import json
 import math
 import os
+import site
 import sys
 from collections.abc import AsyncGenerator, Collection, Mapping
 from pathlib import Path
@@ -138,8 +140,8 @@ class LocalCluster:
             )
 
     @functools.cached_property
-    def _edition(self) -> str:
-        """The version of the runner's code; jobs of one version share warm parents."""
+    def _runner_edition(self) -> str:
+        """The version of the runner's code."""
         from kinetic._supervisor.protocol import edition
 
         return edition(self._runner)
@@ -153,7 +155,7 @@ class LocalCluster:
             "labels": job.labels,
             "command": job.image.command,
             "runner": os.fspath(self._runner),
-            "edition": self._edition,
+            "edition": f"{self._runner_edition}-{_packages_edition()}",
             "fresh": _needs_fresh(self._environ, job.environment),
             "cpus": max(1, math.ceil(resources.cpu)),
             "gpus": _count_gpus(resources.accelerator),
@@ -391,6 +393,18 @@ def _needs_fresh(environ: Mapping[str, str], environment: Mapping[str, str]) -> 
     # such as PYTHONHASHSEED.
     is_read_at_start = any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
     return sys.platform == "darwin" or is_read_at_start
+
+
+def _packages_edition() -> str:
+    """Return a version of the packages that this interpreter has, which an installation changes.
+
+    A warm parent has read their ``.pth`` files, such as those of editable packages, at its start.
+    """
+    changes: list[int] = []
+    for folder in (*site.getsitepackages(), site.getusersitepackages()):
+        with contextlib.suppress(OSError):  # there is no such folder
+            changes.append(os.stat(folder).st_mtime_ns)
+    return f"{max(changes, default=0):x}"
 
 
 def _count_gpus(accelerator: Accelerator) -> int:
