@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -364,8 +363,7 @@ class Parents:
             # If the job made this folder, `_drop_outputs` could remove the folder above it before.
             with contextlib.suppress(OSError):  # the job reports the error
                 private.make_folder(header.output_dir)
-        command = (sys.executable,) if header.fresh else header.command
-        key = ParentKey(command, header.runner, header.edition, header.fresh)
+        key = ParentKey(header.command, header.runner, header.edition, header.fresh)
         parent = self._parents.get(key)
         if parent is None:
             parent = self._parents[key] = self._spawn(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import site
 import socket
 import venv
@@ -17,7 +18,7 @@ from kinetic.aio.local.supervisor import open_connection
 from kinetic.errors import Unavailable
 from tests import programs
 
-from .conftest import spec
+from .conftest import run_job, spec
 
 EARLIER = (VERSION[0], VERSION[1] - 1)
 
@@ -73,6 +74,15 @@ def test_an_old_copy_of_a_standard_module_beside_kinetic_is_not_imported(tmp_pat
     programs.python("-P", "-c", CONNECT, programs.ROOT, tmp_path)
 
 
+def make_environment(folder: Path) -> Path:
+    """Make a virtual environment that has the packages of this one."""
+    venv.create(folder, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    outer = [str(programs.ROOT), *site.getsitepackages()]
+    (packages / "outer.pth").write_text("\n".join(outer))
+    return folder
+
+
 FIND = """
 import importlib.util
 import kinetic
@@ -92,16 +102,26 @@ def test_a_job_finds_an_editable_package_that_was_installed_after_another_job(
         (tmp_path / name).mkdir()
     (tmp_path / "project" / "find.py").write_text(FIND)
     (tmp_path / "library" / "editable.py").touch()
-    venv.create(tmp_path / "venv", symlinks=True)
-    [packages] = tmp_path.glob("venv/lib/python*/site-packages")
-    outer = [str(programs.ROOT), *site.getsitepackages()]
-    (packages / "outer.pth").write_text("\n".join(outer))
+    environment = make_environment(tmp_path / "venv")
+    [packages] = environment.glob("lib/python*/site-packages")
 
     def is_found() -> str:
         environ = {**os.environ, "KINETIC_PACKAGE_ROOT": str(tmp_path / "project")}
-        command = (tmp_path / "venv" / "bin" / "python", tmp_path / "project" / "find.py")
+        command = (environment / "bin" / "python", tmp_path / "project" / "find.py")
         return programs.output(*command, env=environ, cwd=tmp_path).strip()
 
     assert is_found() == "False"
     (packages / "library.pth").write_text(str(tmp_path / "library"))
     assert is_found() == "True"
+
+
+async def test_a_fresh_job_needs_no_environment_but_its_own(
+    home: Path, environ: dict[str, str], runner: Path, tmp_path: Path
+) -> None:
+    environment = make_environment(tmp_path / "venv")
+    programs.output(environment / "bin" / "python", "-c", CONNECT, "", programs.ROOT)
+    shutil.rmtree(environment)  # the supervisor, which runs in it, goes on
+    cluster = LocalCluster(home, {**environ, "KINETIC_LOCAL_FRESH": "1"}, runner=runner)
+    seen = await run_job(cluster, spec("fresh", "code = 5"))
+    assert seen.exit_code == 5, seen.message
+    await cluster.aclose()
