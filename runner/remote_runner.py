@@ -7,6 +7,7 @@ the folder from ``sys.path``. So no file in the folder can hide a module of the 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
@@ -104,6 +105,12 @@ def enable_crash_tracebacks() -> None:
 EXIT_LIMIT_S = 8.0
 """How long, in seconds, the interpreter may take to exit after the function has returned."""
 
+HELPERS_LIMIT_S = 0.5
+"""How long, in seconds, the exit waits for the helper processes of `multiprocessing`.
+
+They don't end while a process that the job has forked still runs.
+"""
+
 REPORT_EXIT_S = 0.1
 """If the exit takes longer (seconds), the job tells the supervisor that its function returned."""
 
@@ -132,11 +139,33 @@ def exit_process(code: int) -> NoReturn:
             except Exception as exc:
                 sys.excepthook(type(exc), exc, exc.__traceback__)
         _run_exitfuncs()
+        if "multiprocessing.resource_tracker" in sys.modules:
+            import threading  # `multiprocessing` has loaded it
+
+            stopping = threading.Thread(target=_stop_helpers, daemon=True)
+            stopping.start()
+            stopping.join(HELPERS_LIMIT_S)
     finally:
         try:
             flush()
         finally:
             os._exit(code)
+
+
+def _stop_helpers() -> None:
+    """End the helper processes of `multiprocessing`, and wait for them.
+
+    They remove shared memory and semaphores that nobody else has removed. They can't do so later,
+    because the supervisor kills the other processes of the job when this process has ended.
+    """
+    for module, helper in (
+        ("multiprocessing.forkserver", "_forkserver"),
+        ("multiprocessing.resource_tracker", "_resource_tracker"),
+    ):
+        stop = getattr(getattr(sys.modules.get(module), helper, None), "_stop", None)
+        if stop is not None:
+            with contextlib.suppress(OSError):  # the helper has ended, or its socket was removed
+                stop()
 
 
 def _threading_callbacks() -> list[Callable[[], object]]:

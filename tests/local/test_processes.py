@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -10,7 +11,7 @@ import pytest
 
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
-from tests.jobs import DEADLINE_S, gone, until
+from tests.jobs import DEADLINE_S, gone, lines, until
 
 from .conftest import alive, eventually, hear_job, parents, run_job, spec
 
@@ -138,3 +139,18 @@ async def test_a_parent_that_is_killed_takes_its_jobs_with_it(
     assert seen.reason is not None and "died" in seen.message and str(parent) in seen.message
     assert survivors(processes) == []
     assert (await run_job(cluster, spec("next"))).exit_code == 0  # a new parent serves it
+
+
+SHARES = """
+from multiprocessing import shared_memory
+for _ in range(20):
+    print(shared_memory.SharedMemory(create=True, size=1).name)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for shared memory in /dev/shm")
+async def test_no_shared_memory_outlives_its_job(cluster: LocalCluster) -> None:
+    await run_job(cluster, spec("sharing", SHARES))
+    names = [line for line in await lines(cluster, "sharing") if line.startswith("psm_")]
+    assert len(names) == 20
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []
