@@ -113,6 +113,7 @@ def test_an_anonymous_user_is_asked_to_log_in() -> None:
         'jobs "x" is forbidden: exceeded quota: q, requested: count/jobs=1, used: 1, limited: 1',
         'jobs "x" is forbidden: violates PodSecurity "restricted:latest"',
         'jobs "x" is forbidden: unable to create new content in namespace t: being terminated',
+        'admission webhook "policy.example.com" denied the request: jobs cannot use GPUs here',
     ],
 )
 def test_no_role_is_printed_when_something_else_forbids_the_request(message: str) -> None:

@@ -82,6 +82,10 @@ class Forbidden(AuthError):
     """The credentials lack a permission."""
 
 
+_LACKS_RIGHT = re.compile(r'User "[^"]*" cannot ')
+"""What an API server says of a user who lacks a permission; quotas and policies are also a 403."""
+
+
 def translate_refusal(answer: HttpError, request: Request, cluster: str) -> BackendError:
     """Return the error for a refusal: what failed, on which cluster, what to do next."""
     operation = f"cannot {request} of {cluster}"
@@ -92,7 +96,7 @@ def translate_refusal(answer: HttpError, request: Request, cluster: str) -> Back
                 f"{operation}: the API server does not accept the credentials ({message}); log in "
                 "again, and check that they belong to this cluster"
             )
-        case 403 if "cannot" in message or not answer.body:  # an exceeded quota is also a 403
+        case 403 if _LACKS_RIGHT.search(message) or not answer.body:
             return Forbidden(f"{operation}: {message}\n{how_to_grant(request.right, message)}")
         case 403:
             return Refused(f"{operation}: {message}", answer=answer.body)
