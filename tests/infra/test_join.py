@@ -122,6 +122,49 @@ async def test_an_administrator_can_apply_the_manifest_that_a_user_gets(
 
 
 @on_cluster
+async def test_a_user_hands_over_the_roles_that_they_cannot_grant(
+    namespace: Namespace, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who manages a namespace may create roles, but only with permissions that they have."""
+    rights = {"": ["namespaces", "pods", "secrets", "serviceaccounts"], "batch": ["jobs"]}
+    rights |= {"rbac.authorization.k8s.io": ["roles", "rolebindings"]}
+    verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+    rules = [
+        {"apiGroups": [group], "resources": resources, "verbs": verbs}
+        for group, resources in rights.items()
+    ]
+    roles = "rbac.authorization.k8s.io/v1"
+    meta: dict[str, Any] = {"apiVersion": roles, "metadata": {"name": "manager"}}
+    namespace.call("POST", f"{roles}/roles", meta | {"kind": "Role", "rules": rules})
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "name": "manager"}
+    binding = {
+        "kind": "RoleBinding",
+        "subjects": [reference | {"kind": "User"}],
+        "roleRef": reference | {"kind": "Role"},
+    }
+    namespace.call("POST", f"{roles}/rolebindings", meta | binding)
+    await asyncio.to_thread(await_granted, namespace, {"rules": rules}, "manager")
+
+    config: dict[str, Any] = yaml.safe_load(namespace.kubeconfig.read_text())
+    (admin,) = [entry["user"] for entry in config["users"] if entry["name"] == "admin"]
+    (context,) = [entry["context"] for entry in config["contexts"] if entry["name"] == "admin"]
+    config["users"].append({"name": "manager", "user": admin | {"as": "manager"}})
+    config["contexts"].append({"name": "manager", "context": context | {"user": "manager"}})
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+
+    target = target_of(kube_context="manager", namespace=namespace.name, store=str(store))
+    planned = await infra.init(target, preview=True)
+    assert "create" in actions(planned) and "ask" not in actions(planned)
+    joined = await infra.init(target)
+    assert "create" not in actions(joined)
+    asked = {change.name for change in joined.changes if change.action is Action.ASK}
+    assert asked == {"kinetic", "kinetic-runner", "kinetic-manager"}
+    assert joined.manifest
+
+
+@on_cluster
 async def test_a_namespace_that_refuses_host_paths_needs_a_claim(
     namespace: Namespace, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

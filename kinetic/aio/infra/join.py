@@ -28,7 +28,7 @@ from kinetic.aio.kubernetes.request import Forbidden, Request
 from kinetic.aio.kubernetes.reviews import missing_rights, user_name
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights
 from kinetic.configuration import DEFAULTS, Target, checked_zone
-from kinetic.errors import BackendError, ConfigurationError, NotFound
+from kinetic.errors import BackendError, ConfigurationError, NotFound, Refused
 
 NO_RETRIES = RetryPolicy(total_s=0.0)
 LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
@@ -231,7 +231,8 @@ class Join:
                 continue
             try:
                 await apply(self._api, manifest)
-            except Forbidden as refusal:  # a user can't grant permissions that they lack
+            # A user can't grant permissions that they lack, nor bind a role that is missing.
+            except (Forbidden, Refused, NotFound) as refusal:
                 reason = str(refusal).splitlines()[0]
                 changes[index] = replace(changes[index], action=Action.ASK, reason=reason)
             else:
