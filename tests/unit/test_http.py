@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio._net.http import HttpError, parse_retry_after
+from kinetic.aio._net.http import HttpError, parse_retry_after, proxy_for
 
 MESSAGE = {"message": "pods is forbidden"}
 
@@ -59,3 +59,28 @@ def test_errors_of_the_server_are_retryable() -> None:
 )
 def test_retry_after_is_read_as_seconds(value: str | None, seconds: float | None) -> None:
     assert parse_retry_after(value) == seconds
+
+
+@pytest.mark.parametrize(
+    ("host", "is_direct"),
+    [
+        ("10.1.2.3", True),
+        ("11.1.2.3", False),
+        ("192.168.0.7", True),
+        ("192.168.0.8", False),
+        ("[fd00::7]", True),
+        ("[fe80::7]", False),
+        ("cluster.local.example", True),
+        ("cluster.example", False),
+        ("127.0.0.1", True),
+        ("[::1]", True),
+        ("localhost", True),
+    ],
+)
+def test_servers_of_this_machine_and_of_listed_networks_need_no_proxy(
+    host: str, is_direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = "http://proxy.example:3128"
+    monkeypatch.setenv("https_proxy", proxy)
+    monkeypatch.setenv("no_proxy", "10.0.0.0/8, fd00::/8,192.168.0.7,local.example")
+    assert proxy_for(f"https://{host}:6443") == (None if is_direct else proxy)

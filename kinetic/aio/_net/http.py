@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import math
 import socket
@@ -112,11 +113,28 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def proxy_for(server: str) -> str | None:
-    """Return the proxy that the environment names for the URL *server*; None for no proxy."""
-    parts = urllib.parse.urlsplit(server)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
+    """Return the proxy that the environment names for the URL *server*; None for no proxy.
+
+    As for kubectl, an entry of NO_PROXY may be a network, and servers of this machine need none.
+    """
+    parts, proxies = urllib.parse.urlsplit(server), urllib.request.getproxies()
+    host = parts.hostname or ""
+    if urllib.request.proxy_bypass(host) or _has_direct_address(host, proxies.get("no", "")):
         return None
-    return urllib.request.getproxies().get(parts.scheme)
+    return proxies.get(parts.scheme)
+
+
+def _has_direct_address(host: str, no_proxy: str) -> bool:
+    """Return whether *host* is this machine, or an address in a network that *no_proxy* lists."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    for entry in no_proxy.split(","):
+        with contextlib.suppress(ValueError):  # most entries are names
+            if address in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+    return address.is_loopback
 
 
 def parse_retry_after(value: str | None) -> float | None:
