@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -55,6 +56,21 @@ def test_a_closed_pipe_ends_a_command_quietly() -> None:
     )
     os.close(write)
     assert (process.returncode, process.stderr) == (1, "")
+
+
+def test_a_terminal_without_unicode_gets_escapes(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of LANG=en_US on many clusters, whose encoding is Latin-1."""
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    for options in ([], ["--json"]):
+        process = subprocess.run(
+            [sys.executable, "-m", "kinetic", "config", "show", "--cluster", "漢é", *options],
+            capture_output=True,
+        )
+        assert (process.returncode, process.stderr) == (0, b"")
+        assert "\\u6f22é".encode("latin-1") in process.stdout
+    assert json.loads(process.stdout.decode("latin-1"))["schema"] == "kinetic.config/1"
 
 
 @pytest.mark.parametrize(
