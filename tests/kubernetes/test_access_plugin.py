@@ -193,6 +193,27 @@ def alive(pid: int) -> bool:
         return False
 
 
+async def test_a_plugin_may_leave_a_program_running_that_has_its_output(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the browser in which a user logs in."""
+    pid, reply = tmp_path / "pid", {**CREDENTIAL, "status": {"token": "t"}}
+    config.plugin(
+        "import pathlib, subprocess, sys\n"
+        "program = subprocess.Popen(['sleep', '600'])\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(program.pid))\n"
+        "print('log in at x.example', file=sys.stderr)\n"
+        f"print({json.dumps(reply)!r})"
+    )
+    plugin = Plugin(section=config.user["exec"], folder=tmp_path, cluster={}, environ={})
+    try:
+        assert (await plugin.run(30.0)).token == "t"
+        assert alive(int(pid.read_text()))
+    finally:
+        psutil.Process(int(pid.read_text())).kill()
+    assert "log in at x.example" in caplog.text
+
+
 async def test_a_plugin_may_return_a_certificate(config: Config, tmp_path: Path) -> None:
     async with secured(tmp_path, ask=True) as server:
         config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}

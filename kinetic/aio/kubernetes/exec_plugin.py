@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import io
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from absl import logging
 
 from kinetic._messages import one_line
 from kinetic.errors import AuthError
+
+T = TypeVar("T")
 
 TIMEOUT_S = 300.0
 """Timeout of a plugin in seconds; some plugins wait for a login in a browser."""
@@ -57,36 +60,36 @@ class Plugin:
             AuthError: The plugin isn't installed, fails, times out, or its reply is invalid.
         """
         command, interactive = self._command(), self._is_interactive()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                command,
-                *[str(argument) for argument in self.section.get("args") or ()],
-                env=self._environment(interactive),
-                stdin=None if interactive else asyncio.subprocess.DEVNULL,
-                start_new_session=not interactive,  # so that kinetic can also kill its children
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as exc:  # the plugin is for another machine, or lacks its interpreter
-            raise AuthError(f"{self} cannot be run: {exc}; install it for this machine") from exc
-        assert process.stdout is not None and process.stderr is not None
-        try:
-            async with asyncio.timeout(timeout_s):
-                outputs = process.stdout.read(), self._log(process.stderr)
-                out, errors = await asyncio.gather(*outputs)
-                code = await process.wait()
-        except TimeoutError as exc:
-            raise AuthError(
-                f"{self} gave no credentials within {timeout_s:g} s; run it in a terminal"
-            ) from exc
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill() if interactive else os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+        async with _pipe(_read_all) as (stdout, out), _pipe(self._log) as (stderr, log):
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    command,
+                    *[str(argument) for argument in self.section.get("args") or ()],
+                    env=self._environment(interactive),
+                    stdin=None if interactive else asyncio.subprocess.DEVNULL,
+                    start_new_session=not interactive,  # so that kinetic can also kill its children
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+            except OSError as exc:  # the plugin is for another machine, or lacks its interpreter
+                message = f"{self} cannot be run: {exc}; install it for this machine"
+                raise AuthError(message) from exc
+            try:
+                async with asyncio.timeout(timeout_s):
+                    code = await process.wait()
+            except TimeoutError as exc:
+                raise AuthError(
+                    f"{self} gave no credentials within {timeout_s:g} s; run it in a terminal"
+                ) from exc
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill() if interactive else os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
         if code != 0:
-            raise AuthError(f"{self} ended with code {code}: {errors or 'it printed no message'}")
-        return self._parse_reply(out)
+            errors = await log or "it printed no message"
+            raise AuthError(f"{self} ended with code {code}: {errors}")
+        return self._parse_reply(await out)
 
     def __str__(self) -> str:
         return f"the credential plugin {str(self.section.get('command'))!r}"
@@ -155,3 +158,31 @@ class Plugin:
         if not token and not (certificate and key):
             raise AuthError(f"{self} gave neither a token nor a certificate with its key")
         return Reply(token=token, certificate=certificate, key=key, until=until)
+
+
+@contextlib.asynccontextmanager
+async def _pipe(
+    read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, T]],
+) -> AsyncGenerator[tuple[int, asyncio.Task[T]]]:
+    """Yield the end of a pipe for a plugin, and a task that reads the pipe until this block ends.
+
+    A program that the plugin leaves running, such as a browser, may keep the pipe open. With its
+    own pipes, asyncio would not notice the end of the plugin then.
+    """
+    stream, (reader, writer) = asyncio.StreamReader(), os.pipe()
+    try:
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), io.FileIO(reader)
+        )
+        task = asyncio.create_task(read(stream), name="kinetic credential plugin")
+        try:
+            yield writer, task
+        finally:
+            transport.close()
+            await task
+    finally:
+        os.close(writer)
+
+
+async def _read_all(stream: asyncio.StreamReader) -> bytes:
+    return await stream.read()
