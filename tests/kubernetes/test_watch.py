@@ -7,6 +7,7 @@ import contextlib
 import random
 import tracemalloc
 from collections.abc import AsyncIterator
+from datetime import timedelta, timezone
 from typing import Any
 
 import pytest
@@ -345,6 +346,22 @@ async def test_a_log_that_breaks_resumes_without_loss_or_repetition(
     world.write("00:00:07.0", b"d")
     world.log_faults += [(fault, after), (fault, 1), ("cut", 2)]
     assert await followed(cluster, world, "d") == ["a", "b", "b", "c", "b", "d"]
+
+
+@pytest.mark.parametrize("hours", [5.5, -5, 0])
+async def test_a_log_in_the_time_zone_of_its_node_resumes(
+    cluster: GkeCluster, world: World, hours: float
+) -> None:
+    world.time_zone = timezone(timedelta(hours=hours))
+    world.run(1)
+    world.write("00:00:01.5", b"a", b"b", b"b")
+    world.write("00:00:07.0", b"c")
+    world.log_faults += [("cut", 2), ("eof", 3)]
+    assert await followed(cluster, world, "c") == ["a", "b", "b", "c"]
+    assert [query.get("sinceTime") for query in world.log_queries[:2]] == [
+        None,
+        "2026-01-01T00:00:00Z",
+    ]
 
 
 async def test_lines_out_of_order_all_arrive(cluster: GkeCluster, world: World) -> None:

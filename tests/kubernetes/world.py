@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, deque
+from datetime import datetime, tzinfo
 from typing import Any
 
 from aiohttp import web
@@ -36,6 +37,7 @@ class World:
         self.faults: dict[str, deque[str]] = {"jobs": deque(), "pods": deque()}
         self.counts: Counter[str] = Counter()
         self.log: list[tuple[str, bytes]] = []
+        self.time_zone: tzinfo | None = None
         self.log_faults: deque[tuple[str, int]] = deque()
         self.log_queries: list[dict[str, str]] = []
         self.since: dict[str, list[int]] = {"jobs": [], "pods": []}
@@ -162,7 +164,7 @@ class World:
                 moment, line = self.log[at]
                 at += 1
                 if moment >= query.get("sinceTime", "").removesuffix("Z"):
-                    await response.write(moment.encode() + b" " + line + b"\n")
+                    await response.write(self._stamp(moment) + b" " + line + b"\n")
                     after -= 1
             if after == 0 and fault == "cut":
                 await asyncio.sleep(0.01)  # lets the client receive what was written
@@ -170,6 +172,13 @@ class World:
             if after == 0 or "follow" not in query or self.ended:
                 return response
             await news.wait()
+
+    def _stamp(self, moment: str) -> bytes:
+        """Return a line's time as the node's container runtime writes it."""
+        if self.time_zone is None:
+            return moment.encode()
+        local = datetime.fromisoformat(f"{moment[:19]}Z").astimezone(self.time_zone).isoformat()
+        return f"{local[:19]}{moment[19:-1]}{local[19:]}".encode()
 
     @property
     def ended(self) -> bool:

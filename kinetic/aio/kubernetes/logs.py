@@ -44,7 +44,8 @@ _REMOVED = re.compile(
 )
 """What a kubelet answers if it has removed the log. A program's lines begin with a time instead."""
 
-_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?")
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ?")
+"""The time of a line; containerd writes it in the time zone of the node."""
 
 
 class _Memory:
@@ -81,7 +82,7 @@ class _Memory:
         """Return a piece without its time; None if it was yielded before, or isn't output."""
         stamp = _STAMP.match(piece.content) if piece.number == 0 else None
         if piece.number == 0:
-            self._second = stamp[1].decode() if stamp else ""
+            self._second = _utc_second(stamp[1].decode(), stamp[2].decode()) if stamp else ""
         if not self._second:
             self.removed = self.removed or _REMOVED.match(piece.content) is not None
             return None if self.removed else piece.content
@@ -98,6 +99,14 @@ class _Memory:
             }
         self._yielded.setdefault(second, Counter())[line_hash] += 1
         return piece.content[stamp.end() if stamp else 0 :]
+
+
+def _utc_second(second: str, offset: str) -> str:
+    """Return the UTC time of *second*, a time with this *offset* from UTC."""
+    if offset == "Z":
+        return second
+    moment = datetime.datetime.fromisoformat(second + offset).astimezone(datetime.UTC)
+    return moment.replace(tzinfo=None).isoformat()
 
 
 def _second_before(second: str) -> str:
