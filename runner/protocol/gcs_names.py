@@ -62,7 +62,10 @@ class BucketFolder:
         relative = object_name.removeprefix(self.folder)
         if "%" not in relative:
             return relative
-        name = urllib.parse.unquote_to_bytes(relative).decode("utf-8", "surrogatepass")
+        try:
+            name = urllib.parse.unquote_to_bytes(relative).decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:  # a program wrote the object itself
+            return None
         return name if UNSAFE.sub(_percent_encode, name) == relative else None
 
 

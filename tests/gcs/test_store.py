@@ -174,6 +174,7 @@ def test_every_name_has_an_object_name_that_the_service_takes(
 def test_an_object_name_that_no_name_maps_to_is_not_the_stores() -> None:
     location = Location("bucket", "")
     assert location.name("50% of %41") is None
+    assert location.name("caf%E9.html") is None
     assert location.name("%2Eplain") == ".plain"
 
 
