@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.gcs.store import GcsStore
-from kinetic.errors import AuthError, Unavailable
+from kinetic.errors import AuthError, BackendError, Unavailable
 from tests import programs
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import GcsServer
@@ -89,6 +91,25 @@ async def test_credentials_that_cannot_be_used_are_named(
         credentials.write_text(content)
     with pytest.raises(AuthError, match=rf"{message}.*gcloud auth application-default login"):
         await store.list("")
+
+
+async def test_the_refusal_of_a_proxy_does_not_revoke_the_login(
+    credentials: Path, store: GcsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    login = json.loads(credentials.read_text()) | {"token_uri": "https://issuer.example/token"}
+    credentials.write_text(json.dumps(login))
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        with pytest.raises(BackendError, match="the proxy doesn't connect") as raised:
+            await store.list("")
+    assert not isinstance(raised.value, AuthError)
 
 
 async def test_the_proxy_in_the_environment_is_used(

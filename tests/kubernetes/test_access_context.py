@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kinetic.aio.kubernetes.access import open_context
-from kinetic.errors import AuthError, ConfigurationError
+from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, status
 from tests.kubernetes.kubeconfigs import (
@@ -284,6 +284,28 @@ async def tunnel() -> AsyncIterator[tuple[str, list[str]]]:
     yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", targets
     proxy.close()
     await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(403, BackendError), (404, BackendError), (503, Unavailable)]
+)
+async def test_the_refusal_of_a_proxy_is_not_taken_for_the_servers(
+    config: Config, code: int, error: type[BackendError]
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % code)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        config.cluster = {"server": "https://cluster.example"}
+        config.cluster["proxy-url"] = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        config.write()
+        async with opened(config) as api:
+            with pytest.raises(BackendError, match=f"proxy doesn't connect .{code} No") as raised:
+                await api.call("GET", PODS)
+    assert type(raised.value) is error
 
 
 async def test_a_proxy_sees_only_encrypted_traffic(config: Config, tmp_path: Path) -> None:

@@ -103,6 +103,20 @@ def google_refusal_error(refusal: HttpError, problem: str, service: str) -> Back
             return Unavailable(later, retryable=True, retry_after=refusal.retry_after)
 
 
+def proxy_refusal_error(problem: str, refusal: aiohttp.ClientHttpProxyError) -> BackendError:
+    """Return the error for a proxy that doesn't connect to the server; it begins with *problem*.
+
+    The server itself didn't answer, so the status says nothing about permissions or objects.
+    """
+    message = (
+        f"{problem}: the proxy doesn't connect ({refusal.status} {one_line(refusal.message)}); "
+        "check HTTPS_PROXY and NO_PROXY, or the kubeconfig's proxy-url"
+    )
+    if refusal.status in RETRYABLE_STATUSES:
+        return Unavailable(message, retryable=True)
+    return BackendError(message)
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Return the JSON object from the first brace of *text* to its end; empty if there is none."""
     try:
@@ -327,6 +341,8 @@ class HttpClient:
             yield
         except (KineticError, HttpError):
             raise
+        except aiohttp.ClientHttpProxyError as exc:
+            raise proxy_refusal_error(problem, exc) from exc
         except aiohttp.ClientResponseError as exc:
             wait_s = parse_retry_after(exc.headers.get("Retry-After") if exc.headers else None)
             raise HttpError(exc.status, exc.message, wait_s) from exc

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from absl import logging
 
 from kinetic._tasks import await_shared
-from kinetic.aio._net.http import HttpClient, HttpError
+from kinetic.aio._net.http import HttpClient, HttpError, proxy_refusal_error
 from kinetic.errors import AuthError, BackendError, ClientClosed, ConfigurationError, Unavailable
 
 if TYPE_CHECKING:
@@ -275,6 +275,8 @@ def _as_backend_error(failure: Exception, token: Token) -> BackendError:
     """Return kinetic's error for a *failure* of the library to renew *token*."""
     import aiohttp
 
+    if isinstance(failure, aiohttp.ClientHttpProxyError):
+        return proxy_refusal_error("cannot get an access token", failure)
     if isinstance(failure, aiohttp.ClientResponseError):
         if failure.status == 429 or failure.status >= 500:
             return Unavailable(
