@@ -123,6 +123,11 @@ class Target:
     run_as_user: int | None = None
     store_claim: str | None = None
 
+    @property
+    def region(self) -> str:
+        """Return the region of the zone; for an Autopilot cluster, ``zone`` itself is a region."""
+        return "-".join(self.zone.split("-")[:2])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:

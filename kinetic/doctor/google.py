@@ -109,9 +109,10 @@ class Google:
         """Check that the repository of bundled images exists."""
         from kinetic.aio.images.registry import build_settings
 
-        host, project, repository, _ = build_settings(self._target).image.split("/")
+        image = build_settings(self._target).image
+        host, *_, repository, _ = image.split("/")  # the project's ID may contain a domain
         location = host.removesuffix("-docker.pkg.dev")
-        path = f"/v1/projects/{project}/locations/{location}/repositories/{repository}"
+        path = f"/v1/projects/{self._quoted_project}/locations/{location}/repositories/{repository}"
         try:
             await self._get("artifactregistry", path)
         except HttpError as refusal:
@@ -121,11 +122,11 @@ class Google:
                 f"there is no repository {repository!r} in {location}; bundled images need it",
                 "create it: kinetic up; or name an image: container_image=",
             )
-        return ok(f"{host}/{project}/{repository}")
+        return ok(image.rpartition("/")[0])
 
     async def _quotas(self) -> Finding:
         """Show the quotas for accelerators in the region."""
-        region = self._target.zone.rpartition("-")[0] or self._target.zone
+        region = self._target.region
         path = f"/compute/v1/projects/{self._quoted_project}/regions/{region}"
         answer = await self._get("compute", path)
         accelerator_quotas = [

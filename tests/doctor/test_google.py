@@ -79,6 +79,18 @@ async def test_a_fault_is_shown_with_its_fix(
     assert "gcloud" not in result.advice, "kinetic doesn't need gcloud"
 
 
+@pytest.mark.parametrize("zone", ["europe-west4-b", "europe-west4"])
+async def test_a_domains_project_and_a_regional_cluster_are_healthy(
+    google: Google, zone: str
+) -> None:
+    google.environ |= {"KINETIC_PROJECT": "example.com:acme", "KINETIC_ZONE": zone}
+    for path in [*google.answers]:
+        google.answers[path.replace("acme", "example.com:acme")] = google.answers.pop(path)
+    report = await check_project(google)
+    assert {result.state for result in report.results} == {State.OK}, report.to_dict()
+    assert report["registry"].evidence == "europe-docker.pkg.dev/example.com/acme/kn-lab"
+
+
 async def test_no_quota_for_gpus_is_a_warning(google: Google) -> None:
     google.answers["/compute/v1/projects/acme/regions/europe-west4"] = answer({"quotas": []})
     assert (await check_project(google))["quotas"].state is State.WARNING

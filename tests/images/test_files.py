@@ -152,6 +152,8 @@ def test_names_and_contents_cannot_be_exchanged() -> None:
         ("europe-west4-b", "p", "europe-docker.pkg.dev/p/kn-c/base"),
         ("asia-east1-c", "p", "asia-docker.pkg.dev/p/kn-c/base"),
         ("me-west1-a", "p", "me-west1-docker.pkg.dev/p/kn-c/base"),
+        ("me-west1", "p", "me-west1-docker.pkg.dev/p/kn-c/base"),
+        ("us-central1", "p", "us-docker.pkg.dev/p/kn-c/base"),
         ("us-east5-a", "example.com:p", "us-docker.pkg.dev/example.com/p/kn-c/base"),
     ],
 )

@@ -46,9 +46,8 @@ def build_settings(target: configuration.Target, registry: str = "") -> BuildSet
             "bundled images are built by Cloud Build in a GCP project, and none is configured: "
             'pass project= or set KINETIC_PROJECT, or name an image with container_image="..."'
         )
-    region = target.zone.rpartition("-")[0] or target.zone
-    continent = region.partition("-")[0]
-    host = registry or f"{continent if continent in CONTINENTS else region}-docker.pkg.dev"
+    continent = target.region.partition("-")[0]
+    host = registry or f"{continent if continent in CONTINENTS else target.region}-docker.pkg.dev"
     # In images and e-mail addresses, Google writes the project example.com:name differently.
     domain, _, name = project.rpartition(":")
     account = f"kn-{target.cluster}-builds@{f'{name}.{domain}' if domain else name}"
