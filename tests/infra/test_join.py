@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 import kinetic
-from kinetic import aio, errors
+from kinetic import aio, configuration, errors
 from kinetic.aio import infra
+from kinetic.aio.backends.gke import builds_url, open_storage, store_url
 from kinetic.aio.infra.join import decide, target_of
 from kinetic.aio.infra.namespace import apply, manifests
 from kinetic.aio.infra.resources import Action
@@ -263,6 +264,15 @@ async def test_the_command_prints_the_manifest_and_ends_with_a_code(
     assert everything == [*yaml.safe_load_all(output)]
     wanted = manifests(namespace.name, user="dev")
     assert everything == [manifest.document for manifest in wanted]
+
+
+@pytest.mark.parametrize("project", ["my-project", "example.com:my-project"])
+def test_jobs_use_the_buckets_that_up_makes(project: str) -> None:
+    site = infra.Site(project=project, zone="us-central1-a", cluster="lab")
+    target = configuration.resolve(backend="gke", project=project, cluster="lab", environ={})
+    names = [site.bucket("jobs"), site.bucket("builds")]
+    assert [store_url(target), builds_url(target)] == [f"gs://{name}" for name in names]
+    open_storage(target, {})  # raises if a bucket can't have this name
 
 
 def test_a_bucket_gets_the_folder_of_its_namespace() -> None:

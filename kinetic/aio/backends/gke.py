@@ -144,4 +144,6 @@ def builds_url(target: configuration.Target) -> str:
 
 
 def _bucket(target: configuration.Target, purpose: str) -> str:
-    return f"gs://{target.project}-kn-{target.cluster}-{purpose}"
+    # A project's ID may contain a domain (example.com:name), and no bucket can have this name.
+    project = (target.project or "").replace(":", "-").replace(".", "-")
+    return f"gs://{project}-kn-{target.cluster}-{purpose}"
