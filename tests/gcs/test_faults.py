@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.gcs.http import EMULATOR, Limits
+from kinetic.aio.gcs.http import EMULATOR, Limits, Verb, refusal_error
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import (
     AuthError,
@@ -173,6 +174,18 @@ async def test_a_missing_bucket_is_named(server: GcsServer, store: GcsStore) -> 
     server.buckets.clear()
     with pytest.raises(NotFound, match=r"no bucket gs://kn-test; create it"):
         await store.list("a")
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("No such object: my-bucket/x", "there is no 'x' in gs://my-bucket"),
+        ("The specified bucket does not exist.", "there is no bucket gs://my-bucket; create it"),
+    ],
+)
+def test_a_missing_object_is_told_from_a_missing_bucket(message: str, says: str) -> None:
+    refusal = HttpError(404, json.dumps({"error": {"code": 404, "message": message}}))
+    assert says in str(refusal_error(refusal, Verb.GET, "my-bucket", "x"))
 
 
 async def test_create_succeeds_when_the_reply_to_it_is_lost(

@@ -249,7 +249,7 @@ def refusal_error(
                 f"({message}); grant the role: gcloud storage buckets add-iam-policy-binding "
                 f"gs://{bucket} --member=user:YOU --role=roles/storage.objectUser"
             )
-        case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket" in message.lower():
+        case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket does not exist" in message:
             return NotFound(
                 f"{problem}: there is no bucket gs://{bucket}; create it, or set KINETIC_STORE "
                 "to one that exists"
