@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 
 import click
 
@@ -131,9 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # None if something replaces the stream
+    if reconfigure is not None and sys.stdout.errors == "strict":
         # As on standard error: a character that the terminal lacks must not end the command.
-        sys.stdout.reconfigure(errors="backslashreplace")
+        reconfigure(errors="backslashreplace")
     try:
         code = cli.main(args=arguments, prog_name="kinetic", standalone_mode=False)
         sys.stdout.flush()

@@ -149,7 +149,7 @@ class Invocation:
             self._called = time.monotonic()
             self._place.report_call()
         try:
-            value = function(*args, **kwargs)
+            value: object = function(*args, **kwargs)
             if hasattr(type(value), "__await__"):
                 import asyncio  # forks of a warm parent without asyncio are cheaper
 
