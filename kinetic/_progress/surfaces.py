@@ -44,9 +44,10 @@ class Screen:
         self._height = 0  # how many lines are on the terminal now
         # Whether text of other threads lacks a final newline; None while that isn't known.
         self._is_line_open: bool | None = None
-        self._patched_streams: list[Any] = []
+        # Each stream, its new ``write``, and the ``write`` that another library had set before.
+        self._patches: list[tuple[Any, Callable[[str], int], Callable[[str], int] | None]] = []
         for candidate in streams:
-            if not any(candidate is patched for patched in self._patched_streams):
+            if not any(candidate is patched for patched, _, _ in self._patches):
                 self._patch(candidate)
 
     def draw(self, lines: list[str]) -> None:
@@ -69,10 +70,15 @@ class Screen:
         """Release the streams; erase the lines, unless *quietly*."""
         if quietly:  # a forked child may inherit a lock that nothing releases
             self._lock = threading.RLock()
-        for stream in self._patched_streams:
+        for stream, write, previous in self._patches:
+            if stream.write is not write:
+                continue  # another library has patched the stream since, and calls *write*
             with contextlib.suppress(AttributeError):
                 del stream.write
-        self._patched_streams.clear()
+            if previous is not None:
+                stream.write = previous
+        self._patches.clear()
+        self._lines = []
         if not quietly:
             with self._lock:
                 self._send(self._erase_sequence())
@@ -86,11 +92,12 @@ class Screen:
             return self._write_above(stream, original, text)
 
         original = stream.write
+        previous = getattr(stream, "__dict__", {}).get("write")
         try:
             stream.write = write
         except AttributeError:  # ``write`` can't be set, so its text may mix with the lines
             return
-        self._patched_streams.append(stream)
+        self._patches.append((stream, write, previous))
 
     def _write_above(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
         """Erase the lines, write *text* with *original*, and draw the lines below *text*."""

@@ -218,6 +218,33 @@ def test_closing_restores_the_streams(screen) -> None:
     assert seen(window) == ["after"]
 
 
+def test_another_library_that_patches_a_stream_keeps_its_patch(screen) -> None:
+    unpatched, window, stream, other = screen
+    unpatched.close()
+    seen_by_library = []
+
+    def patch(patched) -> None:
+        original = patched.write
+
+        def write(text: str) -> int:
+            seen_by_library.append(text)
+            return original(text)
+
+        patched.write = write
+
+    patch(stream)
+    display = Screen(stream, [stream, other])
+    patch(other)
+    display.draw(["ours"])
+    display.close()
+    stream.write("one\n")
+    stream.flush()
+    other.write("two")
+    other.flush()
+    assert seen(window) == ["one", "two"], "nothing is drawn after the end"
+    assert seen_by_library == ["one\n", "two"]
+
+
 def test_a_terminal_without_a_character_gets_a_question_mark(terminal) -> None:
     window = terminal()
     with window.open() as stream:
