@@ -32,7 +32,8 @@ class LogPrinter:
     """Print lines in blocks: all lines that wait go out in one write.
 
     ``lines`` counts the printed lines; ``behind`` says whether lines wait or are being printed.
-    A terminal gets colors and no other control sequence; files and pipes get what the job wrote.
+    A terminal gets colors and no other control sequence; files and pipes get what the job wrote,
+    but with a question mark for a character that their encoding lacks.
     """
 
     def __init__(self) -> None:
@@ -102,6 +103,10 @@ class LogPrinter:
     def _print(self, block: list[str], stop: threading.Event) -> None:
         """Write the lines of *block* in pieces, until *stop* is set; runs in a worker thread."""
         stream, text = sys.stdout, "\n".join(block) + "\n"
+        if stream is None:  # standard output was closed before Python started, as in a daemon
+            return
+        if getattr(stream, "errors", None) == "strict":
+            text = text.encode(stream.encoding, "replace").decode(stream.encoding)
         if is_terminal(stream):
             text = remove_control_sequences(text)
         descriptor = _blocking_descriptor(stream)

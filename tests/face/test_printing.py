@@ -169,3 +169,22 @@ def test_a_file_gets_the_output_unchanged(tmp_path: Path) -> None:
         with script(PRINTS_COLORS + "prints_colors()", tmp_path, out) as process:
             process.communicate(timeout=DEADLINE)
     assert (tmp_path / "out").read_bytes() == RAW
+
+
+PRINTS_ACCENT = """
+@kinetic.run(backend="local", accelerator="cpu")
+def prints_accent():
+    print("caf\u00e9")
+"""
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [("sys.stdout.reconfigure(encoding='ascii')", b"caf?\n"), ("sys.stdout = None", b"")],
+    ids=["ascii", "no standard output"],
+)
+def test_output_that_a_stream_cannot_take_keeps_no_job(tmp_path, stream, expected) -> None:
+    code = f"{stream}\nprints_accent()\nsys.exit(len(kinetic.list_jobs()))"
+    with script(PRINTS_ACCENT + code, tmp_path, subprocess.PIPE) as process:
+        out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out, err) == (0, expected, b"")
