@@ -7,6 +7,9 @@ import gc
 import inspect
 import itertools
 import queue
+import subprocess
+import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -335,6 +338,59 @@ async def test_an_input_that_is_being_produced_counts_when_the_source_closes() -
     may_give.set()
     assert await draining == [2]
     await source.aclose()
+
+
+async def test_a_sync_iterator_runs_in_one_thread(client: aio.Client) -> None:
+    threads: set[int] = set()
+
+    def inputs() -> Iterator[int]:
+        for number in range(300):
+            threads.add(threading.get_ident())
+            yield number
+
+    batch = await client.run_async_map(echo, inputs(), max_concurrent=4)
+    assert len(await batch.results(timeout=30)) == 300
+    assert len(threads) == 1 and threads != {threading.get_ident()}
+
+
+async def test_a_sync_iterator_is_read_also_if_no_thread_can_start(monkeypatch: Any) -> None:
+    start = threading.Thread.start
+
+    def start_none_for_inputs(thread: threading.Thread) -> None:
+        if thread.name == "kinetic inputs":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_none_for_inputs)
+    source = Source(iter(range(3)), "auto")
+    assert [*await source.take(3), *await source.take(3)] == [0, 1, 2]
+    await source.aclose()
+
+
+def test_the_program_ends_although_an_iterator_blocks() -> None:
+    code = """
+    import asyncio, threading
+    from kinetic.aio._engine.input_source import Source
+
+    blocks = threading.Event()
+
+    def inputs():
+        yield 1
+        blocks.set()
+        threading.Event().wait()
+
+    async def main():
+        source = Source(inputs(), "auto")
+        assert await source.take(1) == [1]
+        taking = asyncio.ensure_future(source.take(1))
+        while not blocks.is_set():
+            await asyncio.sleep(0.01)
+        taking.cancel()
+        await source.aclose()
+
+    asyncio.run(main())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
 
 
 async def test_inputs_that_cannot_be_closed_end_no_batch(client: aio.Client, caplog: Any) -> None:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
 import itertools
+import queue
+import threading
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Any, cast
 
 import anyio.to_thread
@@ -24,9 +36,9 @@ CLOSE_S = 5.0
 class Source:
     """The user's inputs, pulled only when asked for.
 
-    A sync iterator is read in a worker thread, because it may block. Cancelling `take` doesn't
-    interrupt an iterator that is producing an input. Later changes to a list have no effect,
-    because the source copies the list.
+    A sync iterator is read in a thread of its own, because it may block, and may use a connection
+    that works in one thread only. Cancelling `take` doesn't interrupt an iterator that is producing
+    an input. Later changes to a list have no effect, because the source copies the list.
 
     ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and
     ``known_inputs`` all inputs if they exist already.
@@ -41,6 +53,7 @@ class Source:
         self._ready: deque[Any] = deque()
         self._arrived = asyncio.Event()
         self._pull_task: asyncio.Task[bool] | None = None
+        self._thread_work: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._stopped = False
         if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
             known = cast("Collection[Any]", inputs)
@@ -113,6 +126,8 @@ class Source:
         A thread that blocks in an iterator goes on.
         """
         self._stopped = True
+        if self._thread_work is not None:
+            self._thread_work.put(None)
         if self._pull_task is not None:
             self._pull_task.cancel()
             # Limit the wait: a generator that waits for its own batch to end never ends.
@@ -128,14 +143,7 @@ class Source:
     async def _pull(self, wanted: int) -> bool:
         """Pull *wanted* inputs, or fewer after `stop`; return False at the iterator's end."""
         if self._async_iterator is None:
-            return await anyio.to_thread.run_sync(
-                self._pull_in_thread,
-                asyncio.get_running_loop(),
-                wanted,
-                abandon_on_cancel=True,
-                # A blocked iterator must not hold one of the loop's shared threads.
-                limiter=anyio.CapacityLimiter(1),
-            )
+            return await self._call_thread(wanted)
         while wanted and not self._stopped:
             try:
                 self._ready.append(await anext(self._async_iterator))
@@ -147,6 +155,34 @@ class Source:
             self._arrived.set()
             wanted -= 1
         return True
+
+    async def _call_thread(self, wanted: int) -> bool:
+        """Have the iterator's thread pull *wanted* inputs; the first call starts the thread."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bool] = loop.create_future()
+
+        def work() -> None:
+            try:
+                settle = functools.partial(answer.set_result, self._pull_in_thread(loop, wanted))
+            except Exception as exc:
+                settle = functools.partial(answer.set_exception, exc)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: answer.done() or settle())
+
+        if self._thread_work is None:
+            thread_work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+            run = contextvars.copy_context().run
+            # The end of the interpreter doesn't wait for a daemon, which may block in the iterator.
+            thread = threading.Thread(
+                target=run, args=(_work_off, thread_work), name="kinetic inputs", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can start while the interpreter exits
+                return await anyio.to_thread.run_sync(self._pull_in_thread, loop, wanted)
+            self._thread_work = thread_work
+        self._thread_work.put(work)
+        return await answer
 
     def _pull_in_thread(self, loop: asyncio.AbstractEventLoop, wanted: int) -> bool:
         """Do as `_pull` for a sync iterator; wake `take`, on *loop*, after each input."""
@@ -168,6 +204,11 @@ class Source:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._arrived.set)
         return True
+
+
+def _work_off(work: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    while (function := work.get()) is not None:
+        function()
 
 
 def _size_of(inputs: Any) -> int | None:
