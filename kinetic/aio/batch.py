@@ -316,7 +316,7 @@ class BatchHandle(Generic[T, X]):
                 while (index := consumer.take()) is not None:
                     if not self._is_refused(index):
                         yield self._handle(index)
-                    consumer.note_delivered()
+                    await consumer.note_delivered()
 
     async def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None

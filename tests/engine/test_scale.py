@@ -13,6 +13,7 @@ import pytest
 
 from kinetic import aio
 from kinetic._runner.protocol import frames, wire
+from kinetic.aio._engine.iteration import ITEMS_PER_TURN
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, Run, memory_platform
 from kinetic.testing.attempts import commit
@@ -192,6 +193,29 @@ async def never(_: Run) -> int:
     """Run until the job is deleted, before it claims its attempt."""
     await asyncio.Event().wait()
     return 0
+
+
+@pytest.mark.parametrize("iteration", ["outcomes", "as_completed"])
+async def test_other_tasks_run_while_ended_items_are_iterated(iteration: str) -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with aio.Client(platform=memory_platform(end_at_once)) as client:
+        batch = await client.run_async_map(nop, range(2 * ITEMS_PER_TURN), max_concurrent=100)
+        await batch.wait()
+        counting = asyncio.create_task(count_turns())
+        items = getattr(batch, iteration)()
+        await anext(items)
+        before = turns
+        async for _ in items:
+            pass
+        counting.cancel()
+    assert turns - before >= 2
 
 
 async def test_what_never_began_is_listed_when_a_batch_is_left() -> None:

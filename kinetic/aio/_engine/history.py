@@ -29,7 +29,8 @@ async def read(batch: Batch) -> list[Item]:
         WireError: The inputs aren't the ones that the submitter signed.
     """
     if await batch.submission.read_collected():
-        return [*_unpack_items(await batch.submission.read_history())]
+        packed = await batch.submission.read_history()
+        return await in_thread(lambda: [*_unpack_items(packed)])
     inputs = await _read_notes(batch)
     return await _read_items(batch, range(batch.known), inputs)
 

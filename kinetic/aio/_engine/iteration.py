@@ -150,7 +150,7 @@ class Consumer:
     async def __anext__(self) -> tuple[int, Outcome[Any]]:
         if self._was_taken:  # the caller has finished with the previous item
             self._was_taken = False
-            self.note_delivered()
+            await self.note_delivered()
         result = await self._next()
         self._was_taken = True
         return result
@@ -177,11 +177,13 @@ class Consumer:
             ahead.popleft()
             return index, outcome
 
-    def note_delivered(self) -> None:
-        """Count one more item as delivered."""
+    async def note_delivered(self) -> None:
+        """Count one more item as delivered; at times, let the loop's other tasks run."""
         self._delivered += 1
         if self._window is not None:
             self._window.note(self, self._delivered)
+        if self._delivered % ITEMS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
     def take(self) -> int | None:
         """Return the next index that is ready, or None.

@@ -43,7 +43,7 @@ async def write(
     """
     target = file.check_path(path)
     report = replace(await read(batch), direction=direction, metric=metric)
-    _check_metric(report)
+    await in_thread(_check_metric, report)
     content = await in_thread(render, report)
     await in_thread(file.write, target, content)
     return target
