@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -125,9 +126,9 @@ def _passed_through_user_code(trace: TracebackType | None) -> bool:
 
 def _hides_own_frames(error: BaseException) -> bool:
     """Return whether the traceback of *error* leaves kinetic's frames out."""
-    from asyncio import CancelledError  # only errors need this module
-
-    if hint(error) or isinstance(error, (KeyboardInterrupt, CancelledError)):
+    # Don't import asyncio: Ctrl-C may have interrupted its import, which then can't be repeated.
+    cancelled: Any = getattr(sys.modules.get("asyncio.exceptions"), "CancelledError", ())
+    if hint(error) or isinstance(error, (KeyboardInterrupt, cancelled)):
         return True
     if hasattr(error, "__kinetic_of_the_caller__"):
         return True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kinetic._tracebacks import own_frames_left_out
-from tests.face.child import ROOT, until
+from tests.face.child import ROOT, Child, until
 
 KINETIC_FRAME = f'File "{ROOT}/kinetic'
 
@@ -217,3 +217,25 @@ def test_ctrl_c_shows_no_exception_that_kinetic_was_handling() -> None:
         except ValueError:
             own_frames_left_out(module["wait"])(queue.SimpleQueue())
     assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_ctrl_c_during_the_imports_of_the_first_call_is_a_keyboard_interrupt() -> None:
+    code = """
+    import sys
+    import kinetic
+
+    class Interrupt:
+        def find_spec(self, name, path=None, target=None):
+            if name == "asyncio.tasks":
+                sys.meta_path.remove(self)
+                raise KeyboardInterrupt
+
+    assert "asyncio" not in sys.modules
+    sys.meta_path.insert(0, Interrupt())
+    try:
+        kinetic.run(backend="local", accelerator="cpu")(len)("abc")
+    except KeyboardInterrupt:
+        print("interrupted")
+    """
+    with Child(code) as process:
+        assert process.end() == (0, "interrupted\n", "")
