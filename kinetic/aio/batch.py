@@ -700,6 +700,8 @@ class BatchHandle(Generic[T, X]):
 
         Raises:
             NotFound: The batch was cleaned up.
+
+        Cancelled: with *seal*, the batch takes no more inputs, but is not detached.
         """
         check(seal=seal)
         self._batch.submission.refuse_removed()

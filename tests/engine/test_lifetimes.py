@@ -318,6 +318,19 @@ async def test_sealing_first_stores_the_inputs_that_were_pulled(client: aio.Clie
     await batch.cancel()
 
 
+async def test_inputs_end_although_the_call_that_seals_them_is_cancelled(
+    client: aio.Client,
+) -> None:
+    batch = await client.run_async_map(echo, itertools.count(), max_concurrent=2)
+    await until(lambda: batch.stored >= 2)
+    sealing = asyncio.create_task(batch.detach(seal=True))
+    pump = batch._batch.coordinator.pump  # type: ignore[union-attr]
+    while not pump.closing:
+        await asyncio.sleep(0)
+    sealing.cancel()
+    assert await batch.results(timeout=30) == [*range(batch.stored)]
+
+
 async def test_an_input_that_is_being_produced_counts_when_the_source_closes() -> None:
     second_requested, may_give = threading.Event(), threading.Event()
 

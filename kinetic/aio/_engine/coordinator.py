@@ -325,9 +325,9 @@ class BatchCoordinator:
             return
         is_lazy = not self.pump.has_known_length
         if is_lazy:
-            self.pump.close()
+            self.pump.close(seal=seal)
         await self.pump.over.wait()
-        if is_lazy and seal and self.lease.lost is None:
+        if is_lazy and seal and not self.pump.finished and self.lease.lost is None:
             await self.pump.end()
 
     async def leave(self) -> None:

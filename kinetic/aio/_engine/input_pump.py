@@ -110,6 +110,8 @@ class InputPump:
         self.ends_inputs = ends_inputs
         """Whether no inputs follow those of the source."""
         self.closing = False
+        self.seals = False
+        """Whether the inputs stored until `close` are all."""
         self.finished = False
         """Whether the end of the inputs is recorded, or is being recorded."""
         self.over = asyncio.Event()
@@ -124,10 +126,14 @@ class InputPump:
         """Let the pump check again whether it may pull more inputs, or must end."""
         self._room.set()
 
-    def close(self) -> None:
-        """Pull no more inputs from an iterator, but store pulled ones; a list is stored whole."""
+    def close(self, *, seal: bool = False) -> None:
+        """Pull no more inputs from an iterator, but store pulled ones; a list is stored whole.
+
+        With *seal*, `run` then records that there are no more, even if the caller is cancelled.
+        """
         if self._source.known_inputs is None:
             self.closing = True
+            self.seals = self.seals or seal
             self._room.set()
             self._source.stop()
 
@@ -152,7 +158,7 @@ class InputPump:
             await self._store_inputs(drained)
             if self.has_known_length and (count := self._inputs.count - self._first_index):
                 self._post(scheduler.Stored(self._first_index, count))
-            if self.ends_inputs and not self.closing:
+            if self.seals or (self.ends_inputs and not self.closing):
                 await self.end()
         finally:
             try:
