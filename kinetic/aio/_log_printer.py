@@ -90,7 +90,11 @@ class LogPrinter:
     async def _print_in_thread(self, block: list[str]) -> None:
         """Print *block* in a thread; if cancelled, stop the thread and wait for its end."""
         stop = threading.Event()
-        writing = asyncio.ensure_future(anyio.to_thread.run_sync(self._print, block, stop))
+        # A blocked standard output must not hold one of the loop's shared threads.
+        limiter = anyio.CapacityLimiter(1)
+        writing = asyncio.ensure_future(
+            anyio.to_thread.run_sync(self._print, block, stop, limiter=limiter)
+        )
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:

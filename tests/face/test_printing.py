@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pty
@@ -11,12 +12,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import anyio.to_thread
 import pytest
 
+from kinetic.aio._log_printer import LogPrinter
 from tests.face.child import DEADLINE, ROOT, until
 
 COUNT = 80_000  # more than the buffers of a pipe (64 KiB) and of the printer (1 MiB)
@@ -188,3 +191,20 @@ def test_output_that_a_stream_cannot_take_keeps_no_job(tmp_path, stream, expecte
     with script(PRINTS_ACCENT + code, tmp_path, subprocess.PIPE) as process:
         out, err = process.communicate(timeout=DEADLINE)
     assert (process.returncode, out, err) == (0, expected, b"")
+
+
+async def test_a_blocked_standard_output_takes_no_shared_thread(monkeypatch) -> None:
+    async def lines() -> AsyncGenerator[str]:
+        yield "x" * 1_000_000
+
+    anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+    reader, writer = os.pipe()
+    with open(reader), open(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        printing = asyncio.create_task(LogPrinter().run(lines()))
+        async with asyncio.timeout(DEADLINE):
+            while not select.select([reader], [], [], 0)[0]:  # the thread has printed nothing yet
+                await asyncio.sleep(0)
+            assert await anyio.to_thread.run_sync(os.getpid) == os.getpid()
+        printing.cancel()
+        await asyncio.wait({printing})
