@@ -155,8 +155,8 @@ def exit_process(code: int) -> NoReturn:
 def _stop_helpers() -> None:
     """End the helper processes of `multiprocessing`, and wait for them.
 
-    They remove shared memory and semaphores that nobody else has removed. They can't do so later,
-    because the supervisor kills the other processes of the job when this process has ended.
+    They remove shared memory and semaphores that the job has left. They can't do so later, because
+    the supervisor kills the other processes of the job when this process has ended.
     """
     for module, helper in (
         ("multiprocessing.forkserver", "_forkserver"),

@@ -79,8 +79,8 @@ class _CarefulPickler(_Pickler):
     def _is_sendable(self, value: Any) -> bool:
         """Return whether *value* can be pickled and rebuilt, in at most `PART_BYTES`.
 
-        Check an exception once: each check also checks the exceptions that it is linked to, so
-        the time would grow exponentially with the length of the chain.
+        This checks an exception only once, because each check also checks the exceptions that it
+        is linked to. Otherwise, the time grows exponentially with the length of the chain.
         """
         if not isinstance(value, BaseException):
             return _can_send(value, _Pickler)

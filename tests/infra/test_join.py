@@ -126,7 +126,7 @@ async def test_an_administrator_can_apply_the_manifest_that_a_user_gets(
 async def test_a_user_hands_over_the_roles_that_they_cannot_grant(
     namespace: Namespace, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who manages a namespace may create roles, but only with permissions that they have."""
+    """A user who manages a namespace may create roles, but only with their own permissions."""
     rights = {"": ["namespaces", "pods", "secrets", "serviceaccounts"], "batch": ["jobs"]}
     rights |= {"rbac.authorization.k8s.io": ["roles", "rolebindings"]}
     verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]

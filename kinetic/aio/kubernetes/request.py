@@ -83,7 +83,7 @@ class Forbidden(AuthError):
 
 
 _LACKS_RIGHT = re.compile(r'User "[^"]*" cannot ')
-"""What an API server says of a user who lacks a permission; quotas and policies are also a 403."""
+"""An API server's message about a missing permission. Quotas and policies also give status 403."""
 
 
 def translate_refusal(answer: HttpError, request: Request, cluster: str) -> BackendError:

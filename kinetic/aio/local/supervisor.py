@@ -53,8 +53,8 @@ import runpy, sys
 sys.path.append(sys.argv.pop())
 runpy.run_module(sys.argv.pop(1), run_name="__main__")
 """
-"""Run a module of kinetic. The folder with kinetic, such as ``site-packages``, comes after the
-standard library, of which it may have an old copy (``pathlib``, ``dataclasses``).
+"""Run a module of kinetic. The folder that contains kinetic, such as ``site-packages``, comes after
+the standard library, because it may contain old copies of modules such as ``pathlib``.
 """
 
 
