@@ -2,8 +2,8 @@
 
 A file in ``recorded/`` has all objects at some moments of a Job's life and the expected verdict at
 each: status, phase, reason, exit code, outlook, and parts of the message. A file in
-``recorded_ends/`` has patterns that the last message must and must not match. The expectations
-were written before the code ran on the recordings.
+``recorded_ends/`` has patterns that the last message must and must not match, and may have the
+reason. The expectations were written before the code ran on the recordings.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def now(case: dict[str, Any], index: int = -1) -> JobFacts:
         pods=step["pods"],
         events=step["events"],
         nodes=nodes[-1] if nodes else None,
+        claims=step.get("claims") or (),
         workload=case.get("workload"),
     )
 
@@ -93,6 +94,8 @@ def test_the_end_of_a_recording_has_its_cause_and_advice(name: str) -> None:
         verdict = judge(seen_of(case))
         text, advice = verdict.text, verdict.advice
         assert verdict.status.name in expected["status"].split("|"), text
+        reason = verdict.reason.name if verdict.reason is not None else None
+        assert reason == expected.get("reason", reason), text
     for pattern in expected["cause"]:
         assert re.search(pattern, text, re.IGNORECASE), text
     for pattern in expected["never"]:

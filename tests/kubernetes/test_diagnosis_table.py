@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +171,46 @@ def running(*taints: str, labels: Json | None = None, **node: Any) -> JobFacts:
     return JobFacts(job=a_job(), pods=[pod], nodes=[a_node("n1", labels, *taints, **node)])
 
 
+def beside(
+    last: Json, *mounts: str, state: Json | None = None, program: Json | None = None
+) -> JobFacts:
+    """A pod whose FUSE sidecar ended with *last* three times, and is now in *state*."""
+    name, limits = "gke-gcsfuse-sidecar", {"limits": {"memory": "256Mi"}}
+    again = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed"}}
+    main = program or {"waiting": {"reason": "PodInitializing"}}
+    pod = a_pod(main, phase="Running" if program else "Pending")
+    pod["spec"]["initContainers"] = [{"name": name, "restartPolicy": "Always", "resources": limits}]
+    ended = {"state": state or again, "lastState": {"terminated": last}, "restartCount": 3}
+    pod["status"]["initContainerStatuses"] = [{"name": name, **ended}]
+    events = [event("FailedMount", DRIVER + text) for text in mounts]
+    return JobFacts(job=a_job(), pods=[pod], events=events)
+
+
+def deleted(code: int, *nodes: Json, committed: str = "", **conditions: str) -> JobFacts:
+    """A Job that failed because a user deleted its pod, which then ended with *code*."""
+    end = {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:00:09Z"}
+    known = [{"type": kind, "status": status} for kind, status in conditions.items()]
+    pod = a_pod(
+        {"terminated": {**end, "kinetic": committed}}, phase="Failed", status={"conditions": known}
+    )
+    pod["metadata"] |= {
+        "deletionTimestamp": "2026-01-01T00:00:38Z",
+        "deletionGracePeriodSeconds": 30,
+    }
+    condition = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    return JobFacts(job=a_job({"conditions": [condition]}), pods=[pod], nodes=nodes or None)
+
+
+def unclaimed(message: str, claim: Json | None = None, *told: tuple[str, str]) -> JobFacts:
+    """A pod with the claim ``store``, which the scheduler refuses with *message*."""
+    volume = {"name": "store", "persistentVolumeClaim": {"claimName": "store"}}
+    facts = unplaced(f"0/1 nodes are available: {message}", volumes=[volume])
+    target = {"kind": "PersistentVolumeClaim", "name": "store"}
+    events = [{"reason": why, "message": text, "involvedObject": target} for why, text in told]
+    known = {"metadata": {"name": "store"}, **(claim or {})}
+    return replace(facts, claims=[known], events=events)
+
+
 PODS = f'pods "{NAME}-x" is forbidden: '
 HOOK = 'Internal error occurred: failed calling webhook "pods.policy.example.com": failed to call webhook: Post "https://policy.ml.svc:443/check?timeout=10s": '
 RUNC = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: "
@@ -227,10 +268,18 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("the queue is stopped", queued(reserved("Suspended", "ClusterQueue research is stopped")), Reason.QUEUED, BLOCKED, ("is stopped", "administrator")),
     ("a reason of later versions", queued(reserved("TopologyPlacementFailed", "no rack has room")), Reason.QUEUED, OPEN, ("no rack has room", "isn't an error")),
     ("others are before it", queued(), Reason.QUEUED, OPEN, ("'research'", "others are before it")),
-    ("the queue evicted it", queued(reserved("WaitingForQuota"), {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate a workload"}), Reason.QUEUED, OPEN, ("evicted it (Preempted", "to accommodate a workload")),
+    ("the queue evicted it", queued(reserved("WaitingForQuota"), {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate a workload"}), Reason.QUEUED, OPEN, ("Kueue preempted it", "to accommodate a workload", "waiting in queue")),
+    ("its queue stopped it, and its Workload can't be read", replace(queued(), workload=None, events=[event("Stopped", "Preempted to accommodate a workload (UID: 1)", kind="Job")]), Reason.QUEUED, OPEN, ("Kueue preempted it", "to accommodate a workload", "waiting in queue", "check that Kueue runs")),
+    ("its queue evicted it for slowness", queued(reserved("Pending"), {"type": "Evicted", "status": "True", "reason": "PodsReadyTimeout", "message": "Exceeded the PodsReady timeout"}), Reason.QUEUED, OPEN, ("Kueue evicted it (PodsReadyTimeout)", "Exceeded the PodsReady timeout")),
     ("deactivated", queued({"type": "Evicted", "status": "True", "reason": "Deactivated", "message": "exceeding the maximum number of re-queuing retries"}, active=False), Reason.QUEUED, BLOCKED, ("deactivated", "re-queuing retries")),
     ("machines were requested", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Pending", "message": "ETA: 2026-01-01T01:00:00Z"}]), Reason.QUEUED, OPEN, ("waits for admission check 'dws'", "ETA: 2026-01-01T01:00:00Z")),
     ("a check refused it", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Rejected", "message": "Capacity is not available"}]), Reason.QUEUED, BLOCKED, ("check 'dws'", "Capacity is not available")),
+    # Claims.
+    ("provisioning fails", unclaimed("pod has unbound immediate PersistentVolumeClaims.", {"spec": {"storageClassName": "fast"}}, ("ProvisioningFailed", "googleapi: Error 403: Quota 'SSD_TOTAL_GB' exceeded")), Reason.SETUP, BLOCKED, ("'store' (StorageClass 'fast') is not bound", "Quota 'SSD_TOTAL_GB' exceeded", "kubectl describe persistentvolumeclaim")),
+    ("a claim that another pod has", unclaimed("node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode."), Reason.SETUP, OPEN, ("'store' keeps the pod from a node", "ReadWriteMany")),
+    ("a lost volume", unclaimed('persistentvolumeclaim "store" bound to non-existent persistentvolume "pv-1"'), Reason.SETUP, BLOCKED, ("'store'", "pv-1", "volume")),
+    ("a claim is bound, and resources are in use", unclaimed("1 Insufficient cpu." + NO_VICTIM, {"status": {"phase": "Bound"}}), Reason.UNSCHEDULABLE, OPEN, ("Insufficient cpu", "in use")),
+    ("a disk that is attached elsewhere", unmounted('Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) tune-0'), Reason.SETUP, OPEN, ("already used by pod(s) tune-0", "ReadWriteMany")),
     # Nodes.
     ("one node is unwell, one has a taint", unplaced(TAINTED, a_node("a", L4, "node.kubernetes.io/not-ready=:NoSchedule", gpu="1"), a_node("b", L4, "team=other:NoSchedule", gpu="1"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, OPEN, ("a has temporary taint not-ready", "b has taint team=other", "wait")),
     ("one node is cordoned, one has a taint", unplaced(TAINTED, a_node("a", L4, cordoned=True, gpu="1"), a_node("b", L4, GPU_TAINT, gpu="1"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, OPEN, ("a has been cordoned", "b has taint nvidia.com/gpu=present", "uncordoned")),
@@ -254,6 +303,12 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("the FUSE driver is not on the node yet", unmounted(DRIVER + "driver name gcsfuse.csi.storage.gke.io not found"), Reason.SETUP, BLOCKED, ("gcsfuse.csi.storage.gke.io not found", "enable the Cloud Storage FUSE CSI driver")),
     ("no FUSE sidecar", unmounted(DRIVER + "FailedPrecondition desc = failed to find the sidecar container in Pod spec"), Reason.SETUP, BLOCKED, ("failed to find the sidecar", "enable the Cloud Storage FUSE CSI driver")),
     ("the FUSE sidecar was killed", unmounted(DRIVER + "ResourceExhausted desc = the sidecar container terminated due to OOMKilled exit code 137"), Reason.SETUP, BLOCKED, ("OOMKilled exit code 137; correct what the message names",)),
+    ("the FUSE sidecar crashes", beside({"exitCode": 1, "reason": "Error", "message": "cannot start gcsfuse"}), Reason.SETUP, BLOCKED, ("the program waits for a sidecar", "'gke-gcsfuse-sidecar' ended with exit code 1: cannot start gcsfuse", "restarts so far: 3", "kubectl logs tune-1-abcde -c gke-gcsfuse-sidecar")),
+    ("the FUSE sidecar ended just now", beside({}, state={"terminated": {"exitCode": 2, "reason": "Error"}}), Reason.SETUP, BLOCKED, ("'gke-gcsfuse-sidecar' ended with exit code 2",)),
+    ("the FUSE sidecar has too little memory to start", beside({"exitCode": 137, "reason": "OOMKilled"}), Reason.OUT_OF_MEMORY, BLOCKED, ("limit of 256Mi", "gke-gcsfuse/memory-limit")),
+    ("the FUSE sidecar crashes, and an event says why", beside({"exitCode": 1, "reason": "Error"}, 'NotFound desc = failed to get GCS bucket "b": storage: bucket doesn\'t exist'), Reason.SETUP, BLOCKED, ("ended with exit code 1", "bucket doesn't exist", "create the bucket")),
+    ("the FUSE sidecar crashes while the program runs", beside({"exitCode": 139, "reason": "Error"}, state={"running": {}}, program={"running": {"startedAt": BORN}}), Reason.SETUP, OPEN, ("running: container 'gke-gcsfuse-sidecar' crashed with signal 11",)),
+    ("a container that runs before the program", beside({}, state={"running": {}}), None, OPEN, ("waits for container 'gke-gcsfuse-sidecar', which isn't ready", "wait")),
     ("the bucket is not there", unmounted(DRIVER + 'NotFound desc = failed to get GCS bucket "b": storage: bucket doesn\'t exist'), Reason.SETUP, BLOCKED, ("bucket doesn't exist", "create the bucket")),
     ("the bucket may not be read", unmounted(DRIVER + 'PermissionDenied desc = failed to get GCS bucket "b": googleapi: Error 403: x@y.iam does not have storage.objects.list access'), Reason.SETUP, BLOCKED, ("storage.objects.list", "roles/storage.objectUser")),
     ("a Secret is missing", unmounted('MountVolume.SetUp failed for volume "key" : secret "s" not found', "Unable to attach or mount volumes: unmounted volumes=[key]"), Reason.SETUP, BLOCKED, ('secret "s" not found', "create the Secret", "starts automatically")),
@@ -268,6 +323,9 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("no such user", unstarted(RUNC + "unable to find user trainer: no matching entries in passwd file"), Reason.SETUP, BLOCKED, ("unable to find user trainer", "KINETIC_RUN_AS_USER")),
     ("the node is slow", unstarted("failed to sync secret cache: timed out waiting for the condition", "CreateContainerConfigError"), None, OPEN, ("not created container 'main' yet",)),
     ("its node is silent", one_pod(phase="Unknown"), Reason.NODE_LOST, OPEN, ("its node n1 does not answer",)),
+    ("its node died before it started the pod", replace(one_pod(), nodes=[a_node("n1", ready="Unknown")]), Reason.NODE_LOST, OPEN, ("its node n1 does not answer", "Kubernetes replaces the pod")),
+    ("its node is gone before it started the pod", replace(one_pod(), nodes=[a_node("n2")], hosts={"n1": None}), Reason.NODE_LOST, OPEN, ("its node n1 does not exist", "Kubernetes replaces the pod")),
+    ("its node is newer than the list of nodes", replace(one_pod(), nodes=[a_node("n2")], hosts={"n1": a_node("n1")}), None, OPEN, ("being created",)),
     # Ends.
     ("out of memory without a limit", exited(137, "OOMKilled"), Reason.OUT_OF_MEMORY, FINAL, ("has no memory limit", "larger machine")),
     ("a sidecar ran out of memory", exited(1, sidecar=True), Reason.USER_ERROR, FINAL, ("exit code 1", "gke-gcsfuse-sidecar")),
@@ -283,9 +341,14 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("the spot machine is taken back", removed(by="TerminationByKubelet", message="Pod was terminated in response to imminent node shutdown.", nodes=[a_node("n1", SPOT)]), Reason.PREEMPTED, FINAL, ("took its spot machine back",)),
     ("its spot machine is about to go", exited(143, nodes=[a_node("n1", SPOT, NOTICE)]), Reason.PREEMPTED, FINAL, ("took its spot machine back",)),
     ("the node is removed", removed(by="DeletionByPodGC", message="PodGC: node no longer exists"), Reason.NODE_LOST, FINAL, ("node was removed from the cluster",)),
-    ("the node does not answer", removed(by="DeletionByTaintManager", message="x", silent=True), Reason.NODE_LOST, FINAL, ("node n1, which ran it, does not answer",)),
+    ("the node does not answer", removed(by="DeletionByTaintManager", message="x", silent=True), Reason.NODE_LOST, FINAL, ("its node n1 does not answer",)),
     ("an operator's taint", removed(by="DeletionByTaintManager", message="x"), Reason.EVICTED, FINAL, ("its node got a taint",)),
     ("a refusal of the node", removed("TopologyAffinityError", "Pod was rejected: Resources cannot be allocated with Topology locality"), Reason.UNSCHEDULABLE, FINAL, ("Topology locality",)),
+    ("a user deleted the pod", deleted(143), Reason.LOST, FINAL, ("a user or a controller deleted the pod while it ran",)),
+    ("a user deleted the pod, whose job took that for a preemption", deleted(75, committed="preempted"), Reason.LOST, FINAL, ("a user or a controller deleted the pod while it ran",)),
+    ("a user deleted the pod on a spot machine", deleted(75, a_node("n1", SPOT), committed="preempted"), Reason.LOST, FINAL, ("a user or a controller deleted the pod while it ran",)),
+    ("Kueue stopped a pod of a set", deleted(143, TerminationTarget="True"), Reason.PREEMPTED, FINAL, ("stopped by Kueue",)),
+    ("the pod of a dead node was deleted", deleted(143, Ready="False"), Reason.NODE_LOST, FINAL, ("its node n1 does not answer",)),
     # Running.
     ("a notice of a spot machine", running(NOTICE, labels=SPOT), Reason.PREEMPTED, OPEN, ("takes its spot machine back",)),
     ("a notice before maintenance", running(NOTICE), Reason.PREEMPTED, OPEN, ("for maintenance",)),

@@ -651,6 +651,7 @@ class Paths:
         self.pods = f"/api/v1/namespaces/{namespace}/pods"
         self.secrets = f"/api/v1/namespaces/{namespace}/secrets"
         self.events = f"/api/v1/namespaces/{namespace}/events"
+        self.claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
         self.nodes = "/api/v1/nodes"
 
 

@@ -16,12 +16,13 @@ from kinetic.aio.kubernetes.diagnosis.causes import Cause, Diagnosis, Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
     annotations_of,
+    condition,
     get_dict,
     get_list,
     labels_of,
     uid,
 )
-from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
@@ -36,9 +37,6 @@ POD_GROUP = "kueue.x-k8s.io/pod-group-name"
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 """The API of Kueue 0.18 and later."""
-
-NODES_REUSED_S = 60.0
-"""How long kinetic reuses a list of nodes, in seconds."""
 
 MAX_NODES = 500
 """The most nodes to compare with a pod; in a larger cluster, the diagnosis quotes the scheduler."""
@@ -60,7 +58,8 @@ class Patience:
     ``hopeless_s``: how long to wait before ending a job that can never start. ``orphaned_s``: how
     long a job's Secret may be missing. ``least_s``: the shortest ``start_timeout``, because
     Kubernetes needs that long to start anything. ``rights_s``: when to repeat an inquiry for which
-    a permission was missing. ``pause_s``: the pause between inquiries.
+    a permission was missing. ``nodes_s``: how long to reuse a list of nodes. ``pause_s``: the pause
+    between inquiries.
     """
 
     asked_s: float = 4.0
@@ -71,6 +70,7 @@ class Patience:
     least_s: float = 2.0
     pause_s: float = 0.05
     rights_s: float = 60.0
+    nodes_s: float = 30.0
 
 
 class Diagnostics:
@@ -114,15 +114,20 @@ class Diagnostics:
     async def read_facts(self, entry: Entry) -> JobFacts:
         """Read the objects that explain this job's state, such as events, nodes, and a Workload."""
         live_pods = entry.facts.live_pods
-        verdict = entry.verdict
-        unplaced = any(not get_dict(pod, "spec").get("nodeName") for pod in live_pods)
-        needs_nodes = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
         events = await self._read_events(entry, live_pods)
+        unstarted = [pod for pod in map(Pod, live_pods) if not pod.ran]
+        claims, claim_events = await self._read_claims(
+            [name for pod in unstarted if not pod.spec.get("nodeName") for name in pod.claims]
+        )
+        is_queued = entry.verdict is not None and entry.verdict.reason is Reason.QUEUED
+        nodes = await self.read_nodes() if unstarted and not is_queued else None
         return JobFacts(
-            events=events,
+            events=[*events, *claim_events],
             makers=self._makers(entry.name),
             absent=await self._absent_drivers(events),
-            nodes=await self._read_nodes() if needs_nodes else None,
+            nodes=nodes,
+            hosts=await self._read_hosts(unstarted, nodes or ()),
+            claims=claims,
             workload=await self._read_workload(entry.job, live_pods),
         )
 
@@ -168,16 +173,51 @@ class Diagnostics:
             logging.info("can't check whether the cluster has the driver %s: %s", driver, exc)
         return False
 
-    async def _read_nodes(self) -> list[Document] | None:
-        """Return all nodes, listed at most `NODES_REUSED_S` ago; None if unreadable or too many."""
+    async def _read_claims(
+        self, names: Sequence[str]
+    ) -> tuple[Sequence[Document], Sequence[Document]]:
+        """Return the PersistentVolumeClaims with *names* that exist, and the events about them."""
+        claims: list[Document] = []
+        events: list[Document] = []
+        for name in dict.fromkeys(names):
+            if claim := await self._try_get("claims", f"{self._paths.claims}/{name}", {}):
+                claims.append(claim)
+                query = {"fieldSelector": f"involvedObject.uid={uid(claim)}"}
+                found = await self._try_get("events", self._paths.events, query)
+                events += get_list(found, "items")
+        return claims, events
+
+    async def _read_hosts(
+        self, pods: Sequence[Pod], nodes: Sequence[Document]
+    ) -> Mapping[str, Document | None]:
+        """Return the nodes of *pods* that *nodes* lacks, such as new nodes, by name."""
+        known = {get_dict(node, "metadata").get("name") for node in nodes}
+        names = {
+            str(name) for pod in pods if (name := pod.spec.get("nodeName")) not in (None, *known)
+        }
+        hosts: dict[str, Document | None] = {}
+        for name in sorted(names)[:SAMPLE_SIZE]:
+            query = {"fieldSelector": f"metadata.name={name}"}
+            if (found := await self._try_get("nodes", self._paths.nodes, query)) is not None:
+                hosts[name] = next(map(_reduce_node, get_list(found, "items")), None)
+        return hosts
+
+    @property
+    def nodes(self) -> Sequence[Document] | None:
+        """The nodes that `read_nodes` last returned; the same object until a node changes."""
+        return self._nodes
+
+    async def read_nodes(self) -> Sequence[Document] | None:
+        """Return all nodes, listed at most ``patience.nodes_s`` ago; None if unreadable or too many."""
         now = asyncio.get_running_loop().time()
         if now >= self._nodes_until:
             found = await self._try_get("nodes", self._paths.nodes, {"limit": str(MAX_NODES)})
             is_complete = found is not None and not get_dict(found, "metadata").get("continue")
-            self._nodes = (
+            nodes = (
                 [_reduce_node(node) for node in get_list(found, "items")] if is_complete else None
             )
-            self._nodes_until = now + NODES_REUSED_S
+            self._nodes = self._nodes if nodes == self._nodes else nodes
+            self._nodes_until = now + self.patience.nodes_s
         return self._nodes
 
     async def _read_workload(
@@ -227,10 +267,15 @@ def _reduce_node(node: Document) -> Document:
         "spec": ("taints", "unschedulable"),
         "status": ("allocatable", "capacity"),
     }
-    return {
+    reduced = {
         section: {key: get_dict(node, section).get(key) for key in keys}
         for section, keys in kept.items()
     }
+    ready = condition(node, "Ready", None)
+    reduced["status"]["conditions"] = (
+        [{key: ready.get(key) for key in ("type", "status")}] if ready else []
+    )
+    return reduced
 
 
 GROWTH = 4.0
@@ -246,7 +291,8 @@ TICK_S = 1.0
 class PendingMonitor:
     """Ask the API server about the waiting jobs of one watch, and end jobs that can never start.
 
-    Call *changed* after each request.
+    Call *changed* after each request. If a node changes, ask again about each job whose answer was
+    based on the nodes.
     """
 
     def __init__(self, table: Table, diagnostics: Diagnostics, changed: Callable[[], None]) -> None:
@@ -260,6 +306,8 @@ class PendingMonitor:
     async def work(self) -> None:
         """Check the waiting jobs every second, one after the other, until cancelled."""
         while True:
+            if any(entry.answers.nodes is not None for entry in self._table.waiting.values()):
+                await self._diagnostics.read_nodes()
             waits = [entry.waiting for entry in self._table.waiting.values()]
             self._asked = Counter(wait.first_explanation for wait in waits if wait.inquiry_count)
             self._hopeless = {
@@ -289,7 +337,9 @@ class PendingMonitor:
             return True
         has_obstacle = verdict.reason is not None or not entry.pods
         first_delay = patience.asked_s if has_obstacle else patience.slow_s
-        if waited < first_delay * GROWTH**wait.inquiry_count:
+        is_due = waited >= first_delay * GROWTH**wait.inquiry_count
+        known_nodes = entry.answers.nodes
+        if not is_due and (known_nodes is None or known_nodes is self._diagnostics.nodes):
             return False
         if wait.inquiry_count == 0:
             text = wait.first_explanation = verdict.text
@@ -297,7 +347,7 @@ class PendingMonitor:
             if self._asked[text] >= SAMPLE_SIZE and text not in self._hopeless:
                 return False
             self._asked[text] += 1
-        wait.inquiry_count += 1
+        wait.inquiry_count += is_due
         self._table.learn(entry.name, await self._diagnostics.read_facts(entry))
         return True
 

@@ -28,6 +28,7 @@ NEEDED_BY = {
     "pods/portforward": "debug=True",
     "events": "explaining why a job does not start",
     "nodes": "explaining why a job does not start",
+    "persistentvolumeclaims": "explaining why a job does not start",
 }
 """Resources that only some jobs need, and the feature that needs them."""
 

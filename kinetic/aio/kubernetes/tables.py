@@ -121,6 +121,11 @@ class Entry:
         if self.ended_job_uid and self.ended_job_uid == owner(pod):
             return
         if not deleted:
+            before = self.pods.get(uid(pod), pod)
+            if get_dict(pod, "spec").get("nodeName") != get_dict(before, "spec").get("nodeName"):
+                # The pod's node may be newer than the list of nodes.
+                self.answers = replace(self.answers, nodes=None)
+                self.facts = replace(self.facts, nodes=None)
             self.pods[uid(pod)] = pod
         elif self.pods.pop(uid(pod), None) is not None and is_own:
             others = [other for other in self.facts.pods if uid(other) != uid(pod)]

@@ -23,6 +23,9 @@ def trim(document: Document) -> Document:
     if len(_memo) >= MAX_MEMO:
         _memo.clear()
     spec = _reduce(get_dict(document, "spec"))
+    volumes = get_list(get_dict(document, "spec"), "volumes")
+    if claims := [volume for volume in volumes if "persistentVolumeClaim" in volume]:
+        spec["volumes"] = claims
     for field in ("initContainers", "containers"):
         if field in spec:
             spec[field] = [_reduce(container) for container in get_list(spec, field)]

@@ -202,7 +202,7 @@ _PREFIXES = re.compile(
     r"|create Pod \S+ in StatefulSet \S+ failed error: |\S+ nodes are available: "
     r"|failed to (?:pull|resolve|do|copy|create|generate|start)"
     r' (?:[^:"]|"[^"]*")*: |(?:Get|Head|Post) "[^"]*": )+'
-    r"|(?:: unknown|\. no new claims.*)$",
+    r"|(?:: unknown|\. not found|\. no new claims.*)$",
     re.DOTALL | re.IGNORECASE,
 )
 

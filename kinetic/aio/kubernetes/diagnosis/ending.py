@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Rule,
     quote_message,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
 from kinetic.aio.kubernetes.diagnosis.starting import EXEC_FORMAT_ERROR, start_failure
 from kinetic.job_status import Reason
@@ -31,9 +31,10 @@ def failure(pod: Pod) -> Cause | None:
     if committed_reason == Reason.DEADLINE:
         return Cause(summary="the function ran longer than its timeout", reason=Reason.DEADLINE)
     cause = _failure_cause(pod, failed)
-    return (
-        replace(cause, reason=Reason(committed_reason)) if committed_reason in {*Reason} else cause
-    )
+    # The job takes any request to stop for a preemption. A deletion is none.
+    if committed_reason not in {*Reason} or (committed_reason == Reason.PREEMPTED and pod.deleted):
+        return cause
+    return replace(cause, reason=Reason(committed_reason))
 
 
 def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
@@ -45,19 +46,31 @@ def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
         return cause
     if failed is None or not pod.ended:
         return Cause(summary="the pod is lost: it left no exit code", reason=Reason.LOST)
-    cause, sidecar_cause = exit_cause(failed), sidecar_memory(pod)
+    cause, sidecar_cause = exit_cause(failed), sidecar_failure(pod)
     if sidecar_cause is None or cause.reason is not Reason.USER_ERROR:
         return cause
     return replace(cause, more=sidecar_cause.clauses)
 
 
-def sidecar_memory(pod: Pod) -> Cause | None:
-    """Return a cause if the sidecar that mounts buckets ran out of memory, else None."""
-    for container in pod.containers if pod.ran else ():
-        last_state = get_dict(container.status, "lastState")
-        ends = (container.state("terminated"), last_state.get("terminated"))
-        if container.init and any((end or {}).get("reason") == "OOMKilled" for end in ends):
-            return _out_of_memory(container, 137)
+def sidecar_failure(pod: Pod) -> Cause | None:
+    """Return why a sidecar, such as the one that mounts buckets, failed; None if none did.
+
+    Kubernetes stops a sidecar after the program. Only an earlier end, or the kernel's, counts.
+    """
+    stopped = pod.ended or pod.terminating
+    for container in pod.containers:
+        current = container.state("terminated") or {}
+        last: Document = get_dict(get_dict(container.status, "lastState"), "terminated")
+        end = current if current.get("reason") == "OOMKilled" or not (stopped or last) else last
+        if not (container.is_sidecar and end) or (stopped and end is current and not pod.ran):
+            continue
+        log = f"its log (kubectl logs {pod.metadata.get('name')} -c {container.name})"
+        cause = exit_cause(replace(container, status={"state": {"terminated": end}}), log)
+        if pod.ran:
+            return cause
+        more = [f"restarts so far: {container.status.get('restartCount') or 0}"]
+        summary = f"the program waits for a sidecar that fails: {cause.summary}"
+        return replace(cause, summary=summary, more=more, outlook=Outlook.BLOCKED)
     return None
 
 
@@ -89,13 +102,16 @@ def removal(pod: Pod) -> Cause | None:
     disruptor, pod_reason = str(disruption.get("reason") or ""), str(pod.status.get("reason") or "")
     message = str(pod.status.get("message") or disruption.get("message") or "")
     quote = one_line(message, LONGEST).rstrip(".")
-    if disruptor == "DeletionByTaintManager" and pod.node_silent:
-        summary = f"node {pod.spec.get('nodeName')}, which ran it, does not answer"
+    is_unanswered = disruptor == "DeletionByTaintManager" or (pod.terminating and not disruptor)
+    if pod.node_silent and is_unanswered:
+        summary = f"its node {pod.spec.get('nodeName')} does not answer"
         return Cause(summary=summary, reason=Reason.NODE_LOST)
     if disruptor in _DISRUPTIONS:
         return _DISRUPTIONS[disruptor]
     if pod_reason == "Evicted":
         return _eviction_cause(quote)
+    if condition(pod.document, "TerminationTarget"):
+        return Cause(summary=f"stopped by Kueue: {quote}", reason=Reason.PREEMPTED)
     if pod_reason == "Preempting" or "critical pod" in quote:
         summary = "preempted by a critical pod of the system"
         return Cause(summary=summary, reason=Reason.PREEMPTED)
@@ -176,8 +192,8 @@ _CRASHES = (132, 133, 134, 135, 136, 139)
 """Exit codes after SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, and SIGSEGV: a program crashed."""
 
 
-def exit_cause(container: Container) -> Cause:
-    """Return why *container* failed."""
+def exit_cause(container: Container, log: str = "its log") -> Cause:
+    """Return why *container* failed; the advice says to read *log*."""
     end = container.end or {}
     code, reason = int(end.get("exitCode") or 0), end.get("reason")
     message = str(end.get("message") or "")
@@ -192,17 +208,17 @@ def exit_cause(container: Container) -> Cause:
     output = shorten_middle(message, 400)
     subject = f"container {container.name!r}" if container.init else "the program"
     summary = f"{subject} ended with exit code {code}"
-    reason, advice = Reason.SETUP if container.init else Reason.USER_ERROR, "see its log"
+    reason, advice = Reason.SETUP if container.init else Reason.USER_ERROR, f"see {log}"
     if code == 137:
         reason = Reason.LOST
-        summary = "signal 9 (SIGKILL) killed the program, but not because of its memory limit"
+        summary = f"signal 9 (SIGKILL) killed {subject}, but not because of its memory limit"
         advice += "; the program, one of its children, or a user on the node sent the signal"
     elif code in _CRASHES:
-        summary = f"the program crashed with signal {_describe_signal(code - 128)}"
-        advice = "the fault is in native code: see its log, or set PYTHONFAULTHANDLER=1"
+        summary = f"{subject} crashed with signal {_describe_signal(code - 128)}"
+        advice = f"the fault is in native code: see {log}, or set PYTHONFAULTHANDLER=1"
     elif 129 <= code <= 192:
         reason = Reason.LOST
-        summary = f"signal {_describe_signal(code - 128)} ended the program"
+        summary = f"signal {_describe_signal(code - 128)} ended {subject}"
     email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", output)
     account = email[0] if email else "the service account of the pod"
     otherwise = _open_rule("", advice, reason)

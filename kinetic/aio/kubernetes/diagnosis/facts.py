@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -21,23 +21,30 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
 class JobFacts:
     """Everything known of one job, as the API returned it.
 
-    ``nodes`` is None if the nodes are not known. ``workload`` is Kueue's object for the Job.
+    ``nodes`` is None if the nodes are not known. ``hosts`` has nodes that kinetic read by name,
+    because ``nodes`` lacks them; None stands for a node that doesn't exist. ``claims`` has the
+    PersistentVolumeClaims of waiting pods. ``workload`` is Kueue's object for the Job.
     ``deleted_pods`` and ``deleted_job`` are the last versions of pods and of the Job that no longer
     exist. `merge_facts` keeps them, because Kubernetes often deletes a pod soon after it failed.
     ``makers`` has kind and name of each object that creates pods of a set; a set runs a job on
-    several hosts. ``absent`` has storage drivers that the cluster lacks.
+    several hosts. ``absent`` has storage drivers that the cluster lacks. ``waits`` has each pod
+    that never ran, by its uid, as it last waited. `merge_facts` keeps it, because the end of a pod
+    hides what it waited for.
     """
 
     job: Document | None = None
     pods: Sequence[Document] = ()
     events: Sequence[Document] = ()
     nodes: Sequence[Document] | None = None
+    hosts: Mapping[str, Document | None] = field(default_factory=dict[str, "Document | None"])
+    claims: Sequence[Document] = ()
     workload: Document | None = None
     deleted_pods: Sequence[Document] = ()
     deleted_job: Document | None = None
     name: str = ""
     makers: Sequence[tuple[str, str]] = ()
     absent: Collection[str] = ()
+    waits: Mapping[str, Document] = field(default_factory=dict[str, Document])
 
     @property
     def current_or_last_job(self) -> Document:
@@ -91,7 +98,7 @@ class JobFacts:
                 is_match = (target.get("kind"), target.get("name")) in makers
                 is_match = is_match and _last_seen_time(event)[:19] >= created
             else:
-                same_uid = target.get("uid", metadata.get("uid")) == metadata.get("uid")
+                same_uid = metadata.get("uid") in (None, target.get("uid", metadata.get("uid")))
                 is_match = same_uid and target.get("name") == metadata.get("name")
             if is_match and (not reasons or event.get("reason") in reasons):
                 message = str(event.get("message") or "")
@@ -123,11 +130,26 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
         pods=[_with_first_deletion_time(previous.get(uid(pod)), pod) for pod in now.pods],
         events=(*(event for event in before.events if _event_key(event) not in known), *now.events),
         nodes=now.nodes if now.nodes is not None else before.nodes,
+        hosts=now.hosts if now.nodes is not None else now.hosts or before.hosts,
+        claims=now.claims or before.claims,
         workload=now.workload or before.workload,
         name=now.name or before.name,
         deleted_pods=[pod for key, pod in previous.items() if is_same_job and key not in present],
         deleted_job=(before.job or before.deleted_job) if is_same_job else None,
+        waits=_waits(before.waits if is_same_job else {}, now.pods),
     )
+
+
+def _waits(before: Mapping[str, Document], pods: Sequence[Document]) -> Mapping[str, Document]:
+    """Return *before* with the *pods* that wait, and without those that run."""
+    kept = {**before}
+    for pod in pods:
+        phase = get_dict(pod, "status").get("phase")
+        if phase == "Pending" and not get_dict(pod, "metadata").get("deletionTimestamp"):
+            kept[uid(pod)] = pod
+        elif phase == "Running":
+            kept.pop(uid(pod), None)
+    return kept
 
 
 def _with_first_deletion_time(before: Document | None, now: Document) -> Document:
@@ -183,6 +205,11 @@ class Container:
         """Whether the container never started, although the node reported that it ended."""
         unknown = (self.end or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether Kubernetes starts the container before the program, and restarts it."""
+        return self.init and self.spec.get("restartPolicy") == "Always"
 
     @property
     def memory(self) -> str:
@@ -256,19 +283,41 @@ class Pod:
 
     @property
     def terminating(self) -> bool:
-        """Whether the deletion of the pod was requested."""
-        return bool(self.metadata.get("deletionTimestamp"))
+        """Whether the deletion of the pod was requested: one without a node is gone at once."""
+        gone_at_once = self.gone and not self.spec.get("nodeName")
+        return gone_at_once or bool(self.metadata.get("deletionTimestamp"))
 
     @property
     def disruption(self) -> Document | None:
-        """The condition that says that the platform ended the pod; None if it has none."""
-        return condition(self.document, "DisruptionTarget")
+        """The condition by which the platform or Kueue ended the pod; None if it has none."""
+        kueue = condition(self.document, "TerminationTarget")
+        return condition(self.document, "DisruptionTarget") or kueue
+
+    @property
+    def as_it_waited(self) -> Pod:
+        """The pod before its end or deletion, if it never ran."""
+        return Pod(self.facts.waits.get(self.uid, self.document), self.facts)
+
+    @property
+    def claims(self) -> Sequence[str]:
+        """The names of the PersistentVolumeClaims that the pod mounts."""
+        sources = (
+            get_dict(volume, "persistentVolumeClaim") for volume in get_list(self.spec, "volumes")
+        )
+        return [str(source["claimName"]) for source in sources if source.get("claimName")]
 
     @property
     def failed_container(self) -> Container | None:
-        """The failed program or, if no program ran, the failed init container; else None."""
+        """The failed program or, if no program ran, the failed init container; else None.
+
+        A sidecar is no candidate: Kubernetes restarts it, whatever its exit code.
+        """
         candidates = self.programs if self.ran else self.containers
-        failed = (found for found in reversed(candidates) if (found.end or {}).get("exitCode"))
+        failed = (
+            found
+            for found in reversed(candidates)
+            if (found.end or {}).get("exitCode") and not found.is_sidecar
+        )
         return next(failed, None)
 
     @property
@@ -307,6 +356,8 @@ class Pod:
     def node(self) -> Document | None:
         """The pod's node, if the node is known."""
         name, nodes = self.spec.get("nodeName"), self.facts.nodes or ()
+        if name in self.facts.hosts:
+            return self.facts.hosts[name]
         return next(
             (node for node in nodes if get_dict(node, "metadata").get("name") == name), None
         )
@@ -314,15 +365,18 @@ class Pod:
     @property
     def node_removed(self) -> bool:
         """Whether the pod's node no longer exists; False if the nodes aren't known."""
-        return bool(self.spec.get("nodeName") and self.facts.nodes) and self.node is None
+        name = self.spec.get("nodeName")
+        is_known = bool(self.facts.nodes) or name in self.facts.hosts
+        return bool(name) and is_known and self.node is None
 
     @property
     def node_silent(self) -> bool:
         """Whether the pod's node doesn't respond, so that the containers' status is out of date.
 
-        Only the controller that watches nodes marks a pod as not ready without a reason.
+        Only the controller that watches nodes marks a pod as not ready without a reason. It doesn't
+        mark a pod that the node never started; then only the node's own condition says so.
         """
-        if self.status.get("phase") == "Unknown":
+        if self.status.get("phase") == "Unknown" or condition(self.node, "Ready", "Unknown"):
             return True
         unready = condition(self.document, "Ready", "False")
         return unready is not None and not unready.get("reason")

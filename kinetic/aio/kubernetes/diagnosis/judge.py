@@ -7,6 +7,7 @@ from dataclasses import replace
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.admission import admission_cause
 from kinetic.aio.kubernetes.diagnosis.causes import (
+    ADVICE,
     NOT_THE_PROGRAM,
     Cause,
     Diagnosis,
@@ -23,7 +24,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     get_list,
     labels_of,
 )
-from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_memory
+from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_failure
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.placing import placement_cause
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queue_cause
@@ -55,6 +56,10 @@ def pod_state(pod: Pod) -> Diagnosis:
         return _ended_pod_state(pod)
     if pod.terminating:
         cause = removal(pod) or Cause()
+        if pod.node_silent:
+            cause = replace(
+                cause, advice=f"{REPLACED}, or delete that node to have it replaced now"
+            )
         build = running_state if pod.ran else waiting_state
         return build(cause=cause, lead=(_STOPPING,), executor=pod.uid)
     if not pod.ran:
@@ -64,10 +69,17 @@ def pod_state(pod: Pod) -> Diagnosis:
 
 
 def obstacle(pod: Pod) -> Cause:
-    """Return what keeps a pod that never ran from running."""
+    """Return what keeps a pod that never ran from running, or kept it before its end."""
+    pod = pod.as_it_waited
     if not pod.spec.get("nodeName"):
         return placement_cause(pod)
-    return why_not_started(pod) or Cause(summary="its container is being created")
+    cause, sidecar_cause = why_not_started(pod), sidecar_failure(pod)
+    if sidecar_cause is not None and not pod.node_silent:
+        if cause is None or cause.reason is None:
+            return sidecar_cause
+        more = [*sidecar_cause.more, *cause.clauses]
+        return replace(sidecar_cause, more=more, advice=cause.advice or sidecar_cause.advice)
+    return cause or Cause(summary="its container is being created")
 
 
 def _ended_pod_state(pod: Pod) -> Diagnosis:
@@ -76,10 +88,21 @@ def _ended_pod_state(pod: Pod) -> Diagnosis:
     if cause is None:
         return _success(pod.uid)
     state = ended_state(cause=cause, executor=pod.uid, exit_code=pod.end.get("exitCode"))
-    if pod.ran or cause.reason is not Reason.DEADLINE:
+    if pod.ran:
         return state
-    hindrance = obstacle(pod)
+    if cause.reason is Reason.DEADLINE:
+        return _unstarted_state(state, obstacle(pod))
+    if pod.deleted and (hindrance := obstacle(pod)).outlook is not Outlook.OPEN:
+        outlook, advice = hindrance.outlook, hindrance.next_step
+        cause = replace(cause, more=hindrance.clauses, advice=advice, outlook=outlook)
+    return replace(state, cause=cause)
+
+
+def _unstarted_state(state: Diagnosis, hindrance: Cause) -> Diagnosis:
+    """Return *state*, the end by a deadline, with the cause that kept the program from starting."""
     cause = replace(hindrance, reason=hindrance.reason or Reason.DEADLINE)
+    if hindrance.outlook is Outlook.OPEN:  # it may have started later
+        cause = replace(cause, advice=ADVICE[Reason.DEADLINE])
     return replace(state, cause=cause, lead=(f"{state.cause.summary} before the program started",))
 
 
@@ -99,7 +122,7 @@ def _threat(pod: Pod) -> Cause:
         advice = f"{NOT_THE_PROGRAM}: let it save its state"
         return Cause(summary=f"the cloud {threat}", advice=advice, reason=Reason.PREEMPTED)
     causes = (container_obstacle(pod, container) for container in pod.containers)
-    cause = next((found for found in causes if found is not None), None) or sidecar_memory(pod)
+    cause = next((found for found in causes if found is not None), None) or sidecar_failure(pod)
     return replace(cause, outlook=Outlook.OPEN) if cause is not None else Cause()
 
 
@@ -121,16 +144,16 @@ def _job_state(facts: JobFacts) -> Diagnosis:
             state = running_state(cause=state.cause, lead=(_STOPPING,), executor=alive.uid)
         return replace(state, earlier_cause=pods.last_failure)
     if pods.alive is not None:
-        return replace(pod_state(pods.alive), earlier_cause=pods.last_failure)
+        return replace(pod_state(pods.alive), earlier_cause=pods.last_end)
     if pods.ended and not _is_replaced(facts, *pods.ended[-1]):
         return _settled_state(facts, pods)
     state = waiting_state(cause=why_no_pod(facts))
-    if not pods.failures:
+    if not pods.failed:
         return state
     last = pods.ended[-1][1]
     return replace(
         state,
-        earlier_cause=pods.last_failure,
+        earlier_cause=pods.last_end,
         executor=last.executor,
         exit_code=last.exit_code,
     )
@@ -139,9 +162,9 @@ def _job_state(facts: JobFacts) -> Diagnosis:
 class _Pods:
     """The pods of a Job, which has one pod at a time.
 
-    ``alive`` is the pod that runs or will run, if any. ``ended`` has the pods that ended or no
-    longer exist, oldest first, each with its state. ``failures`` has the states of the
-    failed pods that neither their Job nor a user deleted.
+    ``alive`` is the newest pod that runs or will run, if any. ``ended`` has the pods that ended, no
+    longer exist, or are replaced, oldest first, each with its state. ``failed`` has the states of
+    those that failed, and ``failures`` of those that neither their Job nor a user deleted.
     """
 
     def __init__(self, facts: JobFacts) -> None:
@@ -153,6 +176,8 @@ class _Pods:
         was_suspended = condition(facts.current_or_last_job, "Suspended", "False") is not None
         for pod in found:
             if not (pod.gone or pod.ended):
+                if self.alive is not None and (cause := removal(self.alive)) is not None:
+                    self.ended.append((self.alive, ended_state(cause=cause)))
                 self.alive = pod
             elif not (was_suspended and pod.deleted):  # a pod that a queue evicted isn't counted
                 self.ended.append((pod, _ended_pod_state(pod)))
@@ -161,6 +186,7 @@ class _Pods:
             state for pod, state in self.ended if state in self.failed and not pod.deleted
         ]
         self.last_failure = self.failures[-1].cause if self.failures else None
+        self.last_end = self.failed[-1].cause if self.failed else None
 
 
 def _is_replaced(facts: JobFacts, pod: Pod, state: Diagnosis) -> bool:
@@ -200,22 +226,37 @@ def _succeeded_state(pods: _Pods) -> Diagnosis:
 def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> Diagnosis:
     """Return the state of a failed Job by its condition *target*, empty if only its pods failed."""
     reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
-    deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
-    failures = [*(pods.failures or pods.failed)]
-    if failures and not deadline_passed:
+    pod, failures = pods.latest, [*(pods.failures or pods.failed)]
+    if reason_text == "DeadlineExceeded":
+        failures = [*pods.failures]
+        state = _deadline_state(facts, pods, message)
+    elif failures:
         state = failures.pop()
-    elif pod is not None and not deadline_passed and (cause := removal(pod)) is not None:
+    elif pod is not None and (cause := removal(pod)) is not None:
         # The Job counts a deleted pod as a failure, even if its program returned 0.
         state = ended_state(cause=cause, executor=pod.uid, exit_code=0 if pod.ended else None)
     else:
-        reason = Reason.DEADLINE if deadline_passed else Reason.LOST
-        cause = Cause(summary=f"the Job failed ({reason_text})", more=[message], reason=reason)
-        state = ended_state(cause=cause)
-        if pod is not None and pods.alive is None:
-            state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
+        summary = f"the Job failed ({reason_text})"
+        state = ended_state(cause=Cause(summary=summary, more=[message], reason=Reason.LOST))
+    if pod is not None and pods.alive is None and not state.executor:
+        state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if failures and failures[-1].cause.summary != state.cause.summary:
         state = replace(state, earlier_cause=failures[-1].cause)
     return state if pods.alive is None else _state_while_alive(facts, pods.alive, state)
+
+
+def _deadline_state(facts: JobFacts, pods: _Pods, message: str) -> Diagnosis:
+    """Return the state of a Job that its own deadline ended: what kept it from ending earlier."""
+    limit, pod = facts.spec.get("activeDeadlineSeconds"), pods.latest
+    summary = f"the Job's time limit of {limit} s passed (DeadlineExceeded)"
+    cause = Cause(summary=summary, more=[message], reason=Reason.DEADLINE)
+    state = ended_state(cause=cause)
+    if pods.last_failure is not None and pods.ended[-1][1].cause is pods.last_failure:
+        # The deadline passed between two pods.
+        return replace(state, cause=replace(cause, advice=pods.last_failure.next_step))
+    if pod is not None and pod.ran:
+        return state
+    return _unstarted_state(state, why_no_pod(facts) if pod is None else obstacle(pod))
 
 
 def _deleted_state(facts: JobFacts, pods: _Pods) -> Diagnosis:

@@ -12,9 +12,16 @@ from dataclasses import replace
 
 from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, quote_message
+from kinetic.aio.kubernetes.diagnosis.claims import claim_cause
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, labels_of
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.diagnosis.nodes import Refusal, matches, refusals, required_labels
+from kinetic.aio.kubernetes.diagnosis.nodes import (
+    Refusal,
+    fits,
+    matches,
+    refusals,
+    required_labels,
+)
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, requests
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queue_cause
 from kinetic.job_status import Reason
@@ -38,15 +45,24 @@ def placement_cause(pod: Pod) -> Cause:
     scheduled: Document = condition(pod.document, "PodScheduled", None) or {}
     is_refused = scheduled.get("status") == "False"
     message = str(scheduled.get("message") or "") or pod.last_message("FailedScheduling")
+    nodes = pod.facts.nodes
+    cause = claim_cause(pod, message)
+    # A message about nodes counts some of them. It matters only if another node would fit.
+    if cause is not None and ("node(s)" not in message or _would_fit(pod.spec, nodes)):
+        return cause
     if not (is_refused or message):
         return Cause(summary="no scheduler has looked at the pod yet")
     if is_refused and scheduled.get("reason") != "Unschedulable":
         summary = "the scheduler cannot place the pod"
         return quote_message(summary, message, otherwise=Rule("", reason=Reason.UNSCHEDULABLE))
-    nodes = pod.facts.nodes
     if nodes is None:
         return _with_autoscaler(pod, _cause_from_message(pod.spec, message))
     return _with_autoscaler(pod, _cause_from_nodes(pod.spec, nodes, message))
+
+
+def _would_fit(spec: Document, nodes: Sequence[Document] | None) -> bool:
+    """Return whether a pod of this *spec* fits an empty node, or the nodes aren't known."""
+    return nodes is None or any(fits(spec, node) for node in nodes)
 
 
 def _cause_from_message(spec: Document, message: str) -> Cause:

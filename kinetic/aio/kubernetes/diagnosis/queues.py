@@ -44,8 +44,16 @@ def queue_cause(facts: JobFacts) -> Cause:
     spec, labels = get_dict(workload, "spec"), labels_of(facts.current_or_last_job)
     queue = f"queue {str(spec.get('queueName') or labels.get(QUEUE) or '?')!r}"
     evicted: Document = condition(workload, "Evicted") or {}
+    stops = facts.events_about(None, "Started", "Stopped")  # Kueue's events about the Job
+    if not evicted and stops and stops[-1].get("reason") == "Stopped":
+        evicted = stops[-1]
+    again = ""
+    if evicted:
+        is_preempted = "preempt" in f"{evicted.get('reason')} {evicted.get('message')}".lower()
+        why = "preempted it for other work" if is_preempted else f"evicted it ({evicted['reason']})"
+        again = f"Kueue {why}{_message_text(evicted)}; it is "
     if not workload:
-        summary = f"waiting in {queue}; its Workload, which has the reason, was not found"
+        summary = f"{again}waiting in {queue}; its Workload, which has the reason, was not found"
         advice = "wait, or check that Kueue runs and has that queue"
         return _queued_cause(summary, advice, Outlook.OPEN)
     if spec.get("active") is False:
@@ -61,10 +69,7 @@ def queue_cause(facts: JobFacts) -> Cause:
     if reason in _STUCK_ADVICE:
         summary = f"{queue} cannot take it{_message_text(reserved)}"
         return _queued_cause(summary, _STUCK_ADVICE[reason])
-    summary = f"waiting in {queue}{_message_text(reserved) or ': others are before it'}"
-    if evicted:
-        eviction = f"{evicted.get('reason')}{_message_text(evicted)}"
-        summary = f"the queue evicted it ({eviction}), and it is {summary}"
+    summary = f"{again}waiting in {queue}{_message_text(reserved) or ': others are before it'}"
     return _queued_cause(summary, None, Outlook.OPEN)
 
 

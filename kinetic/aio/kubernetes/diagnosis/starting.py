@@ -16,11 +16,23 @@ REPLACED = "wait: Kubernetes replaces the pod if the node does not come back"
 
 def why_not_started(pod: Pod) -> Cause | None:
     """Return why a pod that has a node does not run; None if neither state nor events say why."""
-    if pod.node_silent:
-        summary = f"its node {pod.spec.get('nodeName')} does not answer, so nothing starts it"
+    if pod.node_silent or pod.node_removed:
+        problem = "does not exist" if pod.node_removed else "does not answer"
+        summary = f"its node {pod.spec.get('nodeName')} {problem}, so nothing starts it"
         return Cause(summary=summary, reason=Reason.NODE_LOST, advice=REPLACED)
     causes = (container_obstacle(pod, container) for container in pod.containers)
-    return next((cause for cause in causes if cause is not None), None) or _preparation_cause(pod)
+    cause = next((cause for cause in causes if cause is not None), None) or _preparation_cause(pod)
+    if cause is not None:
+        return cause
+    for container in pod.containers:
+        is_ready = container.is_sidecar and container.status.get("started")
+        if container.init and container.state("running") is not None and not is_ready:
+            summary = f"container {container.name!r} runs, and the program starts after it"
+            if container.is_sidecar:
+                summary = f"the program waits for container {container.name!r}, which isn't ready"
+            log = f"kubectl logs {pod.metadata.get('name')} -c {container.name}"
+            return Cause(summary=summary, advice=f"wait, or see that container's log ({log})")
+    return None
 
 
 _IMAGE_REASONS = re.compile("Image|Registry|Signature")
@@ -66,7 +78,7 @@ def _preparation_cause(pod: Pod) -> Cause | None:
         if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync", "NetworkNot")):
             summary = f"the node cannot prepare the pod ({reason})"
             return quote_message(summary, message, _PREPARATION_RULES)
-        if reason == "Failed" and re.search("secret .* not found|runAsNonRoot", message):
+        if reason == "Failed" and re.search("(secret|map) .* not found|runAsNonRoot", message):
             return quote_message("its container cannot be created", message, _START_RULES)
     return _pull_cause(pod, unresolved)
 
@@ -100,6 +112,12 @@ _NO_SECRET = Rule(
 _PREPARATION_RULES = (
     _NO_SECRET,
     Rule(f"{LACKS_DRIVER.pattern}|find the sidecar container", _ENABLE),
+    Rule(
+        "Multi-Attach error",
+        "wait until no other node uses the volume, or use a claim with the access mode "
+        "ReadWriteMany (KINETIC_STORE_CLAIM)",
+        outlook=Outlook.OPEN,
+    ),
     Rule(
         "hostPath type check failed",
         "mount the store's volume on that node, at the same path; or use a claim: "
