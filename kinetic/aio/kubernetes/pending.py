@@ -22,7 +22,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     labels_of,
     uid,
 )
-from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, nodes_by_name
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
@@ -191,15 +191,12 @@ class Diagnostics:
         self, pods: Sequence[Pod], nodes: Sequence[Document]
     ) -> Mapping[str, Document | None]:
         """Return the nodes of *pods* that *nodes* lacks, such as new nodes, by name."""
-        known = {get_dict(node, "metadata").get("name") for node in nodes}
-        names = {
-            str(name) for pod in pods if (name := pod.spec.get("nodeName")) not in (None, *known)
-        }
+        names = {str(pod.spec["nodeName"]) for pod in pods if pod.spec.get("nodeName")}
         hosts: dict[str, Document | None] = {}
-        for name in sorted(names)[:SAMPLE_SIZE]:
+        for name in sorted(names - nodes_by_name(nodes).keys())[:SAMPLE_SIZE]:
             query = {"fieldSelector": f"metadata.name={name}"}
             if (found := await self._try_get("nodes", self._paths.nodes, query)) is not None:
-                hosts[name] = next(map(_reduce_node, get_list(found, "items")), None)
+                hosts[name] = nodes_by_name(map(_reduce_node, get_list(found, "items"))).get(name)
         return hosts
 
     @property
@@ -208,7 +205,7 @@ class Diagnostics:
         return self._nodes
 
     async def read_nodes(self) -> Sequence[Document] | None:
-        """Return all nodes, listed at most ``patience.nodes_s`` ago; None if unreadable or too many."""
+        """Return all nodes as of ``patience.nodes_s`` ago or later; None if unknown or too many."""
         now = asyncio.get_running_loop().time()
         if now >= self._nodes_until:
             found = await self._try_get("nodes", self._paths.nodes, {"limit": str(MAX_NODES)})

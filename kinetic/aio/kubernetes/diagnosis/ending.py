@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Rule,
     quote_message,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
 from kinetic.aio.kubernetes.diagnosis.starting import EXEC_FORMAT_ERROR, start_failure
 from kinetic.job_status import Reason
@@ -31,7 +31,7 @@ def failure(pod: Pod) -> Cause | None:
     if committed_reason == Reason.DEADLINE:
         return Cause(summary="the function ran longer than its timeout", reason=Reason.DEADLINE)
     cause = _failure_cause(pod, failed)
-    # The job takes any request to stop for a preemption. A deletion is none.
+    # The job reports any request to stop as a preemption, also the deletion of its pod.
     if committed_reason not in {*Reason} or (committed_reason == Reason.PREEMPTED and pod.deleted):
         return cause
     return replace(cause, reason=Reason(committed_reason))
@@ -60,9 +60,11 @@ def sidecar_failure(pod: Pod) -> Cause | None:
     stopped = pod.ended or pod.terminating
     for container in pod.containers:
         current = container.state("terminated") or {}
-        last: Document = get_dict(get_dict(container.status, "lastState"), "terminated")
-        end = current if current.get("reason") == "OOMKilled" or not (stopped or last) else last
-        if not (container.is_sidecar and end) or (stopped and end is current and not pod.ran):
+        if stopped and current.get("reason") != "OOMKilled":
+            current = {}
+        end = current or get_dict(get_dict(container.status, "lastState"), "terminated")
+        is_back = container.state("running") is not None and not pod.ran
+        if not (container.is_sidecar and end) or is_back:
             continue
         log = f"its log (kubectl logs {pod.metadata.get('name')} -c {container.name})"
         cause = exit_cause(replace(container, status={"state": {"terminated": end}}), log)
@@ -107,18 +109,25 @@ def removal(pod: Pod) -> Cause | None:
         summary = f"its node {pod.spec.get('nodeName')} does not answer"
         return Cause(summary=summary, reason=Reason.NODE_LOST)
     if disruptor in _DISRUPTIONS:
-        return _DISRUPTIONS[disruptor]
+        taints = get_list(get_dict(pod.node, "spec"), "taints")
+        names = [str(taint.get("key")) for taint in taints if taint.get("effect") == "NoExecute"]
+        if disruptor != "DeletionByTaintManager" or not names:
+            return _DISRUPTIONS[disruptor]
+        summary = f"evicted: its node got the taint {' and '.join(names)} (NoExecute)"
+        return replace(_DISRUPTIONS[disruptor], summary=summary)
     if pod_reason == "Evicted":
         return _eviction_cause(quote)
     if condition(pod.document, "TerminationTarget"):
-        return Cause(summary=f"stopped by Kueue: {quote}", reason=Reason.PREEMPTED)
+        summary = ": ".join(filter(None, ("stopped by Kueue", quote)))
+        return Cause(summary=summary, reason=Reason.PREEMPTED)
     if pod_reason == "Preempting" or "critical pod" in quote:
         summary = "preempted by a critical pod of the system"
         return Cause(summary=summary, reason=Reason.PREEMPTED)
     if pod_reason == "DeadlineExceeded":
         summary = f"the pod's time limit of {pod.spec.get('activeDeadlineSeconds')} s passed"
         return Cause(summary=summary, reason=Reason.DEADLINE)
-    announced = pod.node_ending and pod.may_have_been_stopped and not (disruptor or pod_reason)
+    by_node = not (disruptor or pod_reason or pod.terminating)  # a deletion has another cause
+    announced = by_node and pod.node_ending and pod.may_have_been_stopped
     if disruptor == "TerminationByKubelet" or pod_reason in _SHUTDOWN_REASONS or announced:
         why = "the cloud took its spot machine back" if pod.on_spot else "maintenance"
         return Cause(

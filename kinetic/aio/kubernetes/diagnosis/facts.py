@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -150,6 +150,11 @@ def _waits(before: Mapping[str, Document], pods: Sequence[Document]) -> Mapping[
         elif phase == "Running":
             kept.pop(uid(pod), None)
     return kept
+
+
+def nodes_by_name(nodes: Iterable[Document]) -> dict[str, Document]:
+    """Return *nodes* by name."""
+    return {str(get_dict(node, "metadata").get("name")): node for node in nodes}
 
 
 def _with_first_deletion_time(before: Document | None, now: Document) -> Document:
@@ -355,12 +360,10 @@ class Pod:
     @cached_property
     def node(self) -> Document | None:
         """The pod's node, if the node is known."""
-        name, nodes = self.spec.get("nodeName"), self.facts.nodes or ()
+        name = str(self.spec.get("nodeName") or "")
         if name in self.facts.hosts:
             return self.facts.hosts[name]
-        return next(
-            (node for node in nodes if get_dict(node, "metadata").get("name") == name), None
-        )
+        return nodes_by_name(self.facts.nodes or ()).get(name)
 
     @property
     def node_removed(self) -> bool:

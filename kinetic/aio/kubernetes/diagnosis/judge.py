@@ -74,7 +74,7 @@ def obstacle(pod: Pod) -> Cause:
     if not pod.spec.get("nodeName"):
         return placement_cause(pod)
     cause, sidecar_cause = why_not_started(pod), sidecar_failure(pod)
-    if sidecar_cause is not None and not pod.node_silent:
+    if sidecar_cause is not None and (cause is None or cause.reason is not Reason.NODE_LOST):
         if cause is None or cause.reason is None:
             return sidecar_cause
         more = [*sidecar_cause.more, *cause.clauses]
@@ -101,8 +101,9 @@ def _ended_pod_state(pod: Pod) -> Diagnosis:
 def _unstarted_state(state: Diagnosis, hindrance: Cause) -> Diagnosis:
     """Return *state*, the end by a deadline, with the cause that kept the program from starting."""
     cause = replace(hindrance, reason=hindrance.reason or Reason.DEADLINE)
-    if hindrance.outlook is Outlook.OPEN:  # it may have started later
-        cause = replace(cause, advice=ADVICE[Reason.DEADLINE])
+    if hindrance.outlook is Outlook.OPEN:  # its advice is to wait, but the job has ended
+        is_lost = hindrance.reason is Reason.NODE_LOST
+        cause = replace(cause, advice=ADVICE[Reason.NODE_LOST if is_lost else Reason.DEADLINE])
     return replace(state, cause=cause, lead=(f"{state.cause.summary} before the program started",))
 
 
@@ -248,7 +249,8 @@ def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> Diagnosis:
 def _deadline_state(facts: JobFacts, pods: _Pods, message: str) -> Diagnosis:
     """Return the state of a Job that its own deadline ended: what kept it from ending earlier."""
     limit, pod = facts.spec.get("activeDeadlineSeconds"), pods.latest
-    summary = f"the Job's time limit of {limit} s passed (DeadlineExceeded)"
+    described = f" of {limit} s" if limit else ""
+    summary = f"the Job's time limit{described} passed (DeadlineExceeded)"
     cause = Cause(summary=summary, more=[message], reason=Reason.DEADLINE)
     state = ended_state(cause=cause)
     if pods.last_failure is not None and pods.ended[-1][1].cause is pods.last_failure:

@@ -188,7 +188,7 @@ def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
         groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", message)
         groups_text = f" ({', '.join(groups[:3])})" if groups else ""
         summary = f"a node is being added for this pod, which takes minutes{groups_text}"
-        return _unschedulable(summary, "", Outlook.OPEN)
+        return _unschedulable(summary, _WAIT_ADVICE, Outlook.OPEN)
     failure = pod.last_message("FailedScaleUp")
     if last == "FailedScaleUp" or (failure and "backoff" in message):
         return _scale_up_failure(pod.spec, failure)

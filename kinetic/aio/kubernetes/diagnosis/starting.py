@@ -22,8 +22,11 @@ def why_not_started(pod: Pod) -> Cause | None:
         return Cause(summary=summary, reason=Reason.NODE_LOST, advice=REPLACED)
     causes = (container_obstacle(pod, container) for container in pod.containers)
     cause = next((cause for cause in causes if cause is not None), None) or _preparation_cause(pod)
-    if cause is not None:
-        return cause
+    return cause or _predecessor_cause(pod)
+
+
+def _predecessor_cause(pod: Pod) -> Cause | None:
+    """Return which container the program waits for, because that one starts first; else None."""
     for container in pod.containers:
         is_ready = container.is_sidecar and container.status.get("started")
         if container.init and container.state("running") is not None and not is_ready:
