@@ -104,14 +104,17 @@ def removal(pod: Pod) -> Cause | None:
     disruptor, pod_reason = str(disruption.get("reason") or ""), str(pod.status.get("reason") or "")
     message = str(pod.status.get("message") or disruption.get("message") or "")
     quote = one_line(message, LONGEST).rstrip(".")
-    is_unanswered = disruptor == "DeletionByTaintManager" or (pod.terminating and not disruptor)
-    if pod.node_silent and is_unanswered:
+    by_taint = disruptor == "DeletionByTaintManager"
+    lost_node = (disruptor == "DeletionByPodGC" and "node" in message) or (
+        pod.node_removed and not pod.ended
+    )
+    if pod.node_silent and (by_taint or (pod.terminating and not disruptor)):
         summary = f"its node {pod.spec.get('nodeName')} does not answer"
         return Cause(summary=summary, reason=Reason.NODE_LOST)
-    if disruptor in _DISRUPTIONS:
+    if disruptor in _DISRUPTIONS and not (by_taint and lost_node):
         taints = get_list(get_dict(pod.node, "spec"), "taints")
         names = [str(taint.get("key")) for taint in taints if taint.get("effect") == "NoExecute"]
-        if disruptor != "DeletionByTaintManager" or not names:
+        if not (by_taint and names):
             return _DISRUPTIONS[disruptor]
         summary = f"evicted: its node got the taint {' and '.join(names)} (NoExecute)"
         return replace(_DISRUPTIONS[disruptor], summary=summary)
@@ -135,9 +138,7 @@ def removal(pod: Pod) -> Cause | None:
             advice=f"{ADVICE[Reason.PREEMPTED]}, or request no spot machine",
             reason=Reason.PREEMPTED,
         )
-    if (disruptor == "DeletionByPodGC" and "node" in message) or (
-        pod.node_removed and not pod.ended
-    ):
+    if lost_node:
         spot = " (a spot machine, which the cloud may have taken back)" if pod.on_spot else ""
         summary = f"its node was removed from the cluster{spot}"
         return Cause(summary=summary, reason=Reason.NODE_LOST)

@@ -56,10 +56,9 @@ def pod_state(pod: Pod) -> Diagnosis:
         return _ended_pod_state(pod)
     if pod.terminating:
         cause = removal(pod) or Cause()
-        if pod.node_silent:
-            cause = replace(
-                cause, advice=f"{REPLACED}, or delete that node to have it replaced now"
-            )
+        if pod.node_silent:  # only the node, or its removal, ends the pod
+            advice = "wait: Kubernetes replaces the pod when that node answers or is deleted"
+            cause = replace(cause, advice=advice)
         build = running_state if pod.ran else waiting_state
         return build(cause=cause, lead=(_STOPPING,), executor=pod.uid)
     if not pod.ran:
