@@ -13,7 +13,13 @@ from dataclasses import replace
 from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, quote_message
 from kinetic.aio.kubernetes.diagnosis.claims import claim_cause
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, labels_of
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    condition,
+    get_dict,
+    get_list,
+    labels_of,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.diagnosis.nodes import (
     Refusal,
@@ -52,6 +58,15 @@ def placement_cause(pod: Pod) -> Cause:
         return cause
     if not (is_refused or message):
         return Cause(summary="no scheduler has looked at the pod yet")
+    if gates := get_list(pod.spec, "schedulingGates"):  # such as Kueue's for topologies
+        names = " and ".join(repr(gate.get("name")) for gate in gates)
+        advice = "wait, or find out why the controller of that gate doesn't remove it"
+        return Cause(
+            summary=f"held by scheduling gate {names}",
+            advice=advice,
+            reason=Reason.QUEUED,
+            outlook=Outlook.BLOCKED,
+        )
     if is_refused and scheduled.get("reason") != "Unschedulable":
         summary = "the scheduler cannot place the pod"
         return quote_message(summary, message, otherwise=Rule("", reason=Reason.UNSCHEDULABLE))
