@@ -13,7 +13,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     get_list,
     labels_of,
 )
-from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.job_status import Reason
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -44,16 +44,19 @@ def queue_cause(facts: JobFacts) -> Cause:
     spec, labels = get_dict(workload, "spec"), labels_of(facts.current_or_last_job)
     queue = f"queue {str(spec.get('queueName') or labels.get(QUEUE) or '?')!r}"
     evicted: Document = condition(workload, "Evicted") or {}
+    has_run = any(Pod(pod).ran for pod in facts.every_pod)
+    if has_run and not evicted:
+        workload = {}  # it is older than the start of the pod
     stops = facts.events_about(None, "Started", "Stopped")  # Kueue's events about the Job
-    if not evicted and stops and stops[-1].get("reason") == "Stopped":
+    if not workload and stops and stops[-1].get("reason") == "Stopped":
         evicted = stops[-1]
-    again = ""
+    again = "Kueue stopped it; it is " if has_run else ""
     if evicted:
         is_preempted = "preempt" in f"{evicted.get('reason')} {evicted.get('message')}".lower()
         why = "preempted it for other work" if is_preempted else f"evicted it ({evicted['reason']})"
         again = f"Kueue {why}{_message_text(evicted)}; it is "
     if not workload:
-        summary = f"{again}waiting in {queue}; its Workload, which has the reason, was not found"
+        summary = f"{again}waiting in {queue}; its Workload, which has the reason, is not known"
         advice = "wait, or check that Kueue runs and has that queue"
         return _queued_cause(summary, advice, Outlook.OPEN)
     if spec.get("active") is False:
