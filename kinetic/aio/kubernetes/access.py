@@ -19,21 +19,15 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
-from kinetic.aio._net.google import GoogleClient, GoogleRequest
-from kinetic.aio._net.http import HttpError, google_refusal_error, proxy_for
+from kinetic.aio._net.google import GoogleClient, GoogleRequest, refusal_error
+from kinetic.aio._net.http import HttpError, proxy_for
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import FreshCredentials, Revoked, TokenCache, schedule_renewals
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, tls_context
 from kinetic.aio.kubernetes.diagnosis.documents import get_dict, get_list
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
 from kinetic.configuration import Target
-from kinetic.errors import (
-    AuthError,
-    BackendError,
-    ConfigurationError,
-    KineticError,
-    Unavailable,
-)
+from kinetic.errors import ConfigurationError, KineticError, Unavailable
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.config.kube_config import ConfigNode
@@ -412,7 +406,14 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
         return await google.call(GoogleRequest("container", f"{root}/{zone}/clusters/{cluster}"))
     except HttpError as refusal:
         if refusal.status != 404:
-            raise _as_backend_error(refusal, target) from None
+            raise refusal_error(
+                refusal,
+                f"cannot look up {_describe(target)}",
+                "Google's container API",
+                api="container",
+                how_to_grant="grant a role with it by `gcloud projects add-iam-policy-binding "
+                f"{target.project} --member=user:YOU --role=roles/container.developer`",
+            ) from None
     # Name the clusters that exist: most often the zone or a letter of the name is wrong.
     try:
         answer = await google.call(GoogleRequest("container", f"{root}/-/clusters"))
@@ -423,19 +424,6 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
     raise ConfigurationError(
         f"there is no GKE cluster {target.cluster!r} in {target.zone} of the project "
         f"{target.project}: {hint}; set KINETIC_CLUSTER and KINETIC_ZONE"
-    )
-
-
-def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
-    message, operation = answer.message, f"cannot look up {_describe(target)}"
-    if answer.status != 403:
-        return google_refusal_error(answer, operation, "Google's container API")
-    return AuthError(
-        f"{operation}: {message}; the credentials lack container.clusters.get in the project: "
-        f"grant a role with it by `gcloud projects add-iam-policy-binding {target.project} "
-        "--member=user:YOU --role=roles/container.developer`, and check that the API is "
-        "enabled: `gcloud services enable container.googleapis.com --project "
-        f"{target.project}`"
     )
 
 
