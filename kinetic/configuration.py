@@ -58,6 +58,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
     "KINETIC_RUN_AS_USER": "the user ID of pods; 0 is root (the image's)",
     "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
+    "KINETIC_BILLING_PROJECT": "the project that pays if the requester pays for a bucket",
     "KINETIC_STORE_CLAIM": "the PersistentVolumeClaim that holds KINETIC_STORE (a hostPath)",
     "KINETIC_BASE_IMAGE_REPO": "the repository of prebuilt base images",
     "KINETIC_PYTHON_IMAGE": "the base of built images (python:{python}-slim)",

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from absl import logging
 
+from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
+
 __all__ = ["base_environment", "capture", "storage_environment"]
 
 _PROCESS_VARIABLES = {
@@ -31,6 +33,7 @@ _BASE_VARIABLES = {
 _STORAGE_VARIABLES = (
     *("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG"),
     *("STORAGE_EMULATOR_HOST", "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"),
+    BILLING_PROJECT,
 )
 
 

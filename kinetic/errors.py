@@ -270,7 +270,7 @@ class ClientClosed(BackendError):
 
 
 class AuthError(BackendError):
-    """Credentials are missing, or lack a permission."""
+    """Credentials are missing, lack a permission, or have no access."""
 
     code = "KN403"
     passing = True
@@ -303,14 +303,18 @@ class AlreadyThere(Conflict):
 class Refused(BackendError):
     """The platform refuses this request.
 
-    ``answer`` is its decoded answer; for Kubernetes, a ``Status``.
+    ``answer`` is its decoded answer; for Kubernetes, a ``Status``. ``passing`` is true if a policy
+    forbids the request, because someone can change the policy.
     """
 
     code = "KN408"
 
-    def __init__(self, message: str, *, answer: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, answer: Mapping[str, Any] | None = None, passing: bool = False
+    ) -> None:
         super().__init__(message)
         self.answer = dict(answer or {})
+        self.passing = passing
 
 
 class Expired(BackendError):

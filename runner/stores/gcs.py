@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..pauses import pauses
+from ..protocol import google_refusals
 from ..protocol.gcs_names import BucketFolder
 from .directory import Listing, Stored
 
@@ -110,7 +111,8 @@ class Bucket:
         )
         self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
-        self._bucket = self._client.bucket(location.bucket)
+        billing_project = environ.get(google_refusals.BILLING_PROJECT) or None
+        self._bucket = self._client.bucket(location.bucket, user_project=billing_project)
 
     def _open_client(self, environ: Mapping[str, str]) -> Any:
         """Open the library's client; *environ* may name an emulator or another address."""
@@ -197,10 +199,11 @@ class Bucket:
                 else:
                     blob.upload_from_string(body, **options)
             except self._errors.PreconditionFailed:
-                # An earlier try, whose reply was lost, may have created the object.
-                existing = self.find(object_name)
-                stored_metadata: Any = existing.metadata if existing is not None else None
-                return bool(stored_metadata) and stored_metadata.get(NONCE) == nonce
+                # An earlier try, whose reply was lost, may have created the object. If the object
+                # is absent, the service refuses for another reason, such as a policy.
+                if (existing := self.find(object_name)) is None:
+                    raise
+                return bool(existing.metadata) and existing.metadata.get(NONCE) == nonce
             return True
 
         return self._call(f"write {self._url(object_name)}", upload)
@@ -329,28 +332,30 @@ class Bucket:
 
     def _as_storage_error(self, operation: str, exc: BaseException) -> StorageError:
         """Return *exc* as a `StorageError` whose message says what to do."""
-        advice = ""
-        if isinstance(exc, self._errors.Forbidden):
-            advice = (
-                "; the pods' service account lacks a permission: grant it "
-                "roles/storage.objectUser on the bucket"
-            )
-        elif isinstance(exc, self._errors.NotFound):
-            advice = (
-                f"; check that gs://{self.location.bucket} exists, and that the job may read it"
-            )
-        elif isinstance(exc, self._corrupt):
-            advice = "; checksum mismatch: check the network"
-        return StorageError(f"cannot {operation}: {self._message(exc)}{advice}")
-
-    def _message(self, exc: Any) -> str:
-        """Return the service's message, if there is one, on one line."""
-        message = str(exc)
+        advice, message, reasons = "", str(exc), frozenset[str]()
         if isinstance(exc, self._errors.GoogleAPICallError) and exc.response is not None:
             with suppress(KeyError, TypeError, ValueError):
-                message = str(exc.response.json()["error"]["message"])
+                error = exc.response.json()["error"]
+                reasons, message = google_refusals.reasons(error), str(error["message"])
+            text = " ".join((*sorted(reasons), message))
+            right = google_refusals.missing_permission("storage", text)
+            if exc.code == 403 and right:
+                advice = (
+                    f"; the pods' service account lacks {right}: grant it roles/storage.objectUser "
+                    "on the bucket"
+                )
+            elif exc.code == 404:
+                advice = (
+                    f"; check that gs://{self.location.bucket} exists, and that the job may read it"
+                )
+            elif known := google_refusals.advice(text):
+                advice = f"; {known}"
+            elif exc.code == 403:
+                advice = "; check what the bucket requires of the pods' service account"
             message = f"Cloud Storage answered {exc.code} ({message})"
-        return " ".join(message.split())[:500]
+        elif isinstance(exc, self._corrupt):
+            advice = "; checksum mismatch: check the network"
+        return StorageError(f"cannot {operation}: {' '.join(message.split())[:500]}{advice}")
 
     def _url(self, object_name: str) -> str:
         return f"gs://{self.location.bucket}/{object_name}"

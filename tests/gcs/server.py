@@ -113,6 +113,7 @@ class GcsServer:
         self.faults: list[Fault] = []
         self.tokens: set[str] | None = None
         self.proxied: set[str] = set()
+        self.payers: list[str | None] = []
         self.busy = self.most = 0
         self.buckets = {"kn-test"}
         self._numbers = itertools.count(1795275568707580)
@@ -150,6 +151,8 @@ class GcsServer:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         kind = self._kind(request)
         self.requests[kind] += 1
+        header = request.headers.get("X-Goog-User-Project")
+        self.payers.append(request.query.get("userProject") or header)
         self.proxied |= {request.headers.get("Proxy-Authorization", "")} - {""}
         self.busy += 1
         self.most = max(self.most, self.busy)

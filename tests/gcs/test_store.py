@@ -35,7 +35,7 @@ async def test_what_each_operation_costs(
         return dict(server.requests)
 
     assert await cost(store.create("a", b"x" * 1000, {"k": "v"})) == {"create": 1}
-    assert await cost(store.create("a", b"other")) == {"create": 1}
+    assert await cost(store.create("a", b"other")) == {"create": 1, "metadata": 1}
     assert await cost(store.create("large", b"x" * 100_000)) == {"begin": 1, "put": 1}
     assert await cost(store.begin("lease", b"1")) == {"create": 1}
     await store.delete(["lease"])

@@ -84,6 +84,38 @@ async def test_a_user_sends_its_token(
     assert authorizations(server) == [header]
 
 
+@pytest.mark.parametrize("text", ["# my clusters\n", "---\n# none\n", "\ufeff# a BOM\n", "\n"])
+async def test_a_file_with_only_comments_is_passed_over(
+    server: FaultServer, config: Config, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "notes").write_text(text, encoding="utf-8")
+    for paths in ((tmp_path / "notes", config.path), (config.path, tmp_path / "notes")):
+        config.environ["KUBECONFIG"] = os.pathsep.join(str(path) for path in paths)
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+    assert authorizations(server) == ["Bearer first"] * 2
+
+
+async def test_the_error_names_the_one_file_that_is_broken_and_quotes_no_line(
+    config: Config, tmp_path: Path
+) -> None:
+    (tmp_path / "broken").write_text("users: [{name: me, user: {token: sesame}}")
+    config.environ["KUBECONFIG"] = f"{config.path}{os.pathsep}{tmp_path / 'broken'}"
+    with pytest.raises(ConfigurationError, match=f"{tmp_path / 'broken'} isn't a valid") as caught:
+        await config.open()
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["token", "tokenFile"])
+async def test_line_breaks_around_a_token_do_not_belong_to_it(
+    server: FaultServer, config: Config, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"\r\nsesame\r\n\n")
+    config.user = {"token": "sesame\n"} if where == "token" else {"tokenFile": "file"}
+    await connect(config)
+    assert authorizations(server) == ["Bearer sesame"]
+
+
 async def test_a_context_without_a_user_works(server: FaultServer, config: Config) -> None:
     del config.context["user"]
     await connect(config)
@@ -177,6 +209,50 @@ async def test_the_ca_of_the_cluster_is_trusted_and_no_other(
         config.cluster["insecure-skip-tls-verify"] = True
         await connect(config)
         assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize("comment", ["# Főtanúsítvány", "subject=/CN=ä"])
+@pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-2"])
+@pytest.mark.parametrize("inline", [True, False], ids=["in it", "in a file"])
+async def test_certificates_and_keys_may_have_comments_in_any_encoding(
+    config: Config, tmp_path: Path, inline: bool, encoding: str, comment: str
+) -> None:
+    def commented(path: Path) -> bytes:
+        line = comment.encode(encoding) + b"\r\n"
+        return line + path.read_bytes() + line
+
+    async with secured(tmp_path, ask=True) as server:
+        config.cluster, config.user = {"server": server.url}, {}
+        for values, field, name in (
+            (config.cluster, "certificate-authority", "ca.crt"),
+            (config.user, "client-certificate", "me.crt"),
+            (config.user, "client-key", "me.key"),
+        ):
+            content = commented(tmp_path / name)
+            (tmp_path / f"commented-{name}").write_bytes(content)
+            if inline:
+                values[f"{field}-data"] = base64.encodebytes(content).decode()
+            else:
+                values[field] = f"commented-{name}"
+        await connect(config)
+        assert len(server.seen) == 1
+
+
+async def test_the_files_of_a_user_are_beside_the_kubeconfig_of_the_user(
+    config: Config, tmp_path: Path
+) -> None:
+    """kubernetes-asyncio looks for them beside the kubeconfig of the cluster."""
+    folder = tmp_path / "users"
+    folder.mkdir()
+    async with secured(tmp_path, ask=True) as server:
+        for name in ("me.crt", "me.key"):
+            (tmp_path / name).rename(folder / name)
+        user = {"client-certificate": "me.crt", "client-key": "./me.key"}
+        (folder / "config").write_text(json.dumps({"users": [{"name": "me", "user": user}]}))
+        config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
+        config.environ["KUBECONFIG"] = f"{folder / 'config'}{os.pathsep}{config.path}"
+        await connect(config)
+        assert len(server.seen) == 1
 
 
 async def test_a_certificate_with_nothing_but_its_address_may_be_the_ca(
@@ -324,14 +400,12 @@ async def test_a_proxy_sees_only_encrypted_traffic(config: Config, tmp_path: Pat
         ("", "there is no kubeconfig at"),
         ("{", r"isn.t a valid kubeconfig \(ParserError: .* line 1, column 2\); fix it"),
         ("just words", "isn't a valid kubeconfig"),
-        ("clusters: 7", "isn't a valid kubeconfig"),
-        ("{}", "names 'c', which is none of the contexts in the kubeconfig; there are none"),
-        ("contexts: [{name: cc, context: {cluster: a}}]", "contexts in the kubeconfig.*'cc'"),
-        ("contexts: [{name: c}]", "isn't a valid kubeconfig"),
-        (
-            "contexts: [{name: c, context: {cluster: a}}]",
-            "the context 'c' names 'a', which is none of the clusters",
-        ),
+        ("clusters: 7", "context 'c' of .*/config cannot be used"),
+        ("{}", "there is no kubeconfig at"),
+        ("contexts: []", "/config cannot be used .*no context 'c'; there are none"),
+        ("contexts: [{name: cc, context: {cluster: a}}]", "no context 'c'; .*'cc'"),
+        ("contexts: [{name: c}]", "/config cannot be used .*key context"),
+        ("contexts: [{name: c, context: {cluster: a}}]", "name a in .*clusters"),
         (
             "contexts: [{name: c, context: {cluster: a}}]\nclusters: [{name: a, cluster: {}}]",
             "has no usable server",
@@ -339,7 +413,7 @@ async def test_a_proxy_sees_only_encrypted_traffic(config: Config, tmp_path: Pat
         (
             """contexts: [{name: c, context: {cluster: a, user: u}}]
 clusters: [{name: a, cluster: {server: "https://x.example"}}]""",
-            "the context 'c' names 'u', which is none of the users",
+            "name u in .*users",
         ),
     ],
 )
@@ -356,12 +430,14 @@ async def test_the_error_for_a_bad_kubeconfig_names_the_problem(
 @pytest.mark.parametrize(
     ("cluster", "user", "message"),
     [
-        ({"certificate-authority": "no.crt"}, {}, "certificate-authority cannot be read"),
+        ({"certificate-authority": "no.crt"}, {}, r"certificate-authority .*/no\.crt"),
         ({"certificate-authority-data": "no"}, {}, "certificate-authority-data is not base64"),
-        ({"certificate-authority-data": "bm8="}, {}, "not a certificate in PEM"),
-        ({}, {"client-certificate": "no"}, "client-certificate cannot be read"),
-        ({}, {"client-certificate-data": "bm8="}, "certificate and key cannot be used"),
-        ({}, {"tokenFile": "no"}, "No such file"),
+        ({"certificate-authority-data": "bm8="}, {}, "certificate-authority is not a certificate"),
+        ({}, {"client-certificate": "no"}, "client-certificate cannot be read: .*/no"),
+        ({}, {"client-certificate-data": "bm8="}, "client-certificate and client-key cannot be"),
+        ({}, {"tokenFile": "no"}, "tokenFile cannot be read: .*/no"),
+        ({}, {"token": "a\nb"}, "token has a line break"),
+        ({}, {"token": "ä"}, "token has .*character that no token has"),
     ],
 )
 async def test_the_error_names_what_a_context_lacks(
@@ -370,7 +446,7 @@ async def test_the_error_names_what_a_context_lacks(
     config.cluster = {"server": "https://127.0.0.1:1", **cluster}
     config.user = user
     config.write()
-    with pytest.raises(ConfigurationError, match=f"the context 'c' cannot be used: .*{message}"):
+    with pytest.raises(ConfigurationError, match=f"{message}.*; fix {config.path}"):
         await config.open()
 
 

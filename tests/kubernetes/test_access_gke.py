@@ -17,7 +17,14 @@ from kinetic import configuration
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access, open_gke
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.errors import AuthError, BackendError, ConfigurationError, Throttled, Unavailable
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    ConfigurationError,
+    Refused,
+    Throttled,
+    Unavailable,
+)
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
 from tests.kubernetes.kubeconfigs import PODS, authorizations
@@ -174,7 +181,15 @@ async def test_the_error_for_a_missing_cluster_lists_those_that_exist(google: Go
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
-        (answer({"error": {"message": "lacks it"}}, 403), AuthError, r"lacks it; .*add-iam-policy"),
+        (
+            answer({"error": {"message": 'Required "container.clusters.get" permission(s)'}}, 403),
+            AuthError, r"lack container\.clusters\.get .*add-iam-policy",
+        ),
+        (answer({"error": {"message": "no"}}, 403), AuthError, r"answered 403 .no.; ask the owner"),
+        (
+            answer({"error": {"message": "off", "details": [{"reason": "SERVICE_DISABLED"}]}}, 403),
+            Refused, r"answered 403 .off.; enable the API",
+        ),
         (answer({"error": {"message": "bad"}}, 401), AuthError, "application-default login"),
         (answer({"error": {"message": "slow"}}, 429), Throttled, "too many requests"),
         (answer("oh", 503), Unavailable, "answered 503"),

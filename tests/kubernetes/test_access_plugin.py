@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from kinetic.aio.kubernetes.exec_plugin import Plugin
-from kinetic.errors import AuthError, Unavailable
+from kinetic.errors import AuthError, ConfigurationError, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, answer, status
 from tests.kubernetes.kubeconfigs import API_VERSION, PODS, Config, authorizations, opened, secured
@@ -112,21 +113,13 @@ async def test_a_plugin_that_fails_temporarily_is_run_again(
     ("program", "section", "message"),
     [
         ("import sys; sys.exit('please\\nlog in')", {}, "ended with code 1: please log in"),
-        ("", {}, "didn't return an ExecCredential"),
-        ("print('{}')", {}, "didn't return an ExecCredential"),
-        ("print([1])", {}, "didn't return an ExecCredential"),
         (
             f"print({json.dumps({**CREDENTIAL, 'status': {}})!r})",
             {},
             "neither a token nor a certificate",
         ),
-        (
-            'print(\'{"apiVersion": "v0", "kind": "ExecCredential", "status": {}}\')',
-            {},
-            "answered with ExecCredential v0, but the kubeconfig says client.auth",
-        ),
         ("", {"command": "no-such", "installHint": "get it at x.example"}, "get it at x.example"),
-        ("", {"command": "./missing"}, "is not on this machine; install it"),
+        ("", {"command": "./missing"}, "cannot be run: .*/missing.*; install it"),
         ("", {"interactiveMode": "Always"}, "needs a terminal"),
     ],
 )
@@ -136,6 +129,33 @@ async def test_the_error_says_why_a_plugin_returns_no_credentials(
     config.plugin(program, **section)
     with pytest.raises(AuthError, match=message):
         await config.open()
+
+
+@pytest.mark.parametrize(
+    ("program", "section", "message"),
+    [
+        ("", {}, "didn't return an ExecCredential"),
+        ("print('{}')", {}, "didn't return an ExecCredential"),
+        ("print([1])", {}, "didn't return an ExecCredential"),
+        ("print('log {in} first')", {}, "didn't return an ExecCredential"),
+        (f"print({json.dumps({**CREDENTIAL, 'status': 7})!r})", {}, "didn't return an ExecCred"),
+        (
+            'print(\'{"apiVersion": "v0", "kind": "ExecCredential", "status": {}}\')',
+            {},
+            "answered with ExecCredential v0, but the kubeconfig says client.auth",
+        ),
+        ("", {"apiVersion": None}, "apiVersion"),
+        ("", {"args": "one"}, "is invalid: .*; fix it"),
+        ("", {"env": [{"value": "x"}]}, "key name in exec/env/0; fix it"),
+    ],
+)
+async def test_the_error_names_the_kubeconfig_of_a_section_or_a_reply_that_is_invalid(
+    config: Config, program: str, section: dict[str, Any], message: str
+) -> None:
+    config.plugin(program, **section)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        await config.open()
+    assert f"exec section in {config.path}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +182,8 @@ async def test_a_plugin_that_hangs_is_ended_with_its_children(
 ) -> None:
     pids = tmp_path / "pids"
     config.plugin(HANGING)
-    plugin = Plugin(
-        section=config.user["exec"],
-        folder=tmp_path,
-        cluster={},
-        environ={**config.environ, "PIDS": str(pids)},
-    )
+    section = config.user["exec"] | {"env": [{"name": "PIDS", "value": str(pids)}]}
+    plugin = Plugin(section=section, file=str(config.path), cluster={})
     running = asyncio.create_task(plugin.run(1.0 if how == "timeout" else 60.0))
     if how == "timeout":
         with pytest.raises(AuthError, match="gave no credentials within 1 s"):
@@ -205,13 +221,44 @@ async def test_a_plugin_may_leave_a_program_running_that_has_its_output(
         "print('log in at x.example', file=sys.stderr)\n"
         f"print({json.dumps(reply)!r})"
     )
-    plugin = Plugin(section=config.user["exec"], folder=tmp_path, cluster={}, environ={})
+    plugin = Plugin(section=config.user["exec"], file=str(config.path), cluster={})
     try:
-        assert (await plugin.run(30.0)).token == "t"
+        assert (await plugin.run(30.0))["token"] == "t"
         assert alive(int(pid.read_text()))
     finally:
         psutil.Process(int(pid.read_text())).kill()
     assert "log in at x.example" in caplog.text
+
+
+async def test_lines_around_the_reply_of_a_plugin_do_not_count(
+    server: FaultServer, config: Config
+) -> None:
+    reply = json.dumps({**CREDENTIAL, "status": {"token": "t\n"}}, indent=1)
+    config.plugin(f"print('using {{the}} profile x')\nprint({reply!r})\nprint('done')")
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    assert authorizations(server) == ["Bearer t"]
+
+
+async def test_a_plugin_shows_where_to_log_in_while_it_waits(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kubernetes-asyncio would show it only after the login."""
+    fifo, reply = tmp_path / "fifo", {**CREDENTIAL, "status": {"token": "t"}}
+    os.mkfifo(fifo)
+    config.plugin(
+        "import sys\n"
+        "print('open https://x.example', file=sys.stderr, flush=True)\n"
+        f"open({str(fifo)!r}).read()\n"
+        f"print({json.dumps(reply)!r})"
+    )
+    opening = asyncio.create_task(config.open())
+    async with asyncio.timeout(60):
+        while "open https://x.example" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert not opening.done()
+        fifo.write_text("logged in")
+        await (await opening).credentials.aclose()
 
 
 async def test_a_plugin_may_return_a_certificate(config: Config, tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ async def test_a_pod_gets_access_from_its_mounted_service_account(account: Path)
     await access.credentials.aclose()
 
 
+async def test_the_ca_of_a_pod_may_have_comments(account: Path) -> None:
+    ca = account / "ca.crt"
+    ca.write_bytes("# Főtanúsítvány\n".encode() + ca.read_bytes())
+    access = await open_pod(environ(account))
+    assert (await access.credentials.get()).authorization == "Bearer one"
+    await access.credentials.aclose()
+
+
 async def test_the_address_may_be_ipv6(account: Path) -> None:
     access = await open_pod(environ(account) | {"KUBERNETES_SERVICE_HOST": "fd00::1"})
     assert access.server == "https://[fd00::1]:443"
@@ -50,7 +58,7 @@ async def test_the_address_may_be_ipv6(account: Path) -> None:
 async def test_the_error_says_what_a_pod_lacks(account: Path, missing: str) -> None:
     if missing != "variables":
         (account / missing).unlink()
-    with pytest.raises(ConfigurationError, match=r"can.t read it: .*mounts the token"):
+    with pytest.raises(ConfigurationError, match=r"can.t read it in /.*mounts the token"):
         await open_pod({} if missing == "variables" else environ(account))
 
 

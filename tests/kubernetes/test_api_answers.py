@@ -124,6 +124,26 @@ def test_no_role_is_printed_when_something_else_forbids_the_request(message: str
     assert "Role" not in str(error)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "<html>Forbidden by the proxy</html>",
+            "names no missing permission; check whether a prox",
+        ),
+        ("", "names no missing permission"),
+        (
+            "Permission 'container.clusters.connect' denied",
+            "a role with container.clusters.connect",
+        ),
+    ],
+)
+def test_no_role_is_printed_for_a_refusal_that_is_not_the_api_servers(text: str, says: str) -> None:
+    error = translate_refusal(HttpError(403, text), Request(method="GET", path=BATCH), "c")
+    assert type(error) is AuthError
+    assert says in str(error) and "kind: Role" not in str(error)
+
+
 def test_a_servers_text_is_shown_on_one_line_and_shortened() -> None:
     answer = HttpError(418, "<html>\n\x1b[2J" + "x" * 10_000)
     error = translate_refusal(answer, Request(method="GET", path=BATCH), "c")

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import random
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta, timezone
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.retry import RetryPolicy, growing_pauses
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.diagnosis.causes import Cause
 from kinetic.aio.kubernetes.gke import GkeCluster
@@ -547,3 +548,66 @@ async def test_a_program_may_print_what_a_node_says(cluster: GkeCluster, world: 
     world.write("00:00:01.0", *KUBELET)
     world.end(1)
     assert await log(cluster) == [line.decode() for line in KUBELET]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingRhythm(Rhythm):
+    """Count how often the pauses start short again."""
+
+    starts: list[int] = field(default_factory=list[int])
+
+    def pauses(self) -> Iterator[float]:
+        self.starts.append(1)
+        return growing_pauses(0.005, 0.05)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"failed to create fsnotify watcher: too many open files",
+        b"failed to watch directory: no space left on device\n",
+        b"unable to retrieve container logs for containerd://8a3b",
+    ],
+)
+async def test_a_line_of_the_kubelet_comes_once_with_its_mark_and_requests_slow_down(
+    server: FaultServer, world: World, note: bytes
+) -> None:
+    rhythm = CountingRhythm()
+    cluster = GkeCluster(Api(anonymous(server), LIMITS), AT, rhythm=rhythm)
+    world.kubelet_note = note
+    world.run(1)
+    world.write("00:00:01.0", b"0")
+    lines: list[str] = []
+    async with asyncio.timeout(DEADLINE_S), contextlib.aclosing(cluster) as opened:
+        rhythm.starts.clear()
+        async for line in opened.logs("job-1", follow=True):
+            lines.append(line)
+            if line.isdigit() and (number := int(line) + 1) < 6:
+                world.write(f"00:00:{number + 1:02d}.0", str(number).encode())
+            elif line == "5":
+                world.end(1)
+    text = note.decode().strip()
+    assert [line for line in lines if line.isdigit()] == ["0", "1", "2", "3", "4", "5"]
+    assert [line for line in lines if not line.isdigit()] == [f"[kubelet] {text}"]
+    assert len(world.log_queries) > 5
+    assert len(rhythm.starts) <= 3  # for the two watches and the log
+
+
+async def test_an_unfinished_line_before_the_kubelets_own_arrives_whole_and_once(
+    cluster: GkeCluster, world: World
+) -> None:
+    """The program has printed a part of a line when the kubelet fails."""
+    world.run(1)
+    world.write("00:00:01.0", b"a")
+    world.kubelet_note = b"2026-01-01T00:00:02.0Z hal" + b"failed to watch directory: no space"
+
+    async def finish() -> None:
+        while len(world.log_queries) < 3:
+            await asyncio.sleep(0.005)
+        world.write("00:00:02.0", b"half of it")
+        world.end(1)
+
+    finishing = asyncio.create_task(finish())
+    lines = await log(cluster)
+    await finishing
+    assert lines == ["a", "half of it"]

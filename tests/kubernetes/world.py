@@ -27,7 +27,8 @@ class World:
     ``twice`` (each event twice), and ``old`` (all events again).
 
     ``log`` has the lines of every pod, each with its time. A log fault is ``broken`` (500), or
-    cuts or ends the connection after a number of lines.
+    cuts or ends the connection after a number of lines. With ``kubelet_note``, a request that
+    follows a log ends at once with these bytes, as from a kubelet that can't follow it.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class World:
         self.time_zone: tzinfo | None = None
         self.log_faults: deque[tuple[str, int]] = deque()
         self.log_queries: list[dict[str, str]] = []
+        self.kubelet_note = b""
         self.since: dict[str, list[int]] = {"jobs": [], "pods": []}
         self._history: list[tuple[int, str, str, Json]] = []
         self._news = asyncio.Event()
@@ -169,6 +171,9 @@ class World:
             if after == 0 and fault == "cut":
                 await asyncio.sleep(0.01)  # lets the client receive what was written
                 return cut(request)
+            if "follow" in query and self.kubelet_note:
+                await response.write(self.kubelet_note)
+                return response
             if after == 0 or "follow" not in query or self.ended:
                 return response
             await news.wait()

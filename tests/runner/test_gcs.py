@@ -270,9 +270,10 @@ def test_content_damaged_in_an_upload_is_sent_again(
 def test_a_missing_permission_is_reported_at_once_with_the_role(
     server: GcsServer, objects: GcsObjects
 ) -> None:
-    fault = server.fail("*", times=99, status=403, text="the pod may not")
+    denied = json.dumps({"error": {"message": "pod does not have storage.objects.create access"}})
+    fault = server.fail("*", times=99, status=403, text=denied)
     with pytest.raises(
-        StorageError, match=r"gs://kn-test/jobs/x: .*the pod may not.*storage.objectUser"
+        StorageError, match=r"gs://kn-test/jobs/x: .*lacks storage.objects.create.*objectUser"
     ):
         objects.create("x", b"")
     assert fault.seen == 1

@@ -14,9 +14,11 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from kinetic._runner.protocol import google_refusals
 from kinetic.aio._net.http import HttpClient, HttpError, close_answer, json_object
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing_pauses, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
+from kinetic.errors import AuthError, BackendError, Refused, Throttled, Unavailable
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 """The first and the longest pause between two status requests for an operation, in seconds."""
@@ -61,18 +63,58 @@ class OperationFailed(Exception):
         )
 
 
+RATE_LIMIT_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+
+
 def reasons(refusal: HttpError) -> frozenset[str]:
     """Return Google's machine-readable reasons for a refusal, such as ``SERVICE_DISABLED``."""
-    error: Any = refusal.body.get("error")
-    if not isinstance(error, Mapping):
-        return frozenset()
-    document = cast("Mapping[str, Any]", error)
-    details = [*(document.get("details") or ()), *(document.get("errors") or ())]
-    return frozenset(
-        str(reason)
-        for reason in (document.get("status"), *(detail.get("reason") for detail in details))
-        if reason
-    )
+    return google_refusals.reasons(refusal.body.get("error"))
+
+
+def is_rate_limited(refusal: HttpError) -> bool:
+    """Return whether a refusal is about the rate of requests."""
+    is_403 = refusal.status == 403
+    return refusal.status == 429 or (is_403 and bool(reasons(refusal) & RATE_LIMIT_REASONS))
+
+
+def refusal_advice(refusal: HttpError) -> str:
+    """Return what to do about a refusal, by Google's reason for it; "" if kinetic can't tell."""
+    return google_refusals.advice(" ".join((*sorted(reasons(refusal)), refusal.message)))
+
+
+def refusal_error(
+    refusal: HttpError, problem: str, service: str, *, api: str, how_to_grant: str
+) -> BackendError:
+    """Return the error for a refusal of one of Google's APIs; the message begins with *problem*.
+
+    The advice follows the reason in the answer, because a status has many causes. *service* names
+    the API for users. *how_to_grant* says how to grant the permission that the answer names; *api*
+    is the first part of the names of the API's permissions.
+    """
+    status, message = refusal.status, refusal.message
+    failure = f"{problem}: {service} answered {status} ({message})"
+    if status == 401:
+        return AuthError(
+            f"{problem}: Google does not accept the access token ({message}); run "
+            "`gcloud auth application-default login` again"
+        )
+    if is_rate_limited(refusal):
+        return Throttled(
+            f"{problem}: too many requests for {service} ({message}); try again "
+            "later, with fewer requests at a time",
+            retryable=True,
+            retry_after=refusal.retry_after,
+        )
+    if refusal.retryable:
+        later = f"{failure}; try again later"
+        return Unavailable(later, retryable=True, retry_after=refusal.retry_after)
+    if status == 403 and (right := google_refusals.missing_permission(api, refusal.text)):
+        return AuthError(f"{problem}: the credentials lack {right} ({message}); {how_to_grant}")
+    if advice := refusal_advice(refusal):
+        return Refused(f"{failure}; {advice}", answer=refusal.body, passing=True)
+    if status == 403:
+        return AuthError(f"{failure}; ask the owner of the project what it requires")
+    return BackendError(failure)
 
 
 def is_disabled(refusal: HttpError) -> bool:

@@ -21,7 +21,6 @@ from kinetic.errors import (
     BackendError,
     ClientClosed,
     KineticError,
-    Throttled,
     Unavailable,
 )
 
@@ -74,33 +73,6 @@ class HttpError(Exception):
             message = ""
         text = "" if self.text.strip() == GO_NOT_FOUND else self.text
         return one_line(str(message or text or "no reason given"), 600)
-
-
-def google_refusal_error(refusal: HttpError, problem: str, service: str) -> BackendError:
-    """Return the error for a refusal that means the same in all of Google's APIs.
-
-    The message begins with *problem* and names *service*. If the status is 403, the caller has
-    checked that Google refused because of too many requests.
-    """
-    match refusal.status:
-        case 401:
-            return AuthError(
-                f"{problem}: Google does not accept the access token ({refusal.message}); run "
-                "`gcloud auth application-default login` again"
-            )
-        case 403 | 429:
-            return Throttled(
-                f"{problem}: too many requests for {service} ({refusal.message}); try again "
-                "later, with fewer requests at a time",
-                retryable=True,
-                retry_after=refusal.retry_after,
-            )
-        case status:
-            failure = f"{problem}: {service} answered {status} ({refusal.message})"
-            if not refusal.retryable:
-                return BackendError(failure)
-            later = f"{failure}; try again later"
-            return Unavailable(later, retryable=True, retry_after=refusal.retry_after)
 
 
 def proxy_refusal_error(problem: str, refusal: aiohttp.ClientHttpProxyError) -> BackendError:

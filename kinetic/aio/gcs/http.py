@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kinetic._runner.protocol.gcs_names import BucketFolder
-from kinetic.aio._net.google import reasons
-from kinetic.aio._net.http import HttpClient, HttpError, google_refusal_error, proxy_for
+from kinetic.aio._net import google
+from kinetic.aio._net.http import HttpClient, HttpError, proxy_for
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.ports import ObjectInfo
 from kinetic.errors import (
-    AuthError,
     BackendError,
     ConfigurationError,
     Conflict,
@@ -37,22 +36,23 @@ T = TypeVar("T")
 ENDPOINT = "https://storage.googleapis.com"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 
-RATE_LIMIT_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
-
 LOST_UPLOAD_STATUSES = frozenset({308, 410})
 """Statuses which say that an upload session received only a part of the content, or has ended.
 kinetic then starts the upload again."""
 
 
-class Verb(enum.Enum):
-    """An operation on an object: its name in messages, and the IAM permissions that it needs."""
+PRECONDITION_FAILED = 412
 
-    CREATE = ("create", ("storage.objects.create",))
-    REPLACE = ("replace", ("storage.objects.create", "storage.objects.delete"))
-    GET = ("get", ("storage.objects.get",))
-    LIST = ("list", ("storage.objects.list",))
-    DELETE = ("delete", ("storage.objects.delete",))
-    RENEW = ("renew", ("storage.objects.update",))
+
+class Verb(enum.Enum):
+    """An operation on an object, by its name in messages."""
+
+    CREATE = "create"
+    REPLACE = "replace"
+    GET = "get"
+    LIST = "list"
+    DELETE = "delete"
+    RENEW = "renew"
 
 
 class Location(BucketFolder):
@@ -109,7 +109,13 @@ class BucketClient:
     """
 
     def __init__(
-        self, location: Location, endpoint: str | None, limits: Limits, *, authorized: bool
+        self,
+        location: Location,
+        endpoint: str | None,
+        limits: Limits,
+        *,
+        authorized: bool,
+        billing_project: str | None,
     ) -> None:
         import gcloud.aio.storage
 
@@ -122,6 +128,7 @@ class BucketClient:
             connect_s=limits.connect_s,
             idle_s=limits.idle_s,
             proxy=proxy_for(self._endpoint) if authorized else None,
+            headers={"X-Goog-User-Project": billing_project} if billing_project else {},
         )
         self.timeout: Any = self._http.timeout(limits.idle_s)  # the library declares an int
         self._new_storage = gcloud.aio.storage.Storage
@@ -164,13 +171,15 @@ class BucketClient:
         A *large* transfer waits while ``limits.transfers`` others run.
 
         Raises:
-            HttpError: The server answered with a status in *expected*.
+            HttpError: The server answered with a status in *expected*, and not for another reason
+                that kinetic knows, such as a policy.
             NotFound: The object, or the bucket, doesn't exist.
             AuthError: Credentials or a permission are missing.
+            Refused: A policy, a key, or the bucket's settings forbid the request.
             Unavailable: The service didn't answer in time.
         """
         self._http.check_usable()
-        problem = f"cannot {verb.value[0]} {name!r} in {self.location.url}"
+        problem = f"cannot {verb.value} {name!r} in {self.location.url}"
 
         async def send_once(_token: object = None) -> T:  # `work` asks `Credentials` for the token
             async with self._transfer_slots if large else nullcontext(), self._request_slots:
@@ -188,7 +197,8 @@ class BucketClient:
                 should_retry=_should_retry,
             )
         except HttpError as refusal:
-            if refusal.status in expected:
+            is_other = refusal.status in (400, 412) and google.refusal_advice(refusal)
+            if refusal.status in expected and not is_other:
                 raise
             raise refusal_error(refusal, verb, self.location.bucket, name) from None
 
@@ -217,13 +227,8 @@ def _should_retry(failure: Exception) -> bool:
     """Return whether *failure* is temporary, or the content was lost or damaged on the way."""
     if isinstance(failure, HttpError):
         must_resend = failure.status in LOST_UPLOAD_STATUSES or _is_damaged(failure)
-        return must_resend or failure.retryable or _is_rate_limited(failure)
+        return must_resend or failure.retryable or google.is_rate_limited(failure)
     return is_retryable(failure) or isinstance(failure, WireError)
-
-
-def _is_rate_limited(refusal: HttpError) -> bool:
-    """Return whether a refusal is about the rate of requests, not about a permission."""
-    return refusal.status == 403 and bool(reasons(refusal) & RATE_LIMIT_REASONS)
 
 
 def _is_damaged(refusal: HttpError) -> bool:
@@ -235,19 +240,12 @@ def refusal_error(
     refusal: HttpError, verb: Verb, bucket: str, name: str
 ) -> BackendError | WireError:
     """Return kinetic's error for *refusal*; it says what failed and what to do next."""
-    verb_name, permissions = verb.value
     message = refusal.message
-    problem = f"cannot {verb_name} {name!r} in gs://{bucket}"
+    problem = f"cannot {verb.value} {name!r} in gs://{bucket}"
     match refusal.status:
         case 400 if _is_damaged(refusal):
             return WireError(
                 f"{problem}: checksum mismatch on upload ({message}); check the network"
-            )
-        case 403 if not _is_rate_limited(refusal):
-            return AuthError(
-                f"{problem}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
-                f"({message}); grant the role: gcloud storage buckets add-iam-policy-binding "
-                f"gs://{bucket} --member=user:YOU --role=roles/storage.objectUser"
             )
         case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket does not exist" in message:
             return NotFound(
@@ -256,10 +254,17 @@ def refusal_error(
             )
         case 404:
             return NotFound(f"there is no {name!r} in gs://{bucket}")
-        case 409 | 412:
-            return Conflict(f"{problem}: another process changed it first")
+        case 409 | 412 if not google.refusal_advice(refusal):
+            return Conflict(f"{problem}: another process changed it first ({message})")
         case _:
-            return google_refusal_error(refusal, problem, "Cloud Storage")
+            return google.refusal_error(
+                refusal,
+                problem,
+                "Cloud Storage",
+                api="storage",
+                how_to_grant="grant the role: gcloud storage buckets add-iam-policy-binding "
+                f"gs://{bucket} --member=user:YOU --role=roles/storage.objectUser",
+            )
 
 
 NONCE = "kinetic-nonce"

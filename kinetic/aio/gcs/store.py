@@ -8,10 +8,19 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
 from kinetic._tasks import for_each
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.gcs import transfer
-from kinetic.aio.gcs.http import EMULATOR, BucketClient, Limits, Location, ObjectMetadata, Verb
+from kinetic.aio.gcs.http import (
+    EMULATOR,
+    PRECONDITION_FAILED,
+    BucketClient,
+    Limits,
+    Location,
+    ObjectMetadata,
+    Verb,
+)
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.errors import Conflict, NotFound
 
@@ -23,7 +32,6 @@ EARLIER_TIME_STATUS = 400
 """The status with which the service refuses a custom time that is earlier than the stored one."""
 
 NOT_FOUND = 404
-PRECONDITION_FAILED = 412
 
 
 class GcsStore:
@@ -31,9 +39,11 @@ class GcsStore:
 
     A store belongs to the event loop that first uses it. If STORAGE_EMULATOR_HOST is set, the
     store uses the server at this URL instead of Google's, and sends no credentials.
+    KINETIC_BILLING_PROJECT is the project that pays if the bucket's requester pays.
 
     Every method raises:
         AuthError: Credentials or a permission are missing.
+        Refused: A policy, a key, or the bucket's settings forbid the request.
         NotFound: The bucket doesn't exist.
         Unavailable: The service didn't answer for two minutes.
 
@@ -57,6 +67,7 @@ class GcsStore:
             endpoint or emulator or None,
             limits or Limits(),
             authorized=not emulator,
+            billing_project=environ.get(BILLING_PROJECT),
         )
 
     @property
@@ -71,7 +82,10 @@ class GcsStore:
         *,
         shared: bool = False,
     ) -> bool:
-        """Implement `Store.create`. Sends one request; two if *body* has more than 1 MiB."""
+        """Implement `Store.create`. Sends one request; two if *body* has more than 1 MiB.
+
+        If Cloud Storage says that the object exists, another request checks this.
+        """
         used = _now() if shared else ""
         generation = await transfer.write(
             self._client, Verb.CREATE, name, body, metadata or {}, generation=0, used=used

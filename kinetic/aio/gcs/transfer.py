@@ -12,7 +12,6 @@ import base64
 import contextlib
 import functools
 import io
-import itertools
 import os
 import secrets
 from collections.abc import AsyncGenerator, Generator, Mapping
@@ -25,9 +24,15 @@ from aiofiles.threadpool import wrap
 
 from kinetic._tasks import in_thread
 from kinetic.aio._net.http import HttpError, close_answer
-from kinetic.aio.gcs.http import NONCE, BucketClient, ObjectMetadata, Verb
+from kinetic.aio.gcs.http import (
+    NONCE,
+    PRECONDITION_FAILED,
+    BucketClient,
+    ObjectMetadata,
+    Verb,
+)
 from kinetic.aio.ports import Object
-from kinetic.errors import BackendError, NotFound, WireError
+from kinetic.errors import BackendError, NotFound, Refused, WireError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -137,16 +142,17 @@ async def write(
     *used* is the object's custom time, for objects that are deleted by age. Returns the new
     generation, or None if another process wrote or deleted the object first.
 
+    Raises:
+        Refused: Cloud Storage refuses the write for another reason than the generation.
+
     Cancelled: the object has been written completely or not at all. The service drops an
     unfinished upload after a week.
     """
     content = await Content.of(body, client.limits.piece_bytes)
     object_name, nonce = client.location.object_name(name), secrets.token_hex(8)
     is_large = content.size > client.limits.piece_bytes
-    tries = itertools.count()
 
     async def upload_once() -> int:
-        next(tries)
         with content.open() as stream:
             answer = await client.storage.upload(
                 client.location.bucket,
@@ -164,16 +170,27 @@ async def write(
             )
         return int(answer["generation"])
 
-    try:
-        return await client.perform(verb, name, upload_once, expected=(412,), large=is_large)
-    except HttpError:
-        if next(tries) == 1:  # there was only one try, so another process was faster
+    for _ in range(2):  # the object may change between a refusal and the look at it
+        try:
+            return await client.perform(
+                verb, name, upload_once, expected=(PRECONDITION_FAILED,), large=is_large
+            )
+        except HttpError as exc:
+            refusal = exc
+        try:
+            stored = await client.read_metadata(name)
+        except NotFound:
+            stored = None
+        if stored is not None and stored.nonce == nonce:  # an earlier try lost its reply
+            return stored.info.generation
+        if (stored.info.generation if stored is not None else 0) != generation:
             return None
-    try:  # an earlier try may have written the object and lost the reply
-        stored = await client.read_metadata(name)
-    except NotFound:
-        return None
-    return stored.info.generation if stored.nonce == nonce else None
+    raise Refused(
+        f"cannot {verb.value} {name!r} in {client.location.url}: Cloud Storage answered "
+        f"{refusal.status} ({refusal.message}), although nothing changed the object; ask the "
+        "owner of the bucket what it requires",
+        answer=refusal.body,
+    )
 
 
 # --- download ---

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from kinetic._runner.protocol import google_refusals
 from kinetic._tasks import in_thread, release
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing_pauses, retry
 from kinetic.aio._net.tokens import Credentials, with_token
@@ -29,6 +30,7 @@ from kinetic.errors import (
     BackendError,
     BuildError,
     KineticError,
+    Refused,
     Throttled,
     Unavailable,
 )
@@ -165,12 +167,22 @@ def _is_temporary(failure: BaseException) -> bool:
 def call_error(failure: Exception, project: str) -> BackendError | BuildError:
     """Return kinetic's error for the *failure* of a call to Cloud Build of *project*."""
     status, message = _status(failure), str(getattr(failure, "message", "") or failure)
+    refused = f"Cloud Build of project {project} refused ({message})"
+    text = f"{getattr(failure, 'reason', None) or ''} {message}"
+    rights = {
+        "cloudbuild": "roles/cloudbuild.builds.editor in the project",
+        "iam": "roles/iam.serviceAccountUser on the builds' service account",
+    }
     match status:
         case "PERMISSION_DENIED":
+            for api, role in rights.items():
+                if right := google_refusals.missing_permission(api, text):
+                    return AuthError(f"{refused}: the credentials lack {right}; grant {role}")
+            if advice := google_refusals.advice(text):
+                return Refused(f"{refused}; {advice}", passing=True)
             return AuthError(
-                f"Cloud Build of project {project} refused ({message}): you need "
-                "roles/cloudbuild.builds.editor in the project, and roles/iam.serviceAccountUser "
-                "on the builds' service account; the API cloudbuild.googleapis.com must be enabled"
+                f"{refused}; kinetic needs {' and '.join(rights.values())}. If you have both, ask "
+                "the owner of the project what it requires"
             )
         case "UNAUTHENTICATED":
             return AuthError(
@@ -185,8 +197,12 @@ def call_error(failure: Exception, project: str) -> BackendError | BuildError:
             )
         case "NOT_FOUND" | "FAILED_PRECONDITION" | "INVALID_ARGUMENT" | "OUT_OF_RANGE":
             return BuildError(
-                f"Cloud Build of project {project} refused the build ({message}); run `kinetic "
-                "up`, which creates the bucket, the repository, and the service account of builds"
+                f"Cloud Build of project {project} refused the build ({message}); "
+                + (
+                    google_refusals.advice(text)
+                    or "run `kinetic up`, which creates the bucket, the repository, and the "
+                    "service account of builds"
+                )
             )
         case _ if status in _TEMPORARY_STATUSES:
             return Unavailable(

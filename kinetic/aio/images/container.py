@@ -27,7 +27,7 @@ from kinetic.aio.images.recipe import Plan, Wheel, installed_wheel
 from kinetic.aio.images.registry import Registry, build_settings, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Store
 from kinetic.configuration import Target
-from kinetic.errors import AuthError, ConfigurationError
+from kinetic.errors import AuthError, ConfigurationError, Refused
 from kinetic.options import checked_image
 
 COMMAND = ("python3",)
@@ -210,7 +210,7 @@ class ContainerImages:
             return
         try:
             exists = await self._registry.has(uri)
-        except AuthError:  # the cluster's nodes may have the permission
+        except (AuthError, Refused):  # the cluster's nodes may have access
             exists = True
         if not exists:
             raise ConfigurationError(

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinetic import configuration
-from kinetic.aio._net.http import HttpClient, HttpError, close_answer, google_refusal_error
+from kinetic.aio._net.google import refusal_error
+from kinetic.aio._net.http import HttpClient, HttpError, close_answer
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials, with_token
-from kinetic.errors import AuthError, ConfigurationError
+from kinetic.errors import ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
 _MANIFEST_TYPES = ", ".join(
@@ -88,6 +89,7 @@ class Registry:
 
         Raises:
             AuthError: The registry refuses access to its images.
+            Refused: A policy forbids the request.
             Unavailable: The registry doesn't answer.
             BackendError: The registry answers with another error status.
         """
@@ -113,12 +115,11 @@ class Registry:
         except HttpError as refusal:
             if refusal.status == 404:
                 return False
-            problem = f"cannot look up {uri}"
-            if refusal.status in (401, 403):
-                raise AuthError(
-                    f"{problem}: the registry refuses access ({refusal.status}: "
-                    f"{refusal.message}); give yourself the role roles/artifactregistry.reader on "
-                    "its repository"
-                ) from None
-            raise google_refusal_error(refusal, problem, host) from None
+            raise refusal_error(
+                refusal,
+                f"cannot look up {uri}",
+                host,
+                api="artifactregistry",
+                how_to_grant="grant roles/artifactregistry.reader on the image's repository",
+            ) from None
         return True

@@ -21,6 +21,7 @@ from kinetic.aio._net.google import (
     OperationFailed,
     is_disabled,
     reasons,
+    refusal_advice,
 )
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import growing_pauses
@@ -75,6 +76,8 @@ Wait = tuple[str, float]
 def refusal_error(action: str, refusal: HttpError) -> BackendError:
     """Return kinetic's error for a request that Google refuses for good."""
     message = f"can't {action}: {refusal.message}"
+    if advice := refusal_advice(refusal):
+        return Refused(f"{message}; {advice}, and run the command again", answer=refusal.body)
     if refusal.status in (401, 403):
         return AuthError(
             f"{message}; ask an owner of the project for the missing role, and run the command "

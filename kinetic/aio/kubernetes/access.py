@@ -12,28 +12,22 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
-from kinetic.aio._net.google import GoogleClient, GoogleRequest
-from kinetic.aio._net.http import HttpError, google_refusal_error, proxy_for
+from kinetic.aio._net.google import GoogleClient, GoogleRequest, refusal_error
+from kinetic.aio._net.http import HttpError, proxy_for
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import FreshCredentials, Revoked, TokenCache, schedule_renewals
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, tls_context
 from kinetic.aio.kubernetes.diagnosis.documents import get_dict, get_list
-from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
+from kinetic.aio.kubernetes.exec_plugin import Plugin
 from kinetic.configuration import Target
-from kinetic.errors import (
-    AuthError,
-    BackendError,
-    ConfigurationError,
-    KineticError,
-    Unavailable,
-)
+from kinetic.errors import ConfigurationError, KineticError, Unavailable
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.config.kube_config import ConfigNode
@@ -42,46 +36,13 @@ GKE_PLUGIN = "gke-gcloud-auth-plugin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A kubeconfig's section about one cluster or user; its paths are relative to ``folder``."""
-
-    values: Mapping[str, Any] = field(repr=False)
-    folder: Path
-
-    def text(self, name: str) -> str:
-        """Return the text under *name*, or ""."""
-        return str(self.values.get(name) or "")
-
-    def pem(self, name: str) -> str | None:
-        """Return the PEM of certificates or of a key; None if the section has none.
-
-        The section contains the PEM inline, in base64, or names a file that contains it.
-
-        Raises:
-            ValueError: The base64 is broken, or the file can't be read.
-        """
-        if encoded := self.text(f"{name}-data"):
-            try:
-                return base64.b64decode(encoded).decode()
-            except ValueError as exc:
-                raise ValueError(f"its {name}-data is not base64 of PEM") from exc
-        if not (path := self.text(name)):
-            return None
-        try:
-            return (self.folder / path).read_text()
-        except OSError as exc:
-            raise ValueError(f"its {name} cannot be read: {exc}") from exc
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One context of a kubeconfig; ``server`` is a URL without a slash at its end."""
+    """One context of a kubeconfig, with the sections and the files of its cluster and user."""
 
-    name: str
-    namespace: str
     server: str
-    cluster: Section
-    user: Section
+    namespace: str
+    cluster: ConfigNode
+    user: ConfigNode
 
 
 def read_context(name: str, environ: Mapping[str, str]) -> Context:
@@ -90,67 +51,100 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
     Raises:
         ConfigurationError: No such context exists, or a file isn't a kubeconfig.
     """
-    # This library merges the files. Importing it takes 0.3 s, so only this function does.
+    # Importing this library takes 0.3 s, so only functions that read a kubeconfig do.
+    from kubernetes_asyncio.config import ConfigException
     from kubernetes_asyncio.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR as SEPARATOR
-    from kubernetes_asyncio.config.kube_config import KubeConfigMerger
+    from kubernetes_asyncio.config.kube_config import ConfigNode, KubeConfigMerger
 
     kubeconfig = environ.get("KUBECONFIG") or str(
         Path(environ.get("HOME") or "~") / ".kube" / "config"
     )
-    paths = [Path(entry).expanduser() for entry in kubeconfig.split(SEPARATOR) if entry]
-    existing = [str(path) for path in paths if path.is_file() and path.stat().st_size]
-    if not existing:
+    paths = [Path(entry).expanduser().absolute() for entry in kubeconfig.split(SEPARATOR) if entry]
+    files = [str(path) for path in paths if path.is_file() and _has_content(path)]
+    if not files:
         raise ConfigurationError(
             f"KINETIC_KUBE_CONTEXT names the context {name!r}, and there is no kubeconfig at "
             f"{kubeconfig}; set KUBECONFIG to the kubeconfig, or name a GKE cluster, which needs "
             "no kubeconfig, by KINETIC_PROJECT and KINETIC_CLUSTER"
         )
     try:
-        merged = cast("ConfigNode", KubeConfigMerger(SEPARATOR.join(existing)).config)
-        return _parse_context(merged, name)
-    except ConfigurationError:
-        raise
-    except Exception as exc:  # YAML and the library raise many types for malformed files
-        problem = f"{type(exc).__name__}: {one_line(str(exc))}"
+        merged: Any = KubeConfigMerger(SEPARATOR.join(files)).config
+        names = [str(entry.value["name"]) for entry in merged["contexts"].value]
+        if name not in names:
+            hint = suggest(name, names, otherwise=f"there are {', '.join(names) or 'none'}")
+            raise ConfigException(f"it has no context {name!r}; {hint}")
+        context = merged["contexts"].get_with_name(name)["context"]
+        cluster = merged["clusters"].get_with_name(context["cluster"])["cluster"]
+        user = ConfigNode("no user", {}, cluster.path)
+        if context.safe_get("user"):
+            entry = merged["users"].get_with_name(context["user"])
+            user = ConfigNode(entry.name, {**(entry.safe_get("user") or {})}, entry.path)
+        server = str(cluster.safe_get("server") or "").rstrip("/")
+        if not server.startswith(("https://", "http://")):
+            raise ConfigException(f"the cluster {context['cluster']!r} has no usable server")
+    except Exception as exc:  # the library raises many types for malformed sections
         raise ConfigurationError(
-            f"{kubeconfig} isn't a valid kubeconfig ({problem}); fix it"
+            f"the context {name!r} of {kubeconfig} cannot be used ({_describe_failure(exc)}); fix "
+            "the kubeconfig, or set KINETIC_KUBE_CONTEXT"
+        ) from exc
+    namespace = context.safe_get("namespace") or "default"
+    return Context(server=server, namespace=str(namespace), cluster=cluster, user=user)
+
+
+def _has_content(path: Path) -> bool:
+    """Return whether a kubeconfig has more than comments, which the library can't read."""
+    import yaml
+
+    try:
+        with path.open("rb") as file:  # of a text, an error would quote a line, which may be secret
+            document: Any = yaml.safe_load(file)
+        return document is not None and bool(document.keys())
+    except Exception as exc:
+        raise ConfigurationError(
+            f"{path} isn't a valid kubeconfig ({_describe_failure(exc)}); fix it"
         ) from exc
 
 
-def _parse_context(merged: ConfigNode, name: str) -> Context:
-    """Return the context *name* from *merged*, the merged content of all kubeconfig files."""
+def _describe_failure(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {one_line(str(exc))}"
 
-    def entry(kind: str, wanted: object, referrer: str) -> ConfigNode:
-        known: dict[object, ConfigNode] = {node.value["name"]: node for node in merged.value[kind]}
-        if wanted not in known:
-            names = sorted(str(key) for key in known)
-            hint = suggest(str(wanted), names, otherwise=f"there are {', '.join(names) or 'none'}")
-            raise ConfigurationError(
-                f"{referrer} names {wanted!r}, which is none of the {kind} in the kubeconfig; "
-                f"{hint}"
-            )
-        return known[wanted]
 
-    def section(kind: str, key: str) -> Section:
-        node = entry(kind, context[key], f"the context {name!r}")
-        folder = Path(node.path or ".").absolute().parent
-        return Section(values=node.value[key] or {}, folder=folder)
+def _read_file(section: ConfigNode, name: str) -> bytes | None:
+    """Return the content of the field *name*, base64 or the path of a file; None without both."""
+    if encoded := section.safe_get(f"{name}-data"):
+        try:
+            return base64.b64decode(encoded)
+        except ValueError as exc:
+            raise ValueError(f"{name}-data is not base64 of PEM ({exc})") from exc
+    try:
+        path = section.safe_get(name)
+        return (Path(str(section.path)).parent / path).read_bytes() if path else None
+    except OSError as exc:
+        raise ValueError(f"{name} cannot be read: {exc}") from exc
 
-    context: Mapping[str, Any] = entry("contexts", name, "KINETIC_KUBE_CONTEXT").value["context"]
-    cluster = section("clusters", "cluster")
-    no_user = Section(values={}, folder=cluster.folder)
-    server = cluster.text("server").rstrip("/")
-    if not server.startswith(("https://", "http://")):
-        raise ConfigurationError(
-            f"the cluster of the context {name!r} has no usable server: {server!r}; set its URL"
+
+def _read_credentials(context: Context) -> ClusterCredentials:
+    """Return the credentials for the server from the cluster's and the user's section. Blocks."""
+    cluster, user = context.cluster, context.user
+    try:
+        file = _read_file(user, "tokenFile")
+        token = (file or b"").decode(errors="replace").strip() or user.safe_get("token") or ""
+        if not (token := str(token).strip()).isprintable() or not token.isascii():
+            name = "tokenFile" if file else "token"
+            raise ValueError(f"{name} has a line break, or a character that no token has")
+        header = f"Bearer {token}" if token else ""
+        if not context.server.startswith("https:"):
+            return ClusterCredentials(authorization=header)
+        tls = tls_context(
+            _read_file(cluster, "certificate-authority"),
+            verify=not cluster.safe_get("insecure-skip-tls-verify"),
+            certificate=_read_file(user, "client-certificate"),
+            key=_read_file(user, "client-key"),
         )
-    return Context(
-        name=name,
-        namespace=context.get("namespace") or "default",
-        server=server,
-        cluster=cluster,
-        user=section("users", "user") if context.get("user") else no_user,
-    )
+    except (OSError, ValueError, TypeError) as exc:
+        files = " or ".join(sorted({str(cluster.path), str(user.path)}))
+        raise ConfigurationError(f"cannot log in to {context.server}: {exc}; fix {files}") from exc
+    return ClusterCredentials(authorization=header, tls=tls)
 
 
 REREAD_S = 60.0
@@ -168,116 +162,77 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
         AuthError: The context gives no credentials.
     """
     first = await anyio.to_thread.run_sync(read_context, name, environ)
+    proxy, user = str(first.cluster.safe_get("proxy-url") or ""), first.user.value
+    if proxy and not proxy.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"the proxy-url of the context {name!r} is {proxy}; kinetic can use http and https "
+            "proxies only"
+        )
+    headers = [("Impersonate-User", user.get("as")), ("Impersonate-Uid", user.get("as-uid"))]
+    headers += [("Impersonate-Group", group) for group in user.get("as-groups") or ()]
+    for key, values in get_dict(user, "as-user-extra").items():
+        headers += [(f"Impersonate-Extra-{key}", value) for value in values]
 
     async def renew() -> FreshCredentials[ClusterCredentials]:
-        return await _renew_credentials(first, environ)
+        requested_at = time.time()
+        context = await anyio.to_thread.run_sync(read_context, name, environ)
+        if context.server != first.server:
+            raise Revoked(
+                f"the context {name!r} names the server {context.server} now, and this client was "
+                f"opened for {first.server}; open another client"
+            )
+        return await _log_in(context, requested_at)
 
-    proxy, headers = _proxy(first), _impersonation_headers(first.user)
-    plugin = get_dict(first.user.values, "exec")
     token_cache = TokenCache(renew, f"the context {name!r}")
     await token_cache.open()
+    command = str(get_dict(user, "exec").get("command") or "")
     return Access(
         server=first.server,
         name=f"the context {name!r}",
         credentials=token_cache,
         namespace=first.namespace,
-        tls_name=first.cluster.text("tls-server-name") or None,
-        proxy=proxy,
-        headers=headers,
-        gke=Path(str(plugin.get("command") or "")).name == GKE_PLUGIN,
+        tls_name=first.cluster.safe_get("tls-server-name"),
+        proxy=proxy or proxy_for(first.server),
+        headers=tuple((key, str(value)) for key, value in headers if value),
+        gke=Path(command).name == GKE_PLUGIN,
     )
 
 
-async def _renew_credentials(
-    first: Context, environ: Mapping[str, str]
-) -> FreshCredentials[ClusterCredentials]:
-    """Read the credentials of the context *first* again; its server must be the same as before."""
-    requested_at = time.time()
-    context = await anyio.to_thread.run_sync(read_context, first.name, environ)
-    user = context.user
-    if context.server != first.server:
-        raise Revoked(
-            f"the context {context.name!r} names the server {context.server} now, and this "
-            f"client was opened for {first.server}; open another client"
-        )
-    if "auth-provider" in user.values:
+async def _log_in(context: Context, requested_at: float) -> FreshCredentials[ClusterCredentials]:
+    """Return the credentials of *context*; run its credential plugin, if it has one."""
+    user, expiry = context.user.value, None
+    if "auth-provider" in user:
         raise ConfigurationError(
-            f"the context {context.name!r} logs in with an auth-provider, which Kubernetes "
-            "removed in 1.26; use a credential plugin (exec) instead. On GKE, `gcloud container "
-            "clusters get-credentials` writes a context with gke-gcloud-auth-plugin"
+            f"{context.user.path} logs in with an auth-provider, which Kubernetes removed in 1.26; "
+            "use a credential plugin (exec) instead. On GKE, `gcloud container clusters "
+            "get-credentials` writes a context with gke-gcloud-auth-plugin"
         )
-    reply: Reply | None = None
-    if section := user.values.get("exec"):
-        cluster = await anyio.to_thread.run_sync(_cluster_info, context)
-        plugin = Plugin(section=section, folder=user.folder, cluster=cluster, environ=environ)
-        reply = await plugin.run()
-    credentials = await anyio.to_thread.run_sync(_read_credentials, context, reply)
-    if reply is not None and reply.until is not None:
-        return schedule_renewals(credentials, requested_at, reply.until)
-    renew_from = requested_at + REREAD_S if user.text("tokenFile") else math.inf
+    if section := get_dict(user, "exec"):
+        cluster = await anyio.to_thread.run_sync(_cluster_info, context.cluster)
+        status = await Plugin(section=section, file=str(context.user.path), cluster=cluster).run()
+        expiry = status.get("expirationTimestamp")
+        user |= {"token": status.get("token"), "tokenFile": None}
+        if certificate := status.get("clientCertificateData"):
+            user["client-certificate-data"] = base64.b64encode(certificate.encode())
+            user["client-key-data"] = base64.b64encode(status["clientKeyData"].encode())
+    credentials = await anyio.to_thread.run_sync(_read_credentials, context)
+    if expiry is not None:
+        return schedule_renewals(credentials, requested_at, expiry.timestamp())
+    renew_from = requested_at + REREAD_S if user.get("tokenFile") else math.inf
     return FreshCredentials(value=credentials, renew_from=renew_from)
 
 
-def _read_credentials(context: Context, reply: Reply | None) -> ClusterCredentials:
-    """Return the credentials for the server, from the user's section or its plugin's *reply*."""
-    cluster, user = context.cluster, context.user
-    try:
-        header = _authorization(user, reply)
-        if not context.server.startswith("https:"):
-            return ClusterCredentials(authorization=header)
-        certificate, key = user.pem("client-certificate"), user.pem("client-key")
-        if reply is not None and reply.certificate:
-            certificate, key = reply.certificate, reply.key
-        ca = cluster.pem("certificate-authority")
-        verify = not cluster.values.get("insecure-skip-tls-verify")
-        tls = tls_context(ca, verify=verify, certificate=certificate, key=key)
-    except (OSError, ValueError) as exc:
-        raise ConfigurationError(
-            f"the context {context.name!r} cannot be used: {exc}; fix the kubeconfig"
-        ) from exc
-    return ClusterCredentials(authorization=header, tls=tls)
-
-
-def _authorization(user: Section, reply: Reply | None) -> str:
-    """Return the Authorization header; "" if the user has no token."""
-    token = reply.token if reply else user.text("token")
-    if (token_file := user.text("tokenFile")) and reply is None:
-        token = (user.folder / token_file).read_text().strip() or token
-    return f"Bearer {token}" if token else ""
-
-
-def _cluster_info(context: Context) -> dict[str, Any]:
+def _cluster_info(cluster: ConfigNode) -> dict[str, Any]:
     """Return what a plugin with ``provideClusterInfo`` learns about the cluster."""
-    values = context.cluster.values
     known = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
-    info: dict[str, Any] = {name: values[name] for name in known if name in values}
+    info: dict[str, Any] = {name: cluster.value[name] for name in known if name in cluster}
     with contextlib.suppress(ValueError):  # `_read_credentials` reports the error
-        if ca := context.cluster.pem("certificate-authority"):
-            info["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
-    for extension in values.get("extensions") or ():
+        if ca := _read_file(cluster, "certificate-authority"):
+            info["certificate-authority-data"] = base64.b64encode(ca).decode()
+    for extension in cluster.value.get("extensions") or ():
         if extension.get("name") == "client.authentication.k8s.io/exec":
             info["config"] = extension.get("extension")
     return info
-
-
-def _proxy(context: Context) -> str | None:
-    proxy = context.cluster.text("proxy-url")
-    if proxy and not proxy.startswith(("http://", "https://")):
-        raise ConfigurationError(
-            f"the context {context.name!r} names the proxy {proxy}; kinetic can use http and "
-            "https proxies only"
-        )
-    return proxy or proxy_for(context.server)
-
-
-def _impersonation_headers(user: Section) -> tuple[tuple[str, str], ...]:
-    """Return the headers for the impersonation that the kubeconfig's *user* asks for."""
-    headers = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
-    headers += [("Impersonate-Group", str(group)) for group in user.values.get("as-groups") or ()]
-    extra: Mapping[str, list[str]] = user.values.get("as-user-extra") or {}
-    for key, values in extra.items():
-        headers += [(f"Impersonate-Extra-{key}", value) for value in values]
-    return tuple((key, value) for key, value in headers if value)
 
 
 IN_CLUSTER = "in-cluster"
@@ -323,19 +278,19 @@ def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, C
     )
     try:
         loader.load_and_set(configuration)
-        ca = (folder / "ca.crt").read_text()
-    except (ConfigException, OSError) as exc:
+        tls = tls_context((folder / "ca.crt").read_bytes())
+    except (ConfigException, OSError, ValueError) as exc:
         raise ConfigurationError(
             f"KINETIC_KUBE_CONTEXT={IN_CLUSTER} means the service account of the pod in which this "
-            f"process runs, but kinetic can't read it: {exc}; run the process in a pod that "
-            "mounts the token, or name a context of a kubeconfig"
+            f"process runs, but kinetic can't read it in {folder}: {exc}; run the process in a pod "
+            "that mounts the token, or name a context of a kubeconfig"
         ) from exc
     try:
         namespace = (folder / "namespace").read_text().strip()
     except OSError:
         namespace = ""
     header = str(configuration.api_key["BearerToken"]).strip()
-    credentials = ClusterCredentials(authorization=header, tls=tls_context(ca))
+    credentials = ClusterCredentials(authorization=header, tls=tls)
     return str(configuration.host), namespace or "default", credentials
 
 
@@ -412,7 +367,14 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
         return await google.call(GoogleRequest("container", f"{root}/{zone}/clusters/{cluster}"))
     except HttpError as refusal:
         if refusal.status != 404:
-            raise _as_backend_error(refusal, target) from None
+            raise refusal_error(
+                refusal,
+                f"cannot look up {_describe(target)}",
+                "Google's container API",
+                api="container",
+                how_to_grant="grant a role with it by `gcloud projects add-iam-policy-binding "
+                f"{target.project} --member=user:YOU --role=roles/container.developer`",
+            ) from None
     # Name the clusters that exist: most often the zone or a letter of the name is wrong.
     try:
         answer = await google.call(GoogleRequest("container", f"{root}/-/clusters"))
@@ -426,20 +388,7 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
     )
 
 
-def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
-    message, operation = answer.message, f"cannot look up {_describe(target)}"
-    if answer.status != 403:
-        return google_refusal_error(answer, operation, "Google's container API")
-    return AuthError(
-        f"{operation}: {message}; the credentials lack container.clusters.get in the project: "
-        f"grant a role with it by `gcloud projects add-iam-policy-binding {target.project} "
-        "--member=user:YOU --role=roles/container.developer`, and check that the API is "
-        "enabled: `gcloud services enable container.googleapis.com --project "
-        f"{target.project}`"
-    )
-
-
-def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, str | None]:
+def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, bytes | None]:
     """Return the server and its CA, which is None for a publicly trusted certificate.
 
     The server is the public address, else the DNS endpoint, else the private address.
@@ -477,7 +426,7 @@ def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, str
             "roles/container.developer"
         )
     host = f"[{endpoint}]" if address is not None and address.version == 6 else endpoint
-    return f"https://{host}", base64.b64decode(encoded).decode()
+    return f"https://{host}", base64.b64decode(encoded)
 
 
 def _parse_address(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

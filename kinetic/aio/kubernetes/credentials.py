@@ -13,46 +13,52 @@ from kinetic.aio._net.tokens import TokenSource
 
 @lru_cache(4)
 def tls_context(
-    ca: str | None, *, verify: bool = True, certificate: str | None = None, key: str | None = None
+    ca: bytes | None,
+    *,
+    verify: bool = True,
+    certificate: bytes | None = None,
+    key: bytes | None = None,
 ) -> ssl.SSLContext:
     """Return a TLS context that trusts the certificates *ca* (PEM); if None, those of the system.
 
-    *certificate* and *key* are the client's, as PEM. Equal arguments give the same context, so that
-    aiohttp can reuse connections. Loading the system's certificates takes 30 ms of CPU.
+    *certificate* and *key* are the client's, as PEM. Comments in PEM may have any encoding. Equal
+    arguments give the same context, so that aiohttp can reuse connections. Loading the system's
+    certificates takes 30 ms of CPU.
 
     Raises:
-        ValueError: The texts aren't certificates, or the key belongs to another certificate.
+        ValueError: The bytes aren't certificates, or the key belongs to another certificate.
     """
-    try:
-        context = ssl.create_default_context(cadata=ca)
-    except ssl.SSLError as exc:
-        raise ValueError(f"the CA is not a certificate in PEM ({exc})") from exc
+    # Python reads a client's certificate, and comments that aren't ASCII, from files only. These
+    # files exist briefly, private to the user.
+    with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
+        ca_file, chain_file, key_file = (Path(folder, name) for name in ("ca", "chain", "key"))
+        ca_file.write_bytes(ca or b"")
+        try:
+            context = ssl.create_default_context(cafile=None if ca is None else str(ca_file))
+        except ssl.SSLError as exc:
+            message = f"certificate-authority is not a certificate in PEM ({exc})"
+            raise ValueError(message) from exc
+        if certificate is not None:
+            chain_file.write_bytes(certificate)
+            key_file.write_bytes(key or b"")
+            try:
+                context.load_cert_chain(chain_file, key_file, password=_no_password)
+            except ssl.SSLError as exc:
+                raise ValueError(
+                    f"client-certificate and client-key cannot be used ({exc})"
+                ) from exc
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if ca is not None:
         # Python 3.13 and later require extensions that the CAs of many clusters lack.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if certificate is not None:
-        _load_client_certificate(context, certificate, key or "")
     return context
-
-
-def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    # Python reads certificates from files only. These files exist briefly, private to the user.
-    with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
-        chain_file, key_file = Path(folder, "certificate"), Path(folder, "key")
-        chain_file.write_text(certificate)
-        key_file.write_text(key)
-        try:
-            context.load_cert_chain(chain_file, key_file, password=_no_password)
-        except ssl.SSLError as exc:
-            raise ValueError(f"the client's certificate and key cannot be used ({exc})") from exc
 
 
 def _no_password() -> str:
     """Keep OpenSSL from asking for a key's password on the terminal."""
-    raise ValueError("the client's key has a password; use a key without one")
+    raise ValueError("client-key has a password; use a key without one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

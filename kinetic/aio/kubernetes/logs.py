@@ -44,6 +44,9 @@ _REMOVED = re.compile(
 )
 """What a kubelet answers if it has removed the log. A program's lines begin with a time instead."""
 
+KUBELET = "[kubelet] "
+"""The mark of a line that the kubelet wrote into the answer, such as an error of its own."""
+
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ?")
 """The time of a line; containerd writes it in the time zone of the node."""
 
@@ -60,8 +63,13 @@ class _Memory:
         self._expected: dict[str, Counter[int]] = {}
         self._newest = ""
         self._second = ""  # the time of the line whose pieces arrive now
+        self._notes: set[bytes] = set()
         self.removed = False
         """Whether the kubelet has answered that it removed the log."""
+        self.has_output = False
+        """Whether this connection brought new output of the program."""
+        self.has_note = False
+        """Whether the kubelet wrote a line of its own, so that it can't follow the log now."""
 
     @property
     def since(self) -> str:
@@ -70,27 +78,38 @@ class _Memory:
 
     def prepare_reconnect(self) -> None:
         """Prepare to skip the lines of the last two seconds, which the new connection repeats."""
-        self.removed = False
+        self.removed = self.has_output = self.has_note = False
         self._expected = {second: Counter(lines) for second, lines in self._yielded.items()}
 
-    def texts(self, pieces: Iterator[LogPiece]) -> list[str]:
-        """Return the program's output, without the lines that were yielded before."""
-        contents = (self._new_content(piece) for piece in pieces)
+    def texts(self, pieces: Iterator[LogPiece], *, unfinished: bool = False) -> list[str]:
+        """Return the lines that weren't yielded before; those of the kubelet are marked.
+
+        With *unfinished*, skip the program's output, because it is the start of a line that the
+        next connection repeats.
+        """
+        contents = (self._new_content(piece, unfinished) for piece in pieces)
         return [content.decode(errors="replace") for content in contents if content is not None]
 
-    def _new_content(self, piece: LogPiece) -> bytes | None:
-        """Return a piece without its time; None if it was yielded before, or isn't output."""
+    def _new_content(self, piece: LogPiece, unfinished: bool) -> bytes | None:
+        """Return a piece without its time; None if it was yielded before."""
         stamp = _STAMP.match(piece.content) if piece.number == 0 else None
         if piece.number == 0:
             self._second = _utc_second(stamp[1].decode(), stamp[2].decode()) if stamp else ""
         if not self._second:
+            self.has_note = True
             self.removed = self.removed or _REMOVED.match(piece.content) is not None
-            return None if self.removed else piece.content
+            if piece.content in self._notes or (self.removed and not self.since):
+                return None
+            self._notes.add(piece.content)
+            return KUBELET.encode() + piece.content
+        if unfinished:
+            return None
         second, line_hash = self._second, hash((piece.number, piece.content))
         expected = self._expected.get(second)
         if expected is not None and expected[line_hash] > 0:
             expected[line_hash] -= 1
             return None
+        self.has_output = True
         if second > self._newest:
             self._newest = second
             oldest = _second_before(second)[:19]
@@ -248,7 +267,9 @@ class _AttemptView:
 
         Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
         A broken connection neither repeats nor drops lines. With ``follow``, the iteration just
-        ends if the node has removed the log, because another pod may follow.
+        ends if the node has removed the log, because another pod may follow. A line of the
+        kubelet's comes once, after `KUBELET`. While the kubelet can't follow the log, the pauses
+        between requests grow.
 
         Raises:
             NotFound: Without ``follow``: the pod, or its log, no longer exists.
@@ -261,7 +282,7 @@ class _AttemptView:
             # Check this before reading: if the container has ended, the log has all of its output.
             current = self._pods.get(uid(pod))
             ended = current is None or Pod(current).ended
-            is_last, received, failure = ended or not self.follow, False, None
+            is_last, failure = ended or not self.follow, None
             waited = asyncio.get_running_loop().time() - started
             query = _query(memory.since, tail, waited)
             if not is_last:
@@ -272,10 +293,8 @@ class _AttemptView:
                 async with self._api.stream(path, query=query, idle_s=IDLE_S) as contents:
                     async for content in contents:
                         for text in memory.texts(pieces.feed(content)):
-                            received = True
                             yield text
-                for text in memory.texts(pieces.feed(last=True)):
-                    received = True
+                for text in memory.texts(pieces.feed(last=True), unfinished=not is_last):
                     yield text
                 if memory.removed and not memory.since:
                     raise NotFound("the job's node has removed the log")
@@ -291,10 +310,10 @@ class _AttemptView:
             except Refused as exc:  # the container waits to start, or the node has removed its log
                 if ended:
                     raise NotFound(f"the log no longer exists: {exc}") from exc
-            empty_reads = 0 if received else empty_reads + 1
+            empty_reads = 0 if memory.has_output else empty_reads + 1
             if failure is not None and empty_reads >= MAX_EMPTY_READS and is_last:
                 raise failure
-            if received:
+            if memory.has_output and not memory.has_note:
                 pauses = self._rhythm.pauses()
             await asyncio.sleep(next(pauses))
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinetic._runner.protocol import directory_urls, wire
+from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
 from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
@@ -109,12 +110,13 @@ ARGUMENTS = "/_kinetic/fuse-data"
 
 
 def fuse_volumes(
-    data: Iterable[wire.DataRef], store: str = ""
+    data: Iterable[wire.DataRef], store: str = "", billing_project: str = ""
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a volume and a mount for each of *data* that the job mounts (``fuse``).
 
     For a single object, the volume is the object's folder. For an upload, the volume is the
     folder of its files in *store*, the store's URL. The runner numbers mounts in the same order.
+    *billing_project* pays for requests to a bucket whose requester pays.
 
     Raises:
         ConfigurationError: The data isn't in a bucket, so it can't be mounted.
@@ -127,6 +129,8 @@ def fuse_volumes(
         if prefix:
             escaped = prefix.replace("\\", "\\\\").replace(",", "\\,")
             options += f",only-dir={escaped}"
+        if billing_project:
+            options += f",billing-project={billing_project}"
         name = f"gcs-fuse-{number}"
         attributes = {"bucketName": bucket, "mountOptions": options}
         csi = {"driver": DRIVER, "readOnly": True, "volumeAttributes": attributes}
@@ -399,7 +403,8 @@ def _pod_annotations(spec: JobSpec, job_annotations: Mapping[str, str]) -> dict[
 
 def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     accelerator, data = spec.resources.accelerator, spec.order.data
-    fuse_storage, fuse_mounts = fuse_volumes(data, spec.order.store)
+    billing_project = spec.environment.get(BILLING_PROJECT, "")
+    fuse_storage, fuse_mounts = fuse_volumes(data, spec.order.store, billing_project)
     user = spec.image.user if placement.run_as_user is None else placement.run_as_user
     folders = _folders(data, fuse_mounts) if user else []
     store_volumes, store_mounts = _store_volume(spec.order.store, placement.claim)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
+from kinetic._runner.protocol.google_refusals import missing_permission
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.kubernetes.rights import Right, how_to_grant
 from kinetic.errors import (
@@ -96,8 +97,15 @@ def translate_refusal(answer: HttpError, request: Request, cluster: str) -> Back
                 f"{operation}: the API server does not accept the credentials ({message}); log in "
                 "again, and check that they belong to this cluster"
             )
-        case 403 if _LACKS_RIGHT.search(message) or not answer.body:
+        case 403 if _LACKS_RIGHT.search(message):
             return Forbidden(f"{operation}: {message}\n{how_to_grant(request.right, message)}")
+        case 403 if right := missing_permission("container", message):  # GKE's DNS endpoint
+            return AuthError(f"{operation}: {message}; grant a role with {right} in the project")
+        case 403 if not answer.body:
+            return AuthError(
+                f"{operation}: the server answered 403 ({message}), which names no missing "
+                "permission; check whether a proxy or a firewall answers for the API server"
+            )
         case 403:
             return Refused(f"{operation}: {message}", answer=answer.body)
         case 404:
