@@ -133,7 +133,7 @@ async def test_from_nothing_to_a_cluster_and_back(
     found = json.loads(await console.run("status", "--json"))
     assert (found["state"], found["work"]) == ("RUNNING", [])
     assert "is removed" in await console.run("pool", "remove", "tpu-v6e-8", "-y")
-    await console.run("down", "-y")
+    await console.run("down", "--delete-results", "-y")
     assert not google.documents
 
 
@@ -159,7 +159,7 @@ async def test_the_coroutines_plan_and_carry_out(
     await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16", preview=True)
     (removal,) = (await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16")).steps
     assert removal.name == "tpu-v6e-16"
-    await kinetic.aio.infra.down(site)
+    await kinetic.aio.infra.down(site, force_destroy=True)
     assert not google.documents
 
 

@@ -11,6 +11,7 @@ import pytest
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio.infra import Infrastructure, Site
 from kinetic.aio.infra.resources import Action
+from kinetic.aio.infra.setup import SERVICES
 from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
 from tests.infra.sites import QUICK, Tokens, cut_off, opened, state_of, up
@@ -77,7 +78,7 @@ async def test_an_autopilot_cluster_is_found_in_its_region(
     assert not (await infra.plan_up(shape="autopilot")).plan.steps
     assert (await infra.status()).state == "RUNNING"
     assert await infra.list_pools() == []
-    await infra.apply(await infra.plan_down())
+    await infra.apply(await infra.plan_down(force_destroy=True))
     assert not google.documents
 
 
@@ -254,6 +255,7 @@ async def test_a_cluster_that_is_broken_is_reported(infra: Infrastructure, googl
 async def test_one_failure_does_not_stop_the_other_changes(
     infra: Infrastructure, google: Google
 ) -> None:
+    google.enabled |= {*SERVICES}
     planned = await infra.plan_up()
     google.documents[
         "compute/compute/v1/projects/acme-1/regions/us-central1/routers/kn-lab-router"
