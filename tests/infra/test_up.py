@@ -16,6 +16,8 @@ from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
 from tests.infra.sites import QUICK, Tokens, cut_off, opened, state_of, up
 
+CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
+
 
 async def test_up_creates_everything_and_then_plans_nothing(
     infra: Infrastructure, google: Google
@@ -163,6 +165,38 @@ async def test_a_zone_without_e2_gets_another_machine(
         "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools/system"
     ]
     assert pool["config"]["machineType"] == "n2d-standard-4"
+
+
+@pytest.mark.parametrize("trap", ["disabled", "enabled", "enabling"])
+async def test_a_zone_without_e2_gets_another_machine_also_in_a_fresh_project(
+    infra: Infrastructure, google: Google, trap: str
+) -> None:
+    google.machines = {"us-central1-a": ("ct4p-hightpu-4t", "n4-standard-4")}
+    if trap != "disabled":
+        google.enabled |= {*SERVICES}
+    if trap == "enabling":  # as if an earlier `up` was interrupted just after it enabled the APIs
+        google.starting.update(dict.fromkeys(SERVICES, 2))
+    planned = await up(infra)
+    (change,) = [change for change in planned.plan.changes if change.kind == "cluster"]
+    assert ("or similar" in change.reason) == (trap != "enabled")
+    config = google.documents[f"{CLUSTER}/nodePools/system"]["config"]
+    assert (config["machineType"], config["diskType"]) == ("n4-standard-4", "hyperdisk-balanced")
+    google.machines = {"us-central1-a": ("ct4p-hightpu-4t",)}
+    assert not (await infra.plan_up()).plan.steps  # the cluster has its machines already
+
+
+@pytest.mark.parametrize(
+    ("machines", "message"),
+    [({"us-central1-a": ("ct4p-hightpu-4t",)}, "us-central1-a has none"), ({}, "no zone")],
+)
+async def test_a_zone_without_any_machine_is_refused_before_anything_is_created(
+    infra: Infrastructure, google: Google, machines: dict[str, tuple[str, ...]], message: str
+) -> None:
+    google.machines = machines
+    planned = await infra.plan_up()
+    with pytest.raises(KineticError, match=message):
+        await infra.apply(planned)
+    assert not google.documents
 
 
 async def test_a_cluster_of_this_name_in_another_zone_is_an_error(
