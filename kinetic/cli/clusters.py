@@ -33,8 +33,8 @@ LIST_COLUMNS = (
     *("reservation", "status", "problem"),
 )
 POOL_COLUMNS = (
-    *("name", "kind", "machine", "nodes", "used", "min_nodes", "max_nodes", "spot", "reservation"),
-    *("status", "usd_per_hour"),
+    *("name", "kind", "machine", "accelerator", "nodes", "used", "min_nodes", "max_nodes", "spot"),
+    *("reservation", "status", "usd_per_hour", "problem"),
 )
 
 

@@ -262,6 +262,14 @@ async def test_from_nothing_to_a_cluster_and_back(
     assert "tpu-v6e-8" in await console.run("pool", "list")
     found = json.loads(await console.run("status", "--json"))
     assert (found["state"], found["work"]) == ("RUNNING", [])
+    lab = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
+    name = "a-cluster-that-another-tool-made"
+    location = "container/v1/projects/acme-1/locations/us-east1"
+    google.documents[f"{location}/clusters/{name}"] = {**lab, "name": name, "location": "us-east1"}
+    elsewhere = ("--project", "acme-1", "--zone", "us-east1", "--cluster", name)
+    found = json.loads(await console.run("status", *elsewhere, "--json"))
+    assert (found["state"], found["zone"], found["context"]) == ("RUNNING", "us-east1", "")
+    del google.documents[f"{location}/clusters/{name}"]
     assert "is removed" in await console.run("pool", "remove", "tpu-v6e-8", "-y")
     await console.run("down", "--delete-results", "-y")
     assert not google.documents

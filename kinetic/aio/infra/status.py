@@ -126,8 +126,8 @@ class Status:
     locations that have a cluster of this name.
 
     For a cluster that `up` can't have made, such as one of a kubeconfig, ``state`` is ``RUNNING``
-    and ``usd_per_hour`` None, because Kubernetes doesn't say more. ``context`` names the context of
-    the kubeconfig; ``project`` and ``zone`` are then empty.
+    and ``usd_per_hour`` None, because Kubernetes doesn't say more. If ``context`` names a context
+    of the kubeconfig, ``cluster`` is the server's URL, and ``project`` and ``zone`` are empty.
     """
 
     project: str
@@ -238,16 +238,16 @@ async def survey_target(target: Target, environ: Mapping[str, str], limit_s: flo
         BackendError: The cluster doesn't answer.
     """
     reader = _Reader(target.namespace, limit_s)
-    async with aclosing(Api(await open_access(target, environ, NO_RETRIES), LIMITS)) as api:
+    access = await open_access(target, environ, NO_RETRIES)
+    async with aclosing(Api(access, LIMITS)) as api:
         version = await api.call("GET", "/version")
         await reader.read_cluster(api)
         parts = [await reader.part(api, manifest) for manifest in manifests(target.namespace)]
-        cluster = api.cluster
     context = target.kube_context or ""
     return Status(
         project="" if context else target.project or "",
         zone="" if context else target.zone,
-        cluster=cluster,
+        cluster=access.server if context else target.cluster,
         namespace=target.namespace,
         context=context,
         state="RUNNING",
