@@ -181,6 +181,24 @@ async def test_a_terminal_is_asked_although_the_output_goes_elsewhere(
     assert not any("/clusters/" in key for key in google.documents)
 
 
+@pytest.mark.full
+async def test_up_offers_a_project_and_its_billing_account_on_the_terminal(
+    console: Console, google: Google
+) -> None:
+    google.exists, google.endpoint = False, "127.0.0.1:1"
+    google.accounts = [
+        {"name": "billingAccounts/A", "displayName": "old", "open": False},
+        {"name": "billingAccounts/B", "displayName": "team", "open": True},
+        {"name": "billingAccounts/C", "displayName": "other", "open": True},
+    ]
+    line = "kinetic up --project acme-1 --cluster lab > log 2>&1"
+    keys = b"y\rnone\rC\rn\r"
+    shown = await console.in_shell(line, "acme-1 doesn't exist. Create", keys, exit_code=1)
+    assert shown.count("C  other") == 2 and "A  old" not in shown
+    assert "billing acme-1" in (console.folder / "log").read_text()
+    assert not google.exists and not google.writes
+
+
 @pytest.mark.parametrize(
     ("variable", "options", "deletes"),
     [

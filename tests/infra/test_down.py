@@ -163,6 +163,31 @@ async def test_what_a_removed_cluster_left_in_another_region_is_refused(
     assert not google.documents
 
 
+async def test_buckets_in_another_region_are_reported_and_can_be_removed(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    await infra.apply(await infra.plan_down())
+    google.machines["europe-west4-a"] = ("e2-standard-4",)
+    elsewhere = Site(project="acme-1", zone="europe-west4-a", cluster="lab")
+    async with opened(google, elsewhere) as other:
+        planned = await up(other)
+        reasons = [change.reason for change in planned.plan.changes if change.kind == "bucket"]
+        assert "'US-CENTRAL1'" in reasons[0] and "'US'" in reasons[1]
+        for key in [key for key in google.documents if "/clusters/" in key]:
+            del google.documents[key]
+        await down(other)
+    assert not google.documents
+
+
+async def test_a_disabled_api_of_clusters_hides_none(infra: Infrastructure, google: Google) -> None:
+    assert not (await infra.plan_down()).plan.changes
+    await up(infra)
+    google.enabled.remove("container.googleapis.com")  # as a quota project without this API
+    with pytest.raises(ConfigurationError, match="Kubernetes Engine API"):
+        await infra.plan_down()
+
+
 @pytest.mark.parametrize(
     ("location", "shared"),
     [

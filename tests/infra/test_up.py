@@ -10,7 +10,7 @@ import pytest
 
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio.infra import Infrastructure, Site
-from kinetic.aio.infra.resources import Action
+from kinetic.aio.infra.resources import Action, Resource
 from kinetic.aio.infra.setup import SERVICES
 from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
@@ -181,6 +181,11 @@ async def test_a_zone_without_e2_gets_another_machine_also_in_a_fresh_project(
     assert ("or similar" in change.reason) == (trap != "enabled")
     config = google.documents[f"{CLUSTER}/nodePools/system"]["config"]
     assert (config["machineType"], config["diskType"]) == ("n4-standard-4", "hyperdisk-balanced")
+    google.documents[CLUSTER]["status"] = "ERROR"
+    planned = await infra.plan_up()
+    (cluster,) = [each for each in planned.resources if each.kind == "cluster"]
+    assert isinstance(cluster, Resource) and "n4-standard-4" in str(cluster.create.body)
+    google.documents[CLUSTER]["status"] = "RUNNING"
     google.machines = {"us-central1-a": ("ct4p-hightpu-4t",)}
     assert not (await infra.plan_up()).plan.steps  # the cluster has its machines already
 

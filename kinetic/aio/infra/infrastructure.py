@@ -29,7 +29,6 @@ from kinetic.aio.infra.preflight import Preflight, preflight, system_machines
 from kinetic.aio.infra.resources import (
     Action,
     Change,
-    Document,
     Observed,
     Policy,
     Resource,
@@ -53,10 +52,9 @@ class Planned:
     """A plan, with the resources and objects that `Infrastructure.apply` creates or removes for it.
 
     ``prerequisites`` are the project and its link to a billing account. ``plan_rest`` plans the
-    other resources after `Infrastructure.apply` has created a new project, or without APIs enables
-    them first. ``removes`` says whether
-    to remove ``resources`` and ``manifests`` instead of creating them. ``namesakes`` are the other
-    locations that have a cluster of the same name.
+    other resources after `Infrastructure.apply` has created a new project, or enables its APIs
+    first. ``removes`` says whether to remove ``resources`` and ``manifests`` instead of creating
+    them. ``namesakes`` are the other locations that have a cluster of the same name.
     """
 
     plan: Plan
@@ -340,7 +338,8 @@ class Infrastructure:
                 the buckets.
 
         Raises:
-            ConfigurationError: The cluster, or what is left of it, is in another location.
+            ConfigurationError: The cluster, or what is left of it, is in another location. Or the
+                API of GKE is disabled, although resources exist.
             Unavailable: Google can't list the clusters of all zones now.
         """
         found = await lookup.find_namesakes(self._google, self.site)
@@ -350,9 +349,8 @@ class Infrastructure:
         policies = await lookup.list_placement_policies(self._google, self.site)
         present = (*setups.existing(lookup.setup_at(found.there), workers), *policies)
         observed = await self._cloud.observe(present)
-        bucket = observed[f"bucket {self.site.bucket('jobs')}"].document or {}
-        if not found.clusters and self.site.owns(bucket):
-            self._check_region(bucket)
+        if not found.clusters:
+            self._check_region(observed)
         users: dict[GoogleRequest, str] = {}
         for location, document in found.clusters.items():
             if location == found.location and self.site.owns(document):
@@ -364,6 +362,12 @@ class Infrastructure:
         changes = removals(
             self.site, present, observed, keeps_buckets=not force_destroy, users=users
         )
+        if found.disabled and any(change.action is Action.REMOVE for change in changes):
+            raise ConfigurationError(
+                f"kinetic can't list the clusters of {self.site.project}, so one may use what "
+                f"`down` removes ({found.disabled}); enable the Kubernetes Engine API in the "
+                "project that your credentials charge, and run the command again"
+            )
         changes = tuple([await self._with_losses(found.there, change) for change in changes])
         cluster = observed[f"cluster {self.site.cluster}"].document or {}
         removes_cluster = any(
@@ -380,17 +384,21 @@ class Infrastructure:
             namesakes=found.others,
         )
 
-    def _check_region(self, bucket: Document) -> None:
-        """Refuse the site's region if the bucket of a removed cluster is in another region.
+    def _check_region(self, observed: Mapping[str, Observed]) -> None:
+        """Refuse the site's region if a removed cluster was in another region.
 
-        The subnetwork, the router, and the repository of that cluster are there as well.
+        The jobs' bucket shows its region. The subnetwork, router, and repository are there as well.
         """
+        site = self.site
+        bucket = observed[f"bucket {site.bucket('jobs')}"].document or {}
+        subnetwork = observed[f"subnetwork {site.prefix}"].document
         region = str(bucket.get("location") or "").lower()
         # The location of a bucket that kinetic didn't make may be a continent, such as ``us``.
-        if "-" in region and region != self.site.region:
+        is_elsewhere = "-" in region and region != site.region and site.owns(bucket)
+        if is_elsewhere and subnetwork is None:
             raise ConfigurationError(
-                f"there is no cluster {self.site.cluster} in {self.site.project}, and what "
-                f"it left isn't in {self.site.region}, but in {region}; pass a --zone of {region}"
+                f"there is no cluster {site.cluster} in {site.project}, and what it left isn't in "
+                f"{site.region}, but in {region}; pass a --zone of {region}"
             )
 
     async def _with_losses(self, there: Site, change: Change) -> Change:

@@ -32,12 +32,14 @@ class BillingAccount:
 class Namesakes:
     """The clusters of a project that have the site's cluster name, by location.
 
-    ``unlisted`` are the zones whose clusters Google couldn't list: they may have more.
+    ``unlisted`` are the zones whose clusters Google couldn't list: they may have more. ``disabled``
+    is Google's message if the project that pays for the request has disabled the API of GKE.
     """
 
     site: Site
     clusters: Mapping[str, Document]
     unlisted: tuple[str, ...] = ()
+    disabled: str = ""
 
     @property
     def location(self) -> str:
@@ -104,7 +106,8 @@ async def find_namesakes(google: GoogleClient, site: Site) -> Namesakes:
         answer = await google.call(request)
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
-            return Namesakes(site=site, clusters={})
+            disabled = refusal.message if is_disabled(refusal) else ""
+            return Namesakes(site=site, clusters={}, disabled=disabled)
         raise refusal_error("list the clusters of the project", refusal) from refusal
     clusters = {
         str(document["location"]): document

@@ -11,7 +11,7 @@ from typing import Any
 from kinetic._tasks import all_or_none
 from kinetic.aio._net.google import GoogleClient, GoogleRequest, is_disabled
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.infra.lookup import find_namesakes
+from kinetic.aio.infra.lookup import Namesakes, find_namesakes
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Document, call, query
 from kinetic.aio.infra.setup import SYSTEM_MACHINES, Setup
@@ -194,17 +194,20 @@ async def _check_cluster(google: GoogleClient, setup: Setup, result: Preflight) 
     try:
         found = await find_namesakes(google, site)
     except AuthError as exc:  # `_check_permissions` reports which permission is missing
+        found = Namesakes(site=site, clusters={})
         result.notes.append(str(exc))
-        return
     for location in {*found.clusters} - {setup.location}:
         result.problems.append(
             f"a cluster {site.cluster} exists in {location}; both would use the same "
             f"resource names. Use --zone {location}, or another --cluster"
         )
-    if setup.location not in found.clusters:
+    cluster = found.clusters.get(setup.location)
+    if cluster is None:
         found.check_complete()
-        if setup.shape == "standard":
-            await _choose_machine(google, site, result)
+    # `up` makes a cluster in these states anew.
+    is_new = cluster is None or cluster.get("status") in ("ERROR", "STOPPING")
+    if is_new and setup.shape == "standard":
+        await _choose_machine(google, site, result)
 
 
 def system_machines(site: Site) -> GoogleRequest:

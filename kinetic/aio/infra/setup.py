@@ -181,6 +181,8 @@ def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
             },
             "lifecycle": {"rule": rules},
         },
+        # `down` keeps buckets, so a bucket may be that of an earlier cluster in another region.
+        reported_fields={"location": location},
     )
 
 
