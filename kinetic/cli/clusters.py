@@ -455,9 +455,9 @@ async def _confirm_and_apply(
     from dataclasses import replace
 
     from kinetic.aio.infra import Infrastructure
-    from kinetic.errors import Refused
 
-    retry_zone, tried_zones = "", {site.zone}
+    retry_zone = ""
+    tried_zones = {site.zone}
     while True:
         async with Infrastructure(site, tell=output.note) as infra:
             planned = await make_plan(infra, retry_zone)
@@ -473,28 +473,42 @@ async def _confirm_and_apply(
             if plan.steps and not plan.obstacles:
                 asked = f"The cluster is {_place(plan.site)}. {question}"
                 await output.ask(output.require, asked, yes=yes, answer=required_answer)
-            try:
-                await infra.apply(planned)
-            except Refused as exc:
-                zones = [
-                    zone
-                    for zone in exc.answer.get("zonesAvailable") or ()
-                    if zone.startswith(f"{site.region}-") and zone not in tried_zones
-                ]
-                if not zones:
-                    raise
-                option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
-                if not output.will_ask(yes=yes):
-                    command = shlex.join(["kinetic", *sys.argv[1:], option, zones[0]])
-                    output.note(f"to try the zone {zones[0]}, run: {command}")
-                    raise
-                output.note(str(exc))
-            else:
-                return site
-        zone = zones[0]
+            option, zone = await _apply(infra, planned, tried_zones, yes=yes)
+        if not zone:
+            return site
         await output.ask(output.confirm, f"Try the zone {zone}?", yes=yes)
         tried_zones.add(zone)
         retry_zone, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
+
+
+async def _apply(
+    infra: Infrastructure, planned: Planned, tried_zones: set[str], *, yes: bool
+) -> tuple[str, str]:
+    """Carry out a plan.
+
+    If Google lacks machines, return the zone to try next, and the option that names it. Otherwise,
+    both are empty.
+    """
+    from kinetic.errors import Refused
+
+    try:
+        await infra.apply(planned)
+    except Refused as exc:
+        zones = [
+            zone
+            for zone in exc.answer.get("zonesAvailable") or ()
+            if zone.startswith(f"{infra.site.region}-") and zone not in tried_zones
+        ]
+        if not zones:
+            raise
+        option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
+        if not output.will_ask(yes=yes):
+            command = shlex.join(["kinetic", *sys.argv[1:], option, zones[0]])
+            output.note(f"to try the zone {zones[0]}, run: {command}")
+            raise
+        output.note(str(exc))
+        return option, zones[0]
+    return "", ""
 
 
 def _place(site: Site) -> str:
