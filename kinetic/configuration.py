@@ -71,7 +71,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
     "KINETIC_CACHE_AGE_S": "how long caches keep unused contents, in seconds (2592000)",
     "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
-    "KINETIC_FORCE_DESTROY": "0: `kinetic down` keeps the buckets (1)",
+    "KINETIC_FORCE_DESTROY": "1: `kinetic down` also removes the buckets, with all results (0)",
     "KINETIC_RESERVATION": "the reservation that `kinetic pool add` uses",
     "KINETIC_PRICES": "a JSON file with your own prices: accelerator to US dollars per hour",
     "KINETIC_LOG_LEVEL": "the level of kinetic's own log (as your program configures it)",

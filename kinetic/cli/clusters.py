@@ -33,8 +33,8 @@ LIST_COLUMNS = (
     *("reservation", "status", "problem"),
 )
 POOL_COLUMNS = (
-    *("name", "kind", "machine", "nodes", "used", "min_nodes", "max_nodes", "spot", "reservation"),
-    *("status", "usd_per_hour"),
+    *("name", "kind", "machine", "accelerator", "nodes", "used", "min_nodes", "max_nodes", "spot"),
+    *("reservation", "status", "usd_per_hour", "problem"),
 )
 
 
@@ -42,6 +42,7 @@ def with_site(command: Command) -> Command:
     """Give *command* the options that name a cluster, as its argument ``site``.
 
     GOOGLE_CLOUD_PROJECT alone selects no project: these commands change resources that cost money.
+    For the same reason, a profile that selects a context of the kubeconfig selects no project.
     """
 
     @functools.wraps(command)
@@ -56,6 +57,12 @@ def with_site(command: Command) -> Command:
         # `Site` says which setting is missing. `resolve` would also suggest KINETIC_KUBE_CONTEXT,
         # which these commands ignore, if it resolved a backend that needs a project.
         target = configuration.resolve(backend="local", environ=environ, **settings)
+        named = settings["project"] or settings["cluster"] or environ.get("KINETIC_PROJECT")
+        if target.kube_context and target.project and not named:
+            raise click.UsageError(
+                f"the current profile names the context {target.kube_context!r} of the "
+                "kubeconfig; name a GKE cluster with --project, --zone, and --cluster"
+            )
         site = Site(
             project=target.project or "",
             zone=target.zone,
@@ -64,10 +71,14 @@ def with_site(command: Command) -> Command:
         )
         return command(site=site, **kwargs)
 
-    decorated: Any = wrapper
+    return cast("Command", _site_options(wrapper))
+
+
+def _site_options(command: Callable[..., Any]) -> Any:
+    """Give *command* an option for each of `SITE_OPTIONS`."""
     for name, help_text in reversed(SITE_OPTIONS.items()):
-        decorated = click.option(f"--{name}", metavar="TEXT", help=help_text)(decorated)
-    return cast("Command", decorated)
+        command = click.option(f"--{name}", metavar="TEXT", help=help_text)(command)
+    return command
 
 
 node_zone_option = click.option(
@@ -202,55 +213,95 @@ async def _ask_for_project(
         return creates, account
     if account or not (accounts := await infra.billing_accounts()):
         return creates, account
-    output.lines([f"{billing_account.id}  {billing_account.name}" for billing_account in accounts])
-    ids = [billing_account.id for billing_account in accounts]
-    choice = await output.ask(
-        click.prompt,
-        f"Billing account of {name}",
-        default=ids[0],
-        type=click.Choice(ids),
-        show_choices=False,
-    )
-    return creates, str(choice)
+    choices = "".join(f"{found.id}  {found.name}\n" for found in accounts)
+    ids = [found.id for found in accounts]
+    choice = ""
+    while choice not in ids:
+        question = f"{choices}Billing account of {name} [{ids[0]}]"
+        choice = await output.ask(output.read_answer, question) or ids[0]
+    return creates, choice
 
 
 @click.command(short_help="Remove the cluster and everything that `kinetic up` made.")
 @with_site
 @click.option(
+    "--delete-results/--keep-results",
     "--force-destroy/--no-force-destroy",
-    default=True,
+    "delete_results",
+    default=False,
     envvar="KINETIC_FORCE_DESTROY",
-    help="Remove the buckets with all results. Default: --force-destroy.",
+    help="Also remove the buckets, with all results. Default: --keep-results.",
 )
 @plan_options
-def down(site: Site, force_destroy: bool, **flags: bool) -> None:
-    """Remove the cluster and its resources.
+def down(site: Site, delete_results: bool, **flags: bool) -> None:
+    """Remove the cluster and its resources, but not the buckets with results.
 
     kinetic removes a resource only if its name belongs to this cluster and it has kinetic's labels.
-    On a terminal, kinetic asks you to type the cluster's name as confirmation. The plan shows which
-    resources kinetic keeps, and why.
+    It asks you to type the cluster's name as confirmation. The plan shows which resources kinetic
+    keeps, and why. If other locations have a cluster of this name, pass --zone; what both use
+    stays.
     """
 
-    async def make_plan(infra: Infrastructure, _: str) -> Planned:
-        return await infra.plan_down(force_destroy=force_destroy)
+    zone_option = click.get_current_context().params["zone"]
 
-    question = f"Type {site.cluster} to remove it"
+    async def make_plan(infra: Infrastructure, _: str) -> Planned:
+        planned = await infra.plan_down(force_destroy=delete_results)
+        if planned.namesakes and zone_option is None:
+            places = ", ".join((planned.plan.site.zone, *planned.namesakes))
+            raise click.UsageError(
+                f"there are clusters {site.cluster} in {places}; pass --zone to choose one"
+            )
+        return planned
+
+    loss = " with all results" if delete_results else ""
+    question = f"Type {site.cluster} to remove it{loss}"
     run_async(_confirm_and_apply(site, make_plan, question, site.cluster, **flags))
 
 
 @click.command(short_help="Show the cluster, its pools, and what they cost now.")
-@with_site
+@click.option(
+    "--kube-context",
+    metavar="NAME",
+    help="Context of the kubeconfig instead of a GKE cluster. Default: KINETIC_KUBE_CONTEXT, then "
+    "the profile, unless you pass --project, --zone, or --cluster.",
+)
+@_site_options
 @json_option
-def status(site: Site, as_json: bool) -> None:
-    """Show what exists on Google Cloud, and what it costs now per hour."""
+def status(
+    kube_context: str | None,
+    project: str | None,
+    zone: str | None,
+    cluster: str | None,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """Show the cluster that jobs use: what exists and runs, and on GKE what it costs per hour."""
+    from dataclasses import replace
+
+    from kinetic import configuration
     from kinetic.aio import infra
 
-    report = run_async(infra.status(site))
+    environ = dict(os.environ)
+    environ.pop("GOOGLE_CLOUD_PROJECT", None)
+    if kube_context is not None:
+        environ["KINETIC_KUBE_CONTEXT"] = kube_context
+    target = configuration.resolve(
+        backend="local",
+        project=project,
+        zone=zone,
+        cluster=cluster,
+        namespace=namespace,
+        environ=environ,
+    )
+    if kube_context is None and (project or zone or cluster):
+        target = replace(target, kube_context=None)
+    report = run_async(infra.status(target))
     content = report.to_dict()
     if as_json:
         output.json_line("status", content, indent=2)
         return
-    fields = {key: content[key] for key in ("project", "zone", "cluster", "state", "version")}
+    first = ("context", "namespace") if report.context else ("project", "zone")
+    fields = {key: content[key] for key in (*first, "cluster", "state", "version")}
     fields["usd_per_hour"] = output.dollars(report.usd_per_hour)
     missing = [f"{part.kind} {part.name}" for part in report.parts if part.exists is False]
     fields["missing"] = ", ".join(missing)
@@ -264,6 +315,9 @@ def status(site: Site, as_json: bool) -> None:
         if items:
             click.echo()
             output.table("status", columns, items, as_json=False)
+    if report.namesakes:
+        places = ", ".join(report.namesakes)
+        output.note(f"other clusters {report.cluster} are in {places}; --zone shows one of them")
     if report.left:
         output.note(f"the removed cluster left resources that cost money: {', '.join(report.left)}")
     for problem in report.unseen:
@@ -395,14 +449,15 @@ async def _confirm_and_apply(
 
     *make_plan* receives a zone for node pools: "" at first. If Google has no machines for a pool in
     a zone, kinetic offers another zone, and calls *make_plan* with that zone. If *required_answer*
-    isn't empty, the user must type it instead of yes.
+    isn't empty, the user must type it instead of yes. The question names the cluster's location,
+    because the plan may have gone to a file.
     """
     from dataclasses import replace
 
     from kinetic.aio.infra import Infrastructure
-    from kinetic.errors import Refused
 
-    retry_zone, tried_zones = "", {site.zone}
+    retry_zone = ""
+    tried_zones = {site.zone}
     while True:
         async with Infrastructure(site, tell=output.note) as infra:
             planned = await make_plan(infra, retry_zone)
@@ -416,44 +471,53 @@ async def _confirm_and_apply(
             if preview:
                 return None
             if plan.steps and not plan.obstacles:
-                if required_answer:
-                    await output.ask(_require_answer, question, required_answer, yes=yes)
-                else:
-                    await output.ask(output.confirm, question, yes=yes)
-            try:
-                await infra.apply(planned)
-            except Refused as exc:
-                zones = [
-                    zone
-                    for zone in exc.answer.get("zonesAvailable") or ()
-                    if zone.startswith(f"{site.region}-") and zone not in tried_zones
-                ]
-                if not zones:
-                    raise
-                option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
-                if not output.will_ask(yes=yes):
-                    command = shlex.join(["kinetic", *sys.argv[1:], option, zones[0]])
-                    output.note(f"to try the zone {zones[0]}, run: {command}")
-                    raise
-                output.note(str(exc))
-            else:
-                return site
-        zone = zones[0]
+                asked = f"The cluster is {_place(plan.site)}. {question}"
+                await output.ask(output.require, asked, yes=yes, answer=required_answer)
+            option, zone = await _apply(infra, planned, tried_zones, yes=yes)
+        if not zone:
+            return site
         await output.ask(output.confirm, f"Try the zone {zone}?", yes=yes)
         tried_zones.add(zone)
         retry_zone, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
 
 
-def _require_answer(question: str, required_answer: str, *, yes: bool) -> None:
-    """Ask *question* on a terminal, and exit if the answer isn't *required_answer*."""
-    if output.will_ask(yes=yes) and click.prompt(question, default="") != required_answer:
-        output.note("nothing was removed")
-        raise click.exceptions.Exit(1)
+async def _apply(
+    infra: Infrastructure, planned: Planned, tried_zones: set[str], *, yes: bool
+) -> tuple[str, str]:
+    """Carry out a plan.
+
+    If Google lacks machines, return the zone to try next, and the option that names it. Otherwise,
+    both are empty.
+    """
+    from kinetic.errors import Refused
+
+    try:
+        await infra.apply(planned)
+    except Refused as exc:
+        zones = [
+            zone
+            for zone in exc.answer.get("zonesAvailable") or ()
+            if zone.startswith(f"{infra.site.region}-") and zone not in tried_zones
+        ]
+        if not zones:
+            raise
+        option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
+        if not output.will_ask(yes=yes):
+            command = shlex.join(["kinetic", *sys.argv[1:], option, zones[0]])
+            output.note(f"to try the zone {zones[0]}, run: {command}")
+            raise
+        output.note(str(exc))
+        return option, zones[0]
+    return "", ""
+
+
+def _place(site: Site) -> str:
+    return f"{site.cluster} in {site.zone} of the project {site.project}"
 
 
 def _plan_lines(plan: Plan) -> list[str]:
-    """Return the lines of each change, and a summary."""
-    lines = change_lines(plan.changes)
+    """Return the cluster's place, the lines of each change, and a summary."""
+    lines = [f"plan for {_place(plan.site)}", *change_lines(plan.changes)]
     kept_count = sum(_is_as_wanted(change) for change in plan.changes)
     if not plan.steps:
         return [*lines, f"nothing to change: {kept_count} parts are as planned"]

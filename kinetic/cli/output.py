@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
 import click
 
@@ -161,8 +162,8 @@ def lines(text: Iterable[str], *, err: bool = False) -> None:
 
 
 def will_ask(*, yes: bool) -> bool:
-    """Return whether `confirm` asks: only on a terminal, and without --yes."""
-    return not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    """Return whether to ask a person: only on a terminal, and without --yes."""
+    return not yes and sys.stdin is not None and sys.stdin.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -173,9 +174,59 @@ def confirm(question: str, *, yes: bool) -> None:
     Raises:
         click.exceptions.Exit: The answer is no.
     """
-    if will_ask(yes=yes) and not click.confirm(question):
+    if will_ask(yes=yes):
+        require(question, yes=False)
+
+
+def require(question: str, *, yes: bool, answer: str = "") -> None:
+    """Ask *question* and return only after a yes, or at once with *yes*.
+
+    *answer* is what to type instead of yes. The answer may come from a pipe. On an event loop, call
+    this function through `ask`.
+
+    Raises:
+        click.UsageError: Standard input gives no answer.
+        click.exceptions.Exit: The answer is another one.
+    """
+    if yes:
+        return
+    typed = read_answer(question if answer else f"{question} [y/N]")
+    if typed != answer if answer else typed.lower() not in ("y", "yes"):
         note("nothing was done")
         raise click.exceptions.Exit(1)
+
+
+def read_answer(question: str) -> str:
+    """Print *question*, and return the next line of standard input without surrounding spaces.
+
+    If standard input is a terminal, the question appears there, even if the output goes to files.
+
+    Raises:
+        click.UsageError: Standard input is closed, or has ended.
+    """
+    sys.stdout.flush()
+    line = ""
+    try:
+        with _screen() as screen:
+            screen.write(f"{_sanitize(question)}: ")
+            screen.flush()
+        line = sys.stdin.readline()
+    except (AttributeError, OSError, ValueError):  # AttributeError: standard input was never open
+        pass
+    if not line:
+        raise click.UsageError(
+            "the command needs an answer, and standard input gives none; pass --yes to go on "
+            "without a question"
+        )
+    return line.strip()
+
+
+def _screen() -> contextlib.AbstractContextManager[TextIO]:
+    """Return the stream for questions: standard error, or else the terminal that answers."""
+    if sys.stdin.isatty() and not sys.stderr.isatty():
+        with contextlib.suppress(OSError):
+            return open(os.ttyname(sys.stdin.fileno()), "w", encoding="utf-8")
+    return contextlib.nullcontext(sys.stderr)
 
 
 async def ask(prompt: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

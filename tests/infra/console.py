@@ -50,14 +50,20 @@ class Console:
         """Return what the command prints on both streams, the standard one first."""
         return "".join(await self.streams(*arguments, exit_code=exit_code))
 
-    async def streams(self, *arguments: str, exit_code: int = 0) -> tuple[str, str]:
-        """Return what the command prints on each stream; it must end with *exit_code*."""
+    async def streams(
+        self, *arguments: str, exit_code: int = 0, stdin: str = ""
+    ) -> tuple[str, str]:
+        """Return what the command prints on each stream; it must end with *exit_code*.
+
+        A pipe with *stdin* is its standard input.
+        """
 
         def process() -> subprocess.CompletedProcess[str]:
             return subprocess.run(
                 [sys.executable, "-m", "kinetic", *arguments],
                 env=self.environ,
                 cwd=self.folder,
+                input=stdin,
                 capture_output=True,
                 text=True,
                 timeout=100,
@@ -90,6 +96,28 @@ class Console:
                 os.close(controller)
                 assert child.wait(timeout=100) == 0, output.decode()
             return output.decode()
+
+        return await anyio.to_thread.run_sync(process)
+
+    async def in_shell(self, line: str, question: str, keys: bytes, *, exit_code: int = 0) -> str:
+        """Return what a terminal shows if a person types *keys* at *question*.
+
+        A shell runs *line*, in which ``kinetic`` is the command.
+        """
+        function = f'set -o pipefail; kinetic() {{ "{sys.executable}" -m kinetic "$@"; }}; {line}'
+        starting = "import os, sys; os.execv('/bin/bash', ['bash', '-c', sys.argv[1]])"
+
+        def process() -> str:
+            screen = Terminal(columns=200)
+            try:
+                asking = screen.start("-c", starting, function, env=self.environ, cwd=self.folder)
+                screen.shows(question.encode())
+                screen.type(keys)
+                screen.rest()
+                assert asking.wait(60) == exit_code, screen.lines
+            finally:
+                screen.close()
+            return screen.raw.decode()
 
         return await anyio.to_thread.run_sync(process)
 

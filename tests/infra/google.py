@@ -138,6 +138,7 @@ class Google:
     - ``busy``: changes that a cluster refuses; ``refused`` counts them.
     - ``broken``: why a cluster refuses every change.
     - ``strict``: only one operation at a time may run on a cluster.
+    - ``unlisted_zones``: zones that a listing of clusters lacks.
     - ``stockout``: zone without capacity → zones that have it.
     - ``exists``: whether the project exists; ``taken``: whether another one has its ID.
     - ``parent``: the folder or organization in which the project was created.
@@ -173,6 +174,7 @@ class Google:
     endpoint: str = ""
     token: str = "token"
     unlisted: bool = False
+    unlisted_zones: list[str] = field(default_factory=list[str])
     on_write: Callable[[int, str, str], None] = lambda number, when, request: None
 
     documents: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -471,7 +473,7 @@ class Google:
             clusters = [
                 self._copy(path) for path in self.documents if re.search(r"/clusters/[^/]+$", path)
             ]
-            return {"clusters": clusters}
+            return {"clusters": clusters, "missingZones": self.unlisted_zones}
         parent = f"{key}/"
         return {
             "accounts" if name == "iam" else "items": [

@@ -107,6 +107,154 @@ async def test_one_ctrl_c_at_a_prompt_ends_the_command(
         assert google.writes == writes
 
 
+QUESTION = "The cluster is lab in us-central1-a of the project acme-1. Type lab to remove it: "
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("up",),
+        pytest.param(("pool", "add", "--accelerator", "tpu-v6e-16"), marks=pytest.mark.full),
+        ("pool", "remove", "tpu-v6e-16"),
+        pytest.param(("down",), marks=pytest.mark.full),
+    ],
+)
+async def test_a_command_without_an_answer_needs_yes(
+    console: Console, google: Google, infra: Infrastructure, command: tuple[str, ...]
+) -> None:
+    if command[0] != "up":
+        await up(infra)
+    if command[1:2] == ("remove",):
+        await infra.apply(await infra.plan_pool(Pool(accelerator=parse("tpu-v6e-16"))))
+    writes = google.writes
+    output, refusal = await console.streams(*command, *SITE, exit_code=2)
+    assert "plan for lab in us-central1-a" in output and "--yes" in refusal
+    _, refusal = await console.streams(*command, *SITE, stdin="n\n", exit_code=1)
+    assert "The cluster is lab in us-central1-a" in refusal and "nothing was done" in refusal
+    assert google.writes == writes
+
+
+async def test_down_takes_only_the_clusters_name_as_an_answer(
+    console: Console, google: Google, infra: Infrastructure
+) -> None:
+    await up(infra)
+    writes = google.writes
+    await console.streams("down", *SITE, stdin="y\ny\n", exit_code=1)
+    refused = await console.in_shell(
+        "kinetic down --project acme-1 --cluster lab <&-; exit $?", "--yes", b"", exit_code=2
+    )
+    assert google.writes == writes
+    assert "Traceback" not in refused
+    output, shown = await console.streams("down", *SITE, "--json", stdin="lab\n")
+    plan = json.loads(output)
+    assert (plan["schema"], plan["zone"]) == ("kinetic.plan/1", "us-central1-a")
+    assert QUESTION in shown
+    assert {key.rpartition("/")[2] for key in google.documents} == {
+        "acme-1-kn-lab-jobs",
+        "acme-1-kn-lab-builds",
+    }
+
+
+@pytest.mark.parametrize(
+    ("redirection", "seen_in_log"),
+    [
+        ("| tee log", False),
+        pytest.param("> log 2>&1", True, marks=pytest.mark.full),
+        pytest.param("2>&1 | cat > log", True, marks=pytest.mark.full),
+    ],
+)
+async def test_a_terminal_is_asked_although_the_output_goes_elsewhere(
+    console: Console, google: Google, infra: Infrastructure, redirection: str, seen_in_log: bool
+) -> None:
+    await up(infra)
+    line = f"kinetic down --project acme-1 --cluster lab {redirection}"
+    writes = google.writes
+    shown = await console.in_shell(line, QUESTION, b"no\r", exit_code=1)
+    assert google.writes == writes
+    log = (console.folder / "log").read_text()
+    assert "- remove   cluster lab" in log and QUESTION not in log
+    assert ("nothing was done" in log, "nothing was done" in shown) == (
+        seen_in_log,
+        not seen_in_log,
+    )
+    await console.in_shell(line, QUESTION, b"lab\r")
+    assert not any("/clusters/" in key for key in google.documents)
+
+
+@pytest.mark.full
+async def test_up_offers_a_project_and_its_billing_account_on_the_terminal(
+    console: Console, google: Google
+) -> None:
+    google.exists, google.endpoint = False, "127.0.0.1:1"
+    google.accounts = [
+        {"name": "billingAccounts/A", "displayName": "old", "open": False},
+        {"name": "billingAccounts/B", "displayName": "team", "open": True},
+        {"name": "billingAccounts/C", "displayName": "other", "open": True},
+    ]
+    line = "kinetic up --project acme-1 --cluster lab > log 2>&1"
+    keys = b"y\rnone\rC\rn\r"
+    shown = await console.in_shell(line, "acme-1 doesn't exist. Create", keys, exit_code=1)
+    assert shown.count("C  other") == 2 and "A  old" not in shown
+    assert "billing acme-1" in (console.folder / "log").read_text()
+    assert not google.exists and not google.writes
+
+
+@pytest.mark.parametrize(
+    ("variable", "options", "deletes"),
+    [
+        ("", (), False),
+        ("1", (), True),
+        ("1", ("--keep-results",), False),
+        pytest.param("0", (), False, marks=pytest.mark.full),
+        pytest.param("0", ("--delete-results",), True, marks=pytest.mark.full),
+        pytest.param("", ("--force-destroy",), True, marks=pytest.mark.full),
+    ],
+)
+async def test_results_go_only_on_request(
+    console: Console,
+    infra: Infrastructure,
+    variable: str,
+    options: tuple[str, ...],
+    deletes: bool,
+) -> None:
+    await up(infra)
+    console.environ["KINETIC_FORCE_DESTROY"] = variable
+    plan = json.loads((await console.streams("down", *SITE, *options, "--preview", "--json"))[0])
+    actions = {change["name"]: change["action"] for change in plan["changes"]}
+    assert actions["acme-1-kn-lab-jobs"] == ("remove" if deletes else "keep")
+
+
+async def test_a_name_in_several_locations_needs_the_option_zone(
+    console: Console, google: Google, infra: Infrastructure
+) -> None:
+    await up(infra)
+    keys = [key for key in google.documents if "/clusters/lab" in key]
+    for key in keys:
+        copy = {**google.documents[key], "location": "us-east1-b"}
+        google.documents[key.replace("us-central1-a", "us-east1-b")] = copy
+    console.environ["KINETIC_ZONE"] = "us-central1-a"
+    refusal = await console.run("down", *SITE, "-y", exit_code=2)
+    assert "us-central1-a, us-east1-b; pass --zone" in refusal
+    status = await console.run("status", *SITE)
+    assert "other clusters lab are in us-east1-b" in status
+    await console.run("down", *SITE, "--zone", "us-east1-b", "--delete-results", "-y")
+    assert not any("us-east1-b" in key for key in google.documents)
+    assert {*keys} <= {*google.documents}
+    assert "storage/storage/v1/b/acme-1-kn-lab-jobs" in google.documents
+
+
+async def test_a_profile_of_another_cluster_names_none_to_remove(
+    console: Console, google: Google
+) -> None:
+    create = ("profile", "create", "mine", "--project", "acme-1", "--kube-context", "kind-kind")
+    await console.run(*create)
+    for command in (("up",), ("down",), ("pool", "list")):
+        refusal = await console.run(*command, exit_code=2)
+        assert "'kind-kind'" in refusal and "--project" in refusal
+    assert not google.requests
+    assert "kinetic up" in await console.run("pool", "list", *SITE, exit_code=3)
+
+
 async def test_from_nothing_to_a_cluster_and_back(
     google: Google, namespace: Namespace, tmp_path: Path
 ) -> None:
@@ -132,8 +280,16 @@ async def test_from_nothing_to_a_cluster_and_back(
     assert "tpu-v6e-8" in await console.run("pool", "list")
     found = json.loads(await console.run("status", "--json"))
     assert (found["state"], found["work"]) == ("RUNNING", [])
+    lab = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
+    name = "a-cluster-that-another-tool-made"
+    location = "container/v1/projects/acme-1/locations/us-east1"
+    google.documents[f"{location}/clusters/{name}"] = {**lab, "name": name, "location": "us-east1"}
+    elsewhere = ("--project", "acme-1", "--zone", "us-east1", "--cluster", name)
+    found = json.loads(await console.run("status", *elsewhere, "--json"))
+    assert (found["state"], found["zone"], found["context"]) == ("RUNNING", "us-east1", "")
+    del google.documents[f"{location}/clusters/{name}"]
     assert "is removed" in await console.run("pool", "remove", "tpu-v6e-8", "-y")
-    await console.run("down", "-y")
+    await console.run("down", "--delete-results", "-y")
     assert not google.documents
 
 
@@ -159,7 +315,7 @@ async def test_the_coroutines_plan_and_carry_out(
     await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16", preview=True)
     (removal,) = (await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16")).steps
     assert removal.name == "tpu-v6e-16"
-    await kinetic.aio.infra.down(site)
+    await kinetic.aio.infra.down(site, force_destroy=True)
     assert not google.documents
 
 

@@ -9,10 +9,14 @@ import pytest
 from kinetic.accelerators import parse
 from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.resources import Action
+from kinetic.aio.infra.setup import SERVICES, Shape
+from kinetic.errors import ConfigurationError, Unavailable
 from tests.infra.google import Google
 from tests.infra.sites import cut_off, down, opened, public_package, state_of, up
 
 PROJECT = "cloudresourcemanager/v3/projects/acme-1"
+BUCKET = "storage/storage/v1/b/acme-1-kn-lab-jobs"
+CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
 
 
 async def test_down_removes_all_that_up_created(infra: Infrastructure, google: Google) -> None:
@@ -74,11 +78,159 @@ async def test_buckets_stay_unless_they_may_be_destroyed(
     infra: Infrastructure, google: Google
 ) -> None:
     await up(infra)
-    await down(infra, force_destroy=False)
-    assert set(google.documents) == {
-        "storage/storage/v1/b/acme-1-kn-lab-jobs",
-        "storage/storage/v1/b/acme-1-kn-lab-builds",
+    await infra.apply(await infra.plan_down())
+    assert set(google.documents) == {BUCKET, "storage/storage/v1/b/acme-1-kn-lab-builds"}
+
+
+async def test_the_plan_counts_the_objects_and_jobs_that_go(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    for name in (
+        "default/jobs/job-gke-0123456789ab/handle.json",
+        "default/jobs/job-gke-0123456789ab/attempts/000000/00000000.0001.outcome",
+        "team/jobs/job-gke-ba9876543210/handle.json",
+        "team/batches/grp-gke-0123456789ab/manifest",
+        "team/batches/grp-gke-0123456789ab/values/00000000.0001.job-x",
+        "packages/jobs/0123",
+    ):
+        google.documents[f"{BUCKET}/o/{name.replace('/', '%2F')}"] = {"name": name}
+    phases = ("Running", "Pending", "Succeeded")
+    pods = [
+        {
+            "metadata": {"name": phase, "labels": {"kinetic.dev/submission": phase}},
+            "status": {"phase": phase},
+        }
+        for phase in phases
+    ]
+    google.objects["/lab/api/v1/pods"] = {"metadata": {"resourceVersion": "1"}, "items": pods}
+    reasons = {change.name: change.reason for change in (await down(infra)).plan.changes}
+    assert reasons["acme-1-kn-lab-jobs"] == "objects: 6, jobs: 2, batches: 1"
+    assert reasons["acme-1-kn-lab-builds"] == "objects: 0, jobs: 0, batches: 0"
+    assert reasons["lab"].endswith("run or wait on it: 2")
+    assert not google.documents
+
+
+@pytest.mark.parametrize("zone", ["us-central1-b", "us-central1", "europe-west4-a", "europe-west4"])
+async def test_another_location_than_the_clusters_is_refused(
+    infra: Infrastructure, google: Google, zone: str
+) -> None:
+    await up(infra)
+    google.documents[CLUSTER]["status"] = "STOPPING"
+    writes = google.writes
+    async with opened(google, Site(project="acme-1", zone=zone, cluster="lab")) as elsewhere:
+        for planning in (
+            elsewhere.plan_down(force_destroy=True),
+            elsewhere.plan_pool(Pool(accelerator=parse("gpu-l4"))),
+            elsewhere.plan_pool_removal("system"),
+            elsewhere.list_pools(),
+        ):
+            with pytest.raises(ConfigurationError, match=r"STOPPING.*--zone us-central1-a"):
+                await planning
+        found = await elsewhere.status()
+    assert (found.state, found.namesakes, found.left) == ("absent", ("us-central1-a",), ())
+    assert google.writes == writes
+
+
+async def test_a_listing_without_some_zones_is_refused(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.unlisted_zones = ["europe-west4-a"]
+    google.enabled |= {*SERVICES}
+    with pytest.raises(Unavailable, match="europe-west4-a"):
+        await infra.plan_up()
+    google.unlisted_zones = []
+    await up(infra)
+    google.unlisted_zones = ["europe-west4-a"]
+    with pytest.raises(Unavailable, match="europe-west4-a"):
+        await infra.plan_down()
+    assert not (await infra.plan_up()).plan.steps  # the cluster is known
+    assert any("europe-west4-a" in line for line in (await infra.status()).unseen)
+
+
+async def test_what_a_removed_cluster_left_in_another_region_is_refused(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    await infra.apply(await infra.plan_down())
+    elsewhere = Site(project="acme-1", zone="europe-west4-a", cluster="lab")
+    async with opened(google, elsewhere) as other:
+        with pytest.raises(ConfigurationError, match="--zone of us-central1"):
+            await other.plan_down(force_destroy=True)
+    nearby = Site(project="acme-1", zone="us-central1-b", cluster="lab")
+    async with opened(google, nearby) as other:
+        await down(other)
+    assert not google.documents
+
+
+async def test_buckets_in_another_region_are_reported_and_can_be_removed(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    await infra.apply(await infra.plan_down())
+    google.machines["europe-west4-a"] = ("e2-standard-4",)
+    elsewhere = Site(project="acme-1", zone="europe-west4-a", cluster="lab")
+    async with opened(google, elsewhere) as other:
+        planned = await up(other)
+        reasons = [change.reason for change in planned.plan.changes if change.kind == "bucket"]
+        assert "'US-CENTRAL1'" in reasons[0] and "'US'" in reasons[1]
+        for key in [key for key in google.documents if "/clusters/" in key]:
+            del google.documents[key]
+        await down(other)
+    assert not google.documents
+
+
+async def test_a_disabled_api_of_clusters_hides_none(infra: Infrastructure, google: Google) -> None:
+    assert not (await infra.plan_down()).plan.changes
+    await up(infra)
+    google.enabled.remove("container.googleapis.com")  # as a quota project without this API
+    with pytest.raises(ConfigurationError, match="Kubernetes Engine API"):
+        await infra.plan_down()
+
+
+@pytest.mark.parametrize(
+    ("location", "shared"),
+    [
+        ("us-central1-b", {"subnetworks", "routers", "repositories", "resourcePolicies"}),
+        ("us-central1", {"subnetworks", "routers", "repositories", "resourcePolicies"}),
+        ("us-east1-c", {"repositories"}),
+        ("europe-west4-a", set()),
+    ],
+)
+async def test_down_keeps_what_a_cluster_of_the_same_name_uses(
+    infra: Infrastructure, google: Google, site: Site, location: str, shared: set[str]
+) -> None:
+    await up(infra)
+    await infra.apply(await infra.plan_pool(Pool(accelerator=parse("tpu7x-2x2x2"))))
+    clusters = {
+        key: google.documents.pop(key) for key in [*google.documents] if "/clusters/" in key
     }
+    google.machines[location] = ("e2-standard-4",)
+    before = {*google.documents}
+    other_site = replace(site, zone=location)
+    async with opened(google, other_site) as other:
+        shape: Shape = "autopilot" if location == "us-central1" else "standard"
+        await other.apply(await other.plan_up(shape=shape))
+        google.documents |= clusters
+        planned = await down(infra)
+        assert planned.namesakes == (location,)
+        assert not [key for key in google.documents if key in clusters]
+        gone = {key.split("/")[-2] for key in before - {*google.documents}}
+        assert gone == {"subnetworks", "routers", "repositories", "resourcePolicies"} - shared
+        assert not (await other.plan_up(shape=shape)).plan.steps
+        assert not (await down(other)).namesakes
+    assert not google.documents
+
+
+async def test_a_cluster_without_kinetics_label_keeps_what_it_uses(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.documents[CLUSTER]["resourceLabels"] = {"team": "others"}
+    planned = await infra.plan_down(force_destroy=True)
+    assert not planned.plan.steps
+    reasons = {change.name: change.reason for change in planned.plan.changes}
+    assert "kinetic's labels" in reasons["lab"] and "uses it" in reasons["acme-1-kn-lab-jobs"]
 
 
 @pytest.mark.full

@@ -224,6 +224,54 @@ async def test_the_command_saves_a_profile_and_runs_a_job(
 
 
 @on_cluster
+async def test_status_works_for_the_cluster_that_init_joined(
+    console: Console, namespace: Namespace, store: Path, tmp_path: Path
+) -> None:
+    where = ("--namespace", namespace.name, "--store", str(store))
+    before = json.loads(
+        await console.run("status", "--kube-context", "admin", *where[:2], "--json")
+    )
+    assert {part["name"]: part["exists"] for part in before["parts"]} == {
+        namespace.name: True,
+        "kinetic": False,
+        "kinetic-runner": False,
+    }
+    await console.run("init", "--kube-context", "admin", *where)
+    labels = {"eks.amazonaws.com/nodegroup": "gpus", "node.kubernetes.io/instance-type": "p5"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare", "labels": labels}}
+    node["status"] = {"allocatable": {"nvidia.com/gpu": "8"}}
+    call = namespace.admin.call
+    await asyncio.to_thread(call, "POST", "/api/v1/nodes", node | {"spec": {"unschedulable": True}})
+    try:
+        found = json.loads(await console.run("status", "--json"))
+        shown, notes = await console.streams("status")
+    finally:
+        await asyncio.to_thread(call, "DELETE", "/api/v1/nodes/bare")
+    assert (found["context"], found["state"], found["project"]) == ("admin", "RUNNING", "")
+    assert found["version"] and found["usd_per_hour"] is None
+    assert {part["exists"] for part in found["parts"]} == {True}
+    (pool,) = [pool for pool in found["pools"] if pool["name"] == "gpus"]
+    assert (pool["machine"], pool["accelerator"]) == ("p5", "nvidia.com/gpu x8")
+    assert (pool["nodes"], pool["used"], pool["max_nodes"], pool["spot"]) == (1, 0, None, None)
+    assert "bare" in pool["problem"]
+    assert any("costs" in line for line in found["unseen"])
+    assert "RUNNING" in shown and "Kubernetes doesn't show" in notes
+    # A user of one namespace sees its jobs, and is told what is hidden.
+    limited = await console.run("status", "--kube-context", "dev", *where[:2], "--json")
+    found = json.loads(limited)
+    assert found["state"] == "RUNNING" and {part["exists"] for part in found["parts"]} == {None}
+    assert any("nodes" in line for line in found["unseen"])
+    # A cluster on Google Cloud is another one, whatever the profile says.
+    assert "--project" in await console.run("status", "--cluster", "lab", exit_code=2)
+    config = namespace.kubeconfig.read_text()
+    port = f"127.0.0.1:{namespace.control_plane.port}"
+    (tmp_path / "config").write_text(config.replace(port, "127.0.0.1:1"))
+    console.environ["KUBECONFIG"] = str(tmp_path / "config")
+    assert "127.0.0.1:1" in await console.run("status", exit_code=1)
+    assert "'nowhere'" in await console.run("status", "--kube-context", "nowhere", exit_code=2)
+
+
+@on_cluster
 async def test_one_ctrl_c_at_the_prompt_ends_the_command(
     console: Console, namespace: Namespace, store: Path
 ) -> None:

@@ -150,6 +150,27 @@ async def test_pools_are_listed_changed_and_removed(infra: Infrastructure, googl
     assert [pool["name"] for pool in await infra.list_pools()] == ["system"]
 
 
+async def test_a_regional_cluster_gets_pools_in_a_zone(
+    infra: Infrastructure, google: Google, site: Site
+) -> None:
+    await up(infra)
+    for key in [key for key in google.documents if "/clusters/lab" in key]:
+        document = google.documents.pop(key) | {"location": "us-central1"}
+        google.documents[key.replace("us-central1-a", "us-central1")] = document
+    pool = await add(infra, "gpu-l4")
+    key = f"{POOLS.replace('us-central1-a', 'us-central1')}/{pool.name}"
+    assert google.documents[key]["locations"] == ["us-central1-a"]
+    planned = await infra.plan_pool_removal(pool.name)
+    assert planned.plan.site.zone == "us-central1"
+    await infra.apply(planned)
+    assert key not in google.documents
+    async with opened(google, replace(site, zone="us-central1")) as regional:
+        with pytest.raises(ConfigurationError, match="--node-zone"):
+            await add(regional, "gpu-l4")
+        await add(regional, "gpu-l4", zone="us-central1-a")
+    assert google.documents[key]["locations"] == ["us-central1-a"]
+
+
 async def test_a_pool_without_kinetics_label_stays_as_it_is(
     infra: Infrastructure, google: Google
 ) -> None:

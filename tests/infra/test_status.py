@@ -11,7 +11,7 @@ from kinetic.accelerators import parse
 from kinetic.aio.infra import Infrastructure, Pool, Queue, Site
 from kinetic.errors import KineticError
 from tests.infra.google import Google
-from tests.infra.sites import opened, up
+from tests.infra.sites import client, opened, up
 
 PODS = "/lab/api/v1/pods"
 
@@ -99,6 +99,29 @@ async def test_invisible_parts_are_named(infra: Infrastructure, google: Google) 
     assert [part.exists for part in found.parts if part.name == "acme-1-kn-lab-jobs"] == [None]
     assert [(pool.nodes, pool.used, pool.usd_per_hour) for pool in found.pools] == [(None,) * 3]
     assert [work.id for work in found.work] == ["batch-a"]
+
+
+async def test_a_cluster_that_another_tool_made_lacks_nothing(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    key = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
+    google.documents[key]["resourceLabels"] = {"team": "others"}
+    del google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]
+    parts = (await infra.status()).parts
+    assert {part.exists for part in parts} == {True}
+    assert "acme-1-kn-lab-jobs" not in {part.name for part in parts}
+
+
+async def test_a_regional_cluster_is_reached_in_its_region(google: Google, site: Site) -> None:
+    async with opened(google, site) as infra:
+        await infra.apply(await infra.plan_up(shape="autopilot"))
+    async with Infrastructure(site, environ=google.environ, google=client(google)) as infra:
+        found = await infra.status()
+    assert found.zone == "us-central1"
+    asked = "/v1/projects/acme-1/locations/us-central1/clusters/lab"
+    assert google.requests.count(f"GET container {asked}") > 1
+    assert not any("/us-central1-a/clusters" in request for request in google.requests)
 
 
 @pytest.mark.full

@@ -79,7 +79,7 @@ async def test_a_region_names_an_autopilot_cluster(infra: Infrastructure, google
         assert await other.list_pools() == []
         with pytest.raises(ConfigurationError, match="zone"):
             await other.plan_up()
-        await other.apply(await other.plan_down())
+        await other.apply(await other.plan_down(force_destroy=True))
     assert not google.documents
 
 

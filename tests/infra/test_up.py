@@ -10,10 +10,13 @@ import pytest
 
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio.infra import Infrastructure, Site
-from kinetic.aio.infra.resources import Action
+from kinetic.aio.infra.resources import Action, Resource
+from kinetic.aio.infra.setup import SERVICES
 from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
 from tests.infra.sites import QUICK, Tokens, cut_off, opened, state_of, up
+
+CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
 
 
 async def test_up_creates_everything_and_then_plans_nothing(
@@ -77,7 +80,7 @@ async def test_an_autopilot_cluster_is_found_in_its_region(
     assert not (await infra.plan_up(shape="autopilot")).plan.steps
     assert (await infra.status()).state == "RUNNING"
     assert await infra.list_pools() == []
-    await infra.apply(await infra.plan_down())
+    await infra.apply(await infra.plan_down(force_destroy=True))
     assert not google.documents
 
 
@@ -162,6 +165,43 @@ async def test_a_zone_without_e2_gets_another_machine(
         "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools/system"
     ]
     assert pool["config"]["machineType"] == "n2d-standard-4"
+
+
+@pytest.mark.parametrize("trap", ["disabled", "enabled", "enabling"])
+async def test_a_zone_without_e2_gets_another_machine_also_in_a_fresh_project(
+    infra: Infrastructure, google: Google, trap: str
+) -> None:
+    google.machines = {"us-central1-a": ("ct4p-hightpu-4t", "n4-standard-4")}
+    if trap != "disabled":
+        google.enabled |= {*SERVICES}
+    if trap == "enabling":  # as if an earlier `up` was interrupted just after it enabled the APIs
+        google.starting.update(dict.fromkeys(SERVICES, 2))
+    planned = await up(infra)
+    (change,) = [change for change in planned.plan.changes if change.kind == "cluster"]
+    assert ("or similar" in change.reason) == (trap != "enabled")
+    config = google.documents[f"{CLUSTER}/nodePools/system"]["config"]
+    assert (config["machineType"], config["diskType"]) == ("n4-standard-4", "hyperdisk-balanced")
+    google.documents[CLUSTER]["status"] = "ERROR"
+    planned = await infra.plan_up()
+    (cluster,) = [each for each in planned.resources if each.kind == "cluster"]
+    assert isinstance(cluster, Resource) and "n4-standard-4" in str(cluster.create.body)
+    google.documents[CLUSTER]["status"] = "RUNNING"
+    google.machines = {"us-central1-a": ("ct4p-hightpu-4t",)}
+    assert not (await infra.plan_up()).plan.steps  # the cluster has its machines already
+
+
+@pytest.mark.parametrize(
+    ("machines", "message"),
+    [({"us-central1-a": ("ct4p-hightpu-4t",)}, "us-central1-a has none"), ({}, "no zone")],
+)
+async def test_a_zone_without_any_machine_is_refused_before_anything_is_created(
+    infra: Infrastructure, google: Google, machines: dict[str, tuple[str, ...]], message: str
+) -> None:
+    google.machines = machines
+    planned = await infra.plan_up()
+    with pytest.raises(KineticError, match=message):
+        await infra.apply(planned)
+    assert not google.documents
 
 
 async def test_a_cluster_of_this_name_in_another_zone_is_an_error(
@@ -254,6 +294,7 @@ async def test_a_cluster_that_is_broken_is_reported(infra: Infrastructure, googl
 async def test_one_failure_does_not_stop_the_other_changes(
     infra: Infrastructure, google: Google
 ) -> None:
+    google.enabled |= {*SERVICES}
     planned = await infra.plan_up()
     google.documents[
         "compute/compute/v1/projects/acme-1/regions/us-central1/routers/kn-lab-router"

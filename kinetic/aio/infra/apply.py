@@ -176,7 +176,7 @@ class Cloud:
             self._tell("enabling the project's APIs")
             path = f"projects/{self._site.project}/services:batchEnable"
             request = call("serviceusage", "POST", path, body={"serviceIds": [*names]})
-            await self._send("enable the project's APIs", request)
+            await self.send("enable the project's APIs", request)
 
     async def disabled_apis(self, names: Sequence[str]) -> list[str]:
         """Return which of the APIs *names* are disabled."""
@@ -222,7 +222,7 @@ class Cloud:
                         await self._wait_until_ready(resource)
                 case (Action.UPDATE, Resource()):
                     assert resource.update is not None
-                    await self._send(f"update {resource.key}", resource.update)
+                    await self.send(f"update {resource.key}", resource.update)
                     await self._wait_until_ready(resource)
                 case (Action.UPDATE, Policy()):
                     self._tell(f"granting {resource.name} its roles")
@@ -261,7 +261,7 @@ class Cloud:
         self._tell(f"creating {resource.key}")
         action = f"create {resource.key}"
         try:
-            await self._send(action, resource.create)
+            await self.send(action, resource.create)
         except Refused as exc:
             is_useless = resource.kind == "node pool" and isinstance(exc.__cause__, OperationFailed)
             if ZONES_FIELD in exc.answer:
@@ -282,7 +282,7 @@ class Cloud:
             self._google.first_pause_s, lambda reason: self._tell(f"waiting to {action}: {reason}")
         )
 
-    async def _send(self, action: str, request: GoogleRequest) -> Document:
+    async def send(self, action: str, request: GoogleRequest) -> Document:
         """Send *request*, await its operation, and return the answer; retry temporary failures.
 
         Requests to GKE are sent one after the other.
@@ -346,10 +346,10 @@ class Cloud:
         action = f"change who can use {policy.name}"
         backoff = self._new_backoff(action)
         while True:
-            edited = edit(await self._send(action, policy.read))
+            edited = edit(await self.send(action, policy.read))
             body = {"policy": edited} if policy.wrapped else edited
             try:
-                await self._send(action, replace(policy.write, body=body))
+                await self.send(action, replace(policy.write, body=body))
                 return
             except Refused as exc:
                 wait = (
@@ -374,7 +374,7 @@ class Cloud:
     async def _ensure_removed(self, subject: str, request: GoogleRequest) -> None:
         """Send *request*, which removes *subject*; succeed also if *subject* is absent."""
         try:
-            await self._send(f"remove {subject}", request)
+            await self.send(f"remove {subject}", request)
         except Refused as exc:
             if _status(exc) != 404:
                 raise

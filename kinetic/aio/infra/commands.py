@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from kinetic.aio.infra.apply import READ_TIMEOUT_S
 from kinetic.aio.infra.controllers import Controller
 from kinetic.aio.infra.infrastructure import Infrastructure, Planned
 from kinetic.aio.infra.plan import Plan
@@ -11,7 +13,9 @@ from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Tell, silent
 from kinetic.aio.infra.setup import Shape
 from kinetic.aio.infra.site import Site
-from kinetic.aio.infra.status import Status
+from kinetic.aio.infra.status import Status, survey_target
+from kinetic.configuration import Target
+from kinetic.errors import ConfigurationError
 
 
 async def up(
@@ -42,11 +46,13 @@ async def up(
         tell: Receives one line about each step.
 
     Returns:
-        The plan that was carried out. In a new project, kinetic may use other machine types.
+        The plan that was carried out. If kinetic has to create the project or enable its APIs
+        first, it may use other machine types.
 
     Raises:
         ConfigurationError: A requirement, such as a permission, isn't met; the message lists all.
         Refused: A name is taken, or Google refuses a step or lacks capacity (see `add_pool`).
+        Unavailable: Google can't list the clusters of all zones now.
         AuthError: Credentials or rights are missing.
 
     Cancelled: created resources stay; run `up` again to continue, or `down` to remove them.
@@ -72,15 +78,17 @@ async def up(
 async def down(
     site: Site,
     *,
-    force_destroy: bool = True,
+    force_destroy: bool = False,
     preview: bool = False,
     tell: Tell = silent,
 ) -> Plan:
     """Remove what `up` created: only resources that have kinetic's names and labels.
 
+    If another location has a cluster of the same name, what both use stays.
+
     Args:
         site: Project, zone, and cluster.
-        force_destroy: Remove the buckets with their contents; default: True.
+        force_destroy: Remove the buckets with all results; default: False.
         preview: Plan and change nothing; default: False.
         tell: Receives one line about each step.
 
@@ -88,6 +96,8 @@ async def down(
         The plan that was carried out, with the resources that stay and the reasons.
 
     Raises:
+        ConfigurationError: The cluster is in another location; nothing was removed.
+        Unavailable: Google can't list the clusters of all zones now; nothing was removed.
         Refused: Google refuses a step.
         AuthError: Credentials or rights are missing.
 
@@ -123,8 +133,9 @@ async def add_pool(
 
     Raises:
         NotFound: The cluster doesn't exist.
-        ConfigurationError: A quota or a reservation is too small; jobs of this accelerator use a
-            ComputeClass already; or the cluster is Autopilot and a class can't replace the pool.
+        ConfigurationError: The cluster is in another location; a quota or a reservation is too
+            small; jobs of this accelerator use a ComputeClass already; the cluster is Autopilot
+            and a class can't replace the pool; or it is regional and the pool has no zone.
         Refused: Google refuses the pool. If the zone has no capacity, ``answer["zonesAvailable"]``
             lists zones with capacity: pass one as the pool's ``zone``.
 
@@ -143,6 +154,7 @@ async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tel
 
     Raises:
         NotFound: The cluster, or a pool of that name, doesn't exist.
+        ConfigurationError: The cluster is in another location.
         Refused: kinetic didn't create the pool or class, or the cluster needs it.
 
     Cancelled: the removal may continue; run `remove_pool` again to wait for its end.
@@ -192,11 +204,15 @@ async def update_credentials(site: Site, *, username: str, token: str, tell: Tel
         await infrastructure.keep_credentials(username, token)
 
 
-async def status(site: Site) -> Status:
+async def status(site: Site | Target) -> Status:
     """Return what exists at a site, what runs there, and what it costs now.
 
     It changes nothing. Each request has a timeout of 30 seconds. ``unseen`` of the result names
     what kinetic can't read.
+
+    Args:
+        site: Project, zone, cluster, and namespace, or the target that `init` joined. Outside of
+            Google Cloud, Kubernetes shows no costs and no limits of node pools.
 
     Raises:
         KineticError: kinetic can't read anything, for example without usable credentials.
@@ -206,5 +222,20 @@ async def status(site: Site) -> Status:
         found = await infra.status(Site(project="my-project", zone="us-central1-a", cluster="lab"))
         print(found.state, found.usd_per_hour, found.unseen)
     """
+    if isinstance(site, Target):
+        target = site
+        if target.kube_context:
+            return await survey_target(target, os.environ, READ_TIMEOUT_S)
+        try:
+            site = Site(
+                project=target.project or "",
+                zone=target.zone,
+                cluster=target.cluster,
+                namespace=target.namespace,
+            )
+        except ConfigurationError:  # `up` can't have made a cluster with such a name
+            if target.project is None:
+                raise
+            return await survey_target(target, os.environ, READ_TIMEOUT_S)
     async with Infrastructure(site) as infrastructure:
         return await infrastructure.status()

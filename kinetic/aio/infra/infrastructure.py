@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from kinetic.aio._net.google import GoogleClient
+from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.images.docker_hub import TOKEN, USERNAME
@@ -25,7 +25,7 @@ from kinetic.aio.infra.controllers import Controller, install
 from kinetic.aio.infra.controllers import plan_install as plan_controller
 from kinetic.aio.infra.plan import Plan, additions, removals
 from kinetic.aio.infra.pools import Pool
-from kinetic.aio.infra.preflight import Preflight, preflight
+from kinetic.aio.infra.preflight import Preflight, preflight, system_machines
 from kinetic.aio.infra.resources import (
     Action,
     Change,
@@ -38,12 +38,12 @@ from kinetic.aio.infra.resources import (
 )
 from kinetic.aio.infra.setup import Setup, Shape
 from kinetic.aio.infra.site import Site
-from kinetic.aio.infra.status import Status, survey
+from kinetic.aio.infra.status import Status, describe_work, survey
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.aio.kubernetes.credentials import Access
-from kinetic.configuration import Target, resolve
+from kinetic.configuration import resolve
 from kinetic.errors import BackendError, ConfigurationError, KineticError, NotFound, Refused
 
 
@@ -52,8 +52,9 @@ class Planned:
     """A plan, with the resources and objects that `Infrastructure.apply` creates or removes for it.
 
     ``prerequisites`` are the project and its link to a billing account. ``plan_rest`` plans the
-    other resources after `Infrastructure.apply` has created a new project. ``removes`` says whether
-    to remove ``resources`` and ``manifests`` instead of creating them.
+    other resources after `Infrastructure.apply` has created a new project, or enables its APIs
+    first. ``removes`` says whether to remove ``resources`` and ``manifests`` instead of creating
+    them. ``namesakes`` are the other locations that have a cluster of the same name.
     """
 
     plan: Plan
@@ -64,6 +65,7 @@ class Planned:
     removes: bool = False
     manifests: tuple[in_cluster.Manifest, ...] = ()
     controllers: tuple[Controller, ...] = ()
+    namesakes: tuple[str, ...] = ()
 
 
 class Infrastructure:
@@ -91,7 +93,7 @@ class Infrastructure:
         look_s: float = READ_TIMEOUT_S,
     ) -> None:
         self.site = site
-        self._connect = connect or self._open_access
+        self._connect = connect
         self._environ = os.environ if environ is None else environ
         self._tell = tell
         self._google = google or GoogleClient(
@@ -154,12 +156,15 @@ class Infrastructure:
         links_billing = any(resource.kind == "billing" for resource in prerequisites)
         observed: dict[str, Observed] = defaultdict(Observed)
         disabled_apis = [*setups.SERVICES]
-        if plan_rest is None:
-            missing_pools = await self._missing_pools(pools)
+        is_readable = plan_rest is None
+        if is_readable:
+            missing_pools = await self._missing_pools(self.site, pools)
             checks = await preflight(
                 self._google, self.site, missing_pools, setup, links_billing=links_billing
             )
             disabled_apis = await self._cloud.disabled_apis(setups.SERVICES)
+            if checks.waits_for_machines:
+                plan_rest = partial(self._plan_with_apis, setup, pools, controllers, prerequisites)
         else:
             note = (
                 "kinetic checks permissions, machine types, and quotas after it has created the "
@@ -168,10 +173,12 @@ class Infrastructure:
             billing_note = "; pass --billing-account ID to link a billing account"
             checks = Preflight(notes=[note if links_billing else note + billing_note])
         wanted = (
-            *setups.wanted_resources(replace(setup, machine=checks.machine)),
+            *setups.wanted_resources(
+                replace(setup, machine=checks.machine, machine_is_final=plan_rest is None)
+            ),
             *node_pools.pool_resources(self.site, pools, self._environ),
         )
-        if plan_rest is None:
+        if is_readable:
             observed |= await self._cloud.observe((*prerequisites, *wanted))
         changes = [*additions(self.site, prerequisites, observed)]
         if disabled_apis:
@@ -182,9 +189,12 @@ class Infrastructure:
             changes.append(change)
         changes += additions(self.site, wanted, observed)
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
-        cluster_changes, notes = await self._plan_in_cluster(observed, manifests, controllers)
+        there = replace(self.site, zone=setup.location)
+        cluster_changes, notes = await self._plan_in_cluster(
+            there, observed, manifests, controllers
+        )
         return Planned(
-            plan=Plan(site=self.site, changes=(*changes, *cluster_changes)),
+            plan=Plan(site=there, changes=(*changes, *cluster_changes)),
             resources=wanted,
             notes=(*checks.notes, *notes),
             prerequisites=tuple(prerequisites),
@@ -192,6 +202,19 @@ class Infrastructure:
             manifests=manifests,
             controllers=controllers,
         )
+
+    async def _plan_with_apis(
+        self,
+        setup: Setup,
+        pools: tuple[Pool, ...],
+        controllers: tuple[Controller, ...],
+        prerequisites: Sequence[Resource],
+    ) -> Planned:
+        """Enable the project's APIs, and plan again when Google's compute API serves requests."""
+        await self._cloud.enable_apis(setups.SERVICES)
+        machines = system_machines(self.site)
+        await self._cloud.send(f"list the machine types of {self.site.zone}", machines)
+        return await self._plan_setup(setup, pools, controllers, prerequisites)
 
     async def plan_pool(self, pool: Pool, *, slices: int = 1, fixed: bool = False) -> Planned:
         """Plan what `add_pool` creates. Nothing is written.
@@ -201,9 +224,9 @@ class Infrastructure:
             ConfigurationError: A quota or reservation is too small, the pool's jobs would use a
                 ComputeClass instead, or an Autopilot cluster can't have the pool.
         """
-        cluster = await lookup.read_cluster(self._google, self.site)
+        found = await lookup.find_cluster(self._google, self.site)
+        site, cluster = found.there, found.clusters[found.location]
         autopilot = node_pools.is_autopilot(cluster)
-        pools = pool.slices(slices)
         can_use_class = compute_classes.can_replace(pool) and not fixed
         if autopilot and not can_use_class:
             raise ConfigurationError(
@@ -212,9 +235,9 @@ class Infrastructure:
                 "of several hosts"
             )
         if not pool.accelerator.multi_host and pool.name not in node_pools.existing(cluster):
-            async with aclosing(Api(await self._connect())) as api:
+            async with aclosing(Api(await self._open_access(site))) as api:
                 if can_use_class and await compute_classes.is_served(api):
-                    return await self._plan_class(api, pool, autopilot=autopilot)
+                    return await self._plan_class(api, site, pool, autopilot=autopilot)
                 if autopilot:
                     raise ConfigurationError(
                         f"{self.site.cluster} has no ComputeClasses; upgrade it to GKE 1.30.3 or "
@@ -226,19 +249,30 @@ class Infrastructure:
                         f"jobs of {pool.accelerator} use the nodes of the ComputeClass {name}, not "
                         f"those of a node pool; first run `kinetic pool remove {name}`"
                     )
-        wanted = node_pools.pool_resources(self.site, pools, self._environ)
-        checks = await preflight(self._google, self.site, await self._missing_pools(pools))
+        if site.zone == site.region and not pool.zone:
+            if self.site.zone == site.region:
+                raise ConfigurationError(
+                    f"{site.cluster} has nodes in several zones of {site.region}; choose the "
+                    "pool's zone with --node-zone"
+                )
+            pool = replace(pool, zone=self.site.zone)
+        pools = pool.slices(slices)
+        wanted = node_pools.pool_resources(site, pools, self._environ)
+        checks = await preflight(self._google, site, await self._missing_pools(site, pools))
         observed = await self._cloud.observe(wanted)
-        observed[f"cluster {self.site.cluster}"] = Observed(document=cluster)
-        changes = additions(self.site, wanted, observed)
+        observed[f"cluster {site.cluster}"] = Observed(document=cluster)
+        changes = additions(site, wanted, observed)
         return Planned(
-            plan=Plan(site=self.site, changes=changes),
+            plan=Plan(site=site, changes=changes),
             resources=wanted,
             notes=tuple(checks.notes),
         )
 
-    async def _plan_class(self, api: Api, pool: Pool, *, autopilot: bool) -> Planned:
-        """Plan a ComputeClass from which GKE makes the nodes that *pool* would have."""
+    async def _plan_class(self, api: Api, there: Site, pool: Pool, *, autopilot: bool) -> Planned:
+        """Plan a ComputeClass from which GKE makes the nodes that *pool* would have.
+
+        The zone of *there* is the cluster's location.
+        """
         checks = await preflight(self._google, self.site, (pool,), regional=True)
         zones = checks.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
         manifest = compute_classes.class_manifest(
@@ -249,7 +283,7 @@ class Infrastructure:
         )
         change = await compute_classes.plan_class(api, manifest, description)
         return Planned(
-            plan=Plan(site=self.site, changes=(change,)),
+            plan=Plan(site=there, changes=(change,)),
             resources=(),
             notes=tuple(checks.notes),
             manifests=(manifest,),
@@ -262,19 +296,22 @@ class Infrastructure:
             NotFound: The cluster has no such pool or class; the message lists all that it has.
             Refused: kinetic didn't create the pool or class, or the cluster needs it.
         """
-        cluster = await lookup.read_cluster(self._google, self.site)
-        existing = node_pools.existing(cluster)
+        found = await lookup.find_cluster(self._google, self.site)
+        site = found.there
+        existing = node_pools.existing(found.clusters[found.location])
         if name not in existing:
-            return await self._plan_class_removal(name, [*existing])
+            return await self._plan_class_removal(site, name, [*existing])
         if reason := node_pools.keep_reason(existing[name]):
             raise Refused(reason)
-        pool = node_pools.reference(self.site, name)
-        changes = removals(self.site, (pool,), {pool.key: Observed(document=existing[name])})
-        return Planned(plan=Plan(site=self.site, changes=changes), resources=(pool,), removes=True)
+        pool = node_pools.reference(site, name)
+        changes = removals(site, (pool,), {pool.key: Observed(document=existing[name])})
+        return Planned(plan=Plan(site=site, changes=changes), resources=(pool,), removes=True)
 
-    async def _plan_class_removal(self, name: str, pool_names: Sequence[str]) -> Planned:
+    async def _plan_class_removal(
+        self, there: Site, name: str, pool_names: Sequence[str]
+    ) -> Planned:
         """Plan to remove the ComputeClass *name*; if it is absent, list all pools and classes."""
-        async with aclosing(Api(await self._connect())) as api:
+        async with aclosing(Api(await self._open_access(there))) as api:
             known_classes = await compute_classes.list_classes(api)
         if name not in known_classes:
             names = ", ".join(sorted({*pool_names, *known_classes})) or "none"
@@ -287,41 +324,106 @@ class Infrastructure:
         manifest = compute_classes.reference(name)
         reason = "GKE removes its nodes when they are idle"
         change = replace(manifest.change, action=Action.REMOVE, reason=reason)
-        plan = Plan(site=self.site, changes=(change,))
+        plan = Plan(site=there, changes=(change,))
         return Planned(plan=plan, resources=(), manifests=(manifest,), removes=True)
 
-    async def plan_down(self, *, force_destroy: bool = True) -> Planned:
+    async def plan_down(self, *, force_destroy: bool = False) -> Planned:
         """Plan what `down` removes, and what it keeps. Nothing is written.
 
+        If other locations have a cluster of this name (``namesakes`` of the result), the plan keeps
+        what it uses, such as the buckets, the accounts, and the repository.
+
         Args:
-            force_destroy: Remove buckets with their contents. Default: True. False keeps
+            force_destroy: Remove buckets with their contents. Default: False, which keeps
                 the buckets.
+
+        Raises:
+            ConfigurationError: The cluster, or what is left of it, is in another location. Or the
+                API of GKE is disabled, although resources exist.
+            Unavailable: Google can't list the clusters of all zones now.
         """
-        setup = await lookup.setup_of(self._google, self.site)
-        present = (
-            *setups.existing(setup, await lookup.list_worker_accounts(self._google, self.site)),
-            *await lookup.list_placement_policies(self._google, self.site),
-        )
+        found = await lookup.find_namesakes(self._google, self.site)
+        found.check_complete()
+        found.check_location()
+        workers = await lookup.list_worker_accounts(self._google, self.site)
+        policies = await lookup.list_placement_policies(self._google, self.site)
+        present = (*setups.existing(lookup.setup_at(found.there), workers), *policies)
         observed = await self._cloud.observe(present)
-        changes = removals(self.site, present, observed, keeps_buckets=not force_destroy)
-        notes: list[str] = []
+        if not found.clusters:
+            self._check_region(observed)
+        users: dict[GoogleRequest, str] = {}
+        for location, document in found.clusters.items():
+            if location == found.location and self.site.owns(document):
+                continue
+            user = replace(self.site, zone=location)
+            used = [*setups.existing(lookup.setup_at(user), workers)]
+            used += policies if user.region == self.site.region else []
+            users |= {part.read: location for part in used}
+        changes = removals(
+            self.site, present, observed, keeps_buckets=not force_destroy, users=users
+        )
+        if found.disabled and any(change.action is Action.REMOVE for change in changes):
+            raise ConfigurationError(
+                f"kinetic can't list the clusters of {self.site.project}, so one may use what "
+                f"`down` removes ({found.disabled}); enable the Kubernetes Engine API in the "
+                "project that your credentials charge, and run the command again"
+            )
+        changes = tuple([await self._with_losses(found.there, change) for change in changes])
         cluster = observed[f"cluster {self.site.cluster}"].document or {}
         removes_cluster = any(
             change.kind == "cluster" and change.action is Action.REMOVE for change in changes
         )
+        notes: list[str] = []
         if removes_cluster and (names := ", ".join(node_pools.foreign(cluster))):
             notes.append(f"the removal includes node pools that kinetic didn't make: {names}")
         return Planned(
-            plan=Plan(site=self.site, changes=changes),
+            plan=Plan(site=found.there, changes=changes),
             resources=present,
-            notes=(*notes, *await self._outliving_notes()),
+            notes=(*notes, *await self._outliving_notes(shares_network=bool(found.others))),
             removes=True,
+            namesakes=found.others,
         )
 
-    async def _outliving_notes(self) -> tuple[str, ...]:
+    def _check_region(self, observed: Mapping[str, Observed]) -> None:
+        """Refuse the site's region if a removed cluster was in another region.
+
+        The jobs' bucket shows its region. The subnetwork, router, and repository are there as well.
+        """
+        site = self.site
+        bucket = observed[f"bucket {site.bucket('jobs')}"].document or {}
+        subnetwork = observed[f"subnetwork {site.prefix}"].document
+        region = str(bucket.get("location") or "").lower()
+        # The location of a bucket that kinetic didn't make may be a continent, such as ``us``.
+        is_elsewhere = "-" in region and region != site.region and site.owns(bucket)
+        if is_elsewhere and subnetwork is None:
+            raise ConfigurationError(
+                f"there is no cluster {site.cluster} in {site.project}, and what it left isn't in "
+                f"{site.region}, but in {region}; pass a --zone of {region}"
+            )
+
+    async def _with_losses(self, there: Site, change: Change) -> Change:
+        """Say in a removal which objects go with a bucket, and which jobs with the cluster.
+
+        The zone of *there* is the cluster's location.
+        """
+        if change.action is not Action.REMOVE or change.kind not in ("bucket", "cluster"):
+            return change
+        limit_s = self._cloud.timeout_s
+        try:
+            if change.kind == "cluster":
+                reason = await describe_work(there, self._open_access, limit_s)
+            else:
+                reason = await lookup.describe_contents(self._google, change.name, limit_s)
+        except BackendError as exc:
+            return replace(change, action=Action.UNSEEN, reason=str(exc))
+        return replace(change, reason=reason)
+
+    async def _outliving_notes(self, *, shares_network: bool) -> tuple[str, ...]:
         """Return a note about the disks and load balancers that the cluster leaves behind."""
         try:
-            resources = await lookup.list_outliving(self._google, self.site)
+            resources = await lookup.list_outliving(
+                self._google, self.site, shares_network=shares_network
+            )
         except BackendError as exc:
             return (f"disks and load balancers may outlive the cluster and cost money: {exc}",)
         if not resources:
@@ -365,12 +467,11 @@ class Infrastructure:
         Raises:
             NotFound: The cluster doesn't exist.
         """
-        cluster = await lookup.read_cluster(self._google, self.site)
-        pools = [
-            node_pools.summarize(document) for document in node_pools.existing(cluster).values()
-        ]
+        found = await lookup.find_cluster(self._google, self.site)
+        existing = node_pools.existing(found.clusters[found.location])
+        pools = [node_pools.summarize(document) for document in existing.values()]
         try:
-            async with aclosing(Api(await self._connect())) as api:
+            async with aclosing(Api(await self._open_access(found.there))) as api:
                 pools += [
                     compute_classes.summarize(document)
                     for document in (await compute_classes.list_own_classes(api)).values()
@@ -381,11 +482,11 @@ class Infrastructure:
 
     async def status(self) -> Status:
         """Return what exists and runs, what the site costs now, and what kinetic can't read."""
-        return await survey(self._google, self._cloud, self.site, self._connect, self._environ)
+        return await survey(self._google, self._cloud, self.site, self._open_access, self._environ)
 
-    async def _missing_pools(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
-        """Return which *pools* the cluster doesn't have."""
-        resources = {pool: node_pools.reference(self.site, pool.name) for pool in pools}
+    async def _missing_pools(self, site: Site, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+        """Return which *pools* the cluster doesn't have; the zone of *site* is its location."""
+        resources = {pool: node_pools.reference(site, pool.name) for pool in pools}
         observed = await self._cloud.observe(resources.values())
         return tuple(
             pool for pool, resource in resources.items() if observed[resource.key].document is None
@@ -393,11 +494,15 @@ class Infrastructure:
 
     async def _plan_in_cluster(
         self,
+        there: Site,
         observed: Mapping[str, Observed],
         manifests: tuple[in_cluster.Manifest, ...],
         controllers: tuple[Controller, ...],
     ) -> tuple[list[Change], list[str]]:
-        """Return the changes inside the cluster, and notes about controllers that are missing."""
+        """Return the changes inside the cluster, and notes about controllers that are missing.
+
+        The zone of *there* is the cluster's location.
+        """
         document = observed[f"cluster {self.site.cluster}"].document
         groups = {group for controller in controllers for group in controller.groups}
         notes = [] if groups.intersection(in_cluster.SETS) else [in_cluster.NO_SETS_NOTE]
@@ -407,14 +512,14 @@ class Infrastructure:
                 *(controller.change for controller in controllers),
             ]
             return changes, notes
-        async with aclosing(Api(await self._connect())) as api:
+        async with aclosing(Api(await self._open_access(there))) as api:
             changes = [await in_cluster.compare(api, manifest) for manifest in manifests]
             changes += [await plan_controller(api, controller) for controller in controllers]
             return changes, [] if await in_cluster.has_sets(api) else notes
 
     async def _change_in_cluster(self, planned: Planned) -> None:
         """Apply manifests and controllers where needed; for a removal, remove the manifests."""
-        async with aclosing(Api(await self._connect())) as api:
+        async with aclosing(Api(await self._open_access(planned.plan.site))) as api:
             for manifest in planned.manifests:
                 if planned.removes:
                     with suppress(NotFound):
@@ -428,9 +533,13 @@ class Infrastructure:
                     await install(api, controller)
                     self._tell(f"controller {controller.name} is applied")
 
-    async def _open_access(self) -> Access:
+    async def _open_access(self, there: Site) -> Access:
+        """Connect to the cluster; the zone of *there* is its location."""
+        if self._connect is not None:
+            return await self._connect()
+        target = resolve(backend="gke", environ=self._environ, **asdict(there))
         # Ignore a context from the environment, because it may belong to another cluster.
-        return await open_access(replace(self.target, kube_context=None), self._environ)
+        return await open_access(replace(target, kube_context=None), self._environ)
 
     async def keep_credentials(self, username: str, token: str) -> None:
         """Store Docker Hub credentials for builds as new versions of two secrets.
@@ -466,8 +575,3 @@ class Infrastructure:
     async def billing_accounts(self) -> list[lookup.BillingAccount]:
         """Return the open billing accounts that you can see."""
         return await lookup.list_billing_accounts(self._google)
-
-    @property
-    def target(self) -> Target:
-        """Return the target of jobs on this site."""
-        return resolve(backend="gke", environ=self._environ, **asdict(self.site))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from kinetic.aio._net.google import GoogleClient, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import list_items, refusal_error
 from kinetic.aio.infra.pools import placement_policy
-from kinetic.aio.infra.resources import Document, Resource, call
+from kinetic.aio.infra.resources import Document, Resource, call, query
 from kinetic.aio.infra.setup import Setup, billing_link, project_resource, service_account
 from kinetic.aio.infra.site import Site
-from kinetic.errors import NotFound, Unavailable
+from kinetic.errors import ConfigurationError, NotFound, Unavailable
+
+SUBMISSION = re.compile(r"(?:^|/)(?:jobs|batches)/((?:job|grp)-[^/]+)/")
+"""The part of an object's name that has the ID of a job or batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,53 +28,146 @@ class BillingAccount:
     name: str
 
 
-async def find_cluster(google: GoogleClient, site: Site) -> dict[str, Any] | None:
-    """Return Google's document of the cluster in the site's zone or region; None if absent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namesakes:
+    """The clusters of a project that have the site's cluster name, by location.
+
+    ``unlisted`` are the zones whose clusters Google couldn't list: they may have more. ``disabled``
+    is Google's message if the project that pays for the request has disabled the API of GKE.
+    """
+
+    site: Site
+    clusters: Mapping[str, Document]
+    unlisted: tuple[str, ...] = ()
+    disabled: str = ""
+
+    @property
+    def location(self) -> str:
+        """Return where the site's cluster is: its zone, or its region if the cluster is regional.
+
+        If there is no such cluster, return the site's zone.
+        """
+        site = self.site
+        is_regional = site.region in self.clusters and site.zone not in self.clusters
+        return site.region if is_regional else site.zone
+
+    @property
+    def cluster(self) -> Document | None:
+        """Return Google's document of the site's cluster; None if absent."""
+        return self.clusters.get(self.location)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Return the other locations that have a cluster of this name."""
+        return tuple(sorted({*self.clusters} - {self.location}))
+
+    @property
+    def there(self) -> Site:
+        """Return the site with the location of its cluster as the zone."""
+        return replace(self.site, zone=self.location)
+
+    def check_complete(self) -> None:
+        """Refuse to act on a listing that may lack a cluster.
+
+        Raises:
+            Unavailable: Google couldn't list the clusters of all zones.
+        """
+        if self.unlisted:
+            raise Unavailable(
+                f"Google can't list the clusters of {', '.join(self.unlisted)} now, so a cluster "
+                f"{self.site.cluster} may be there; run the command again later",
+                retryable=True,
+            )
+
+    def check_location(self) -> None:
+        """Refuse the site's zone if only other locations have a cluster of this name.
+
+        Raises:
+            ConfigurationError: The cluster is elsewhere.
+        """
+        if self.cluster is None and self.others:
+            places = [f"{where} ({self.clusters[where].get('status')})" for where in self.others]
+            raise ConfigurationError(
+                f"the cluster {self.site.cluster} of {self.site.project} isn't in "
+                f"{self.site.zone}, but in {', '.join(places)}; pass --zone {self.others[0]}, or "
+                "another --cluster"
+            )
+
+
+def setup_at(there: Site) -> Setup:
+    """Return the setup of a cluster: Autopilot in a region, Standard in a zone."""
+    return Setup(site=there, shape="autopilot" if there.zone == there.region else "standard")
+
+
+async def find_namesakes(google: GoogleClient, site: Site) -> Namesakes:
+    """Find the clusters of the site's name in all locations of the project."""
     request = call("container", "GET", f"projects/{site.project}/locations/-/clusters")
     try:
         answer = await google.call(request)
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
-            return None
+            disabled = refusal.message if is_disabled(refusal) else ""
+            return Namesakes(site=site, clusters={}, disabled=disabled)
         raise refusal_error("list the clusters of the project", refusal) from refusal
-    found: dict[str, dict[str, Any]] = {
+    clusters = {
         str(document["location"]): document
         for document in answer.get("clusters") or ()
         if document.get("name") == site.cluster
     }
-    missing = {*(answer.get("missingZones") or ())}
-    if unlisted := {site.zone, site.region} & missing - set(found):
-        raise Unavailable(
-            f"Google can't list the clusters of {', '.join(sorted(unlisted))} now; run the "
-            "command again later",
-            retryable=True,
-        )
-    return found.get(site.zone) or found.get(site.region)
+    missing = sorted({*(answer.get("missingZones") or ())} - {*clusters})
+    return Namesakes(site=site, clusters=clusters, unlisted=tuple(missing))
 
 
-async def setup_of(google: GoogleClient, site: Site) -> Setup:
-    """Return the setup of *site*: the shape is Autopilot if its cluster is regional."""
-    cluster = await find_cluster(google, site) or {}
-    regional = site.region in (site.zone, cluster.get("location"))
-    return Setup(site=site, shape="autopilot" if regional else "standard")
+async def find_cluster(google: GoogleClient, site: Site) -> Namesakes:
+    """Find the site's cluster, and its namesakes.
 
-
-async def read_cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
-    """Return Google's document of the site's cluster."""
-    if (cluster := await find_cluster(google, site)) is None:
+    Raises:
+        ConfigurationError: The cluster is only in other locations.
+        NotFound: The project has no cluster of this name.
+        Unavailable: Google couldn't list all clusters, and lists none in the site's zone.
+    """
+    found = await find_namesakes(google, site)
+    if found.cluster is None:
+        found.check_complete()
+        found.check_location()
         raise NotFound(
             f"there is no cluster {site.cluster} in {site.zone} of {site.project}; make one with "
             "`kinetic up`"
         )
-    return cluster
+    return found
 
 
-async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
+async def describe_contents(google: GoogleClient, bucket: str, limit_s: float) -> str:
+    """Return how many objects, jobs, and batches a bucket has, as text.
+
+    Stop counting after *limit_s* seconds, and say so.
+    """
+    fields = query(fields="nextPageToken,items(name)")
+    listing = call("storage", "GET", f"b/{bucket}/o", query=fields)
+    object_count, ids, rest = 0, set[str](), ""
+    try:
+        async with asyncio.timeout(limit_s):
+            async for item in google.list_items(listing, "items"):
+                object_count += 1
+                if match := SUBMISSION.search(str(item["name"])):
+                    ids.add(match[1])
+    except TimeoutError:
+        rest = f", and those that kinetic couldn't count in {limit_s:g} s"
+    except HttpError as refusal:
+        raise refusal_error(f"list the objects of {bucket}", refusal) from refusal
+    batch_count = sum(submission.startswith("grp-") for submission in ids)
+    job_count = len(ids) - batch_count
+    return f"objects: {object_count:,}, jobs: {job_count:,}, batches: {batch_count:,}{rest}"
+
+
+async def list_outliving(
+    google: GoogleClient, site: Site, *, shares_network: bool = False
+) -> list[str]:
     """Return the disks and load balancers that outlive the cluster.
 
     GKE makes disks for volumes, and forwarding rules (load balancers) for Services. Such a resource
-    belongs to the cluster if its labels have the cluster's name and no other location. All
-    forwarding rules in the network that `up` made also belong to the cluster.
+    belongs to the cluster if its labels have the cluster's name and no other location. Unless
+    another cluster *shares_network*, all forwarding rules in the network also belong to it.
     """
     found: list[str] = []
     try:
@@ -84,7 +182,7 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
                 if kind == "disk":
                     belongs = belongs and "goog-gke-volume" in labels
                 elif str(document.get("network")).endswith(f"/networks/{site.prefix}"):
-                    belongs = True
+                    belongs = belongs or not shares_network
                 if belongs:
                     found.append(f"{kind} {document['name']} ({zone_or_region})")
     except HttpError as refusal:

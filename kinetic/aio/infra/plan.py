@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from kinetic.aio._net.google import GoogleRequest
 from kinetic.aio.infra.resources import (
     Action,
     Change,
@@ -27,7 +29,11 @@ WRITE_ACTIONS = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Acti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The changes that `up`, `down`, or `pool` makes, in the order of planning."""
+    """The changes that `up`, `down`, or `pool` makes, in the order of planning.
+
+    The ``zone`` of ``site`` is where the cluster is: a zone or, if the cluster is regional, a
+    region.
+    """
 
     site: Site
     changes: tuple[Change, ...]
@@ -175,13 +181,23 @@ def removals(
     observed: Mapping[str, Observed],
     *,
     keeps_buckets: bool = False,
+    users: Mapping[GoogleRequest, str] = MappingProxyType({}),
 ) -> tuple[Change, ...]:
-    """Return a change for each existing resource in *present*: its removal, or why it stays."""
+    """Return a change for each existing resource in *present*: its removal, or why it stays.
+
+    *users* has the requests that read the resources of other clusters, each with the location of
+    its cluster. A resource that such a request reads stays.
+    """
     by_keras_kinetic = _is_made_by_keras_kinetic(observed, site)
     changes: list[Change] = []
     for resource in present:
-        document = observed[resource.key].document
-        if problem := observed[resource.key].problem:
+        document, problem = observed[resource.key].document, observed[resource.key].problem
+        location = users.get(resource.read)
+        if location and resource.kind != "cluster":
+            if isinstance(resource, Resource) and (document is not None or problem):
+                reason = f"the cluster {site.cluster} in {location} uses it"
+                changes.append(_change(resource, Action.KEEP, reason))
+        elif problem:
             changes.append(_change(resource, Action.UNSEEN, problem))
         elif document is None:
             continue
@@ -193,7 +209,7 @@ def removals(
             reason = "it has kinetic's name, but not kinetic's labels"
             changes.append(_change(resource, Action.KEEP, reason))
         elif keeps_buckets and resource.kind == "bucket":
-            reason = "it may hold results; --force-destroy removes it"
+            reason = "it may hold results; --delete-results removes it"
             changes.append(_change(resource, Action.KEEP, reason))
         else:
             saved = -resource.usd_per_hour if resource.usd_per_hour else None

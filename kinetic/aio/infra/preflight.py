@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic._tasks import all_or_none
-from kinetic.aio._net.google import GoogleClient, is_disabled
+from kinetic.aio._net.google import GoogleClient, GoogleRequest, is_disabled
 from kinetic.aio._net.http import HttpError
+from kinetic.aio.infra.lookup import Namesakes, find_namesakes
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Document, call, query
 from kinetic.aio.infra.setup import SYSTEM_MACHINES, Setup
 from kinetic.aio.infra.site import Site
-from kinetic.errors import ConfigurationError
+from kinetic.errors import AuthError, ConfigurationError
 
 PERMISSIONS = (
     "artifactregistry.repositories.create",
@@ -56,13 +57,15 @@ ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serv
 class Preflight:
     """The results of the checks: ``problems`` stop the command, ``notes`` don't.
 
-    ``machine`` is the machine type for the cluster's own pods. ``zones`` are the zones of the
-    region that offer a pool's machines, the site's zone first; empty if unknown.
+    ``machine`` is the machine type for the cluster's own pods. ``waits_for_machines`` says that
+    kinetic can't read the zone's machine types until the compute API is enabled. ``zones`` are the
+    zones of the region that offer a pool's machines, the site's zone first; empty if unknown.
     """
 
     problems: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     machine: str = SYSTEM_MACHINES[0]
+    waits_for_machines: bool = False
     zones: tuple[str, ...] = ()
 
 
@@ -83,6 +86,7 @@ async def preflight(
 
     Raises:
         ConfigurationError: There are problems; the message lists all.
+        Unavailable: Google can't list all clusters of the project now.
     """
     result = Preflight()
     checks: list[Coroutine[Any, Any, None]] = []
@@ -90,8 +94,7 @@ async def preflight(
         checks += [
             _check_project(google, site, result),
             _check_permissions(google, site, result),
-            _choose_machine(google, setup, result),
-            _find_namesakes(google, setup, result),
+            _check_cluster(google, setup, result),
         ]
         if not links_billing:
             checks.append(_check_billing(google, site, result))
@@ -181,42 +184,62 @@ async def _check_billing(google: GoogleClient, site: Site, result: Preflight) ->
             )
 
 
-async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Choose a machine type of the zone for a Standard cluster's own pods."""
+async def _check_cluster(google: GoogleClient, setup: Setup, result: Preflight) -> None:
+    """Look for clusters of the site's name; if a Standard cluster is new, choose its machines.
+
+    Raises:
+        Unavailable: Another zone may have a cluster of this name, but Google can't list it now.
+    """
     site = setup.site
-    if setup.shape == "autopilot":
-        return
+    try:
+        found = await find_namesakes(google, site)
+    except AuthError as exc:  # `_check_permissions` reports which permission is missing
+        found = Namesakes(site=site, clusters={})
+        result.notes.append(str(exc))
+    for location in {*found.clusters} - {setup.location}:
+        result.problems.append(
+            f"a cluster {site.cluster} exists in {location}; both would use the same "
+            f"resource names. Use --zone {location}, or another --cluster"
+        )
+    cluster = found.clusters.get(setup.location)
+    if cluster is None:
+        found.check_complete()
+    # `up` makes a cluster in these states anew.
+    is_new = cluster is None or cluster.get("status") in ("ERROR", "STOPPING")
+    if is_new and setup.shape == "standard":
+        await _choose_machine(google, site, result)
+
+
+def system_machines(site: Site) -> GoogleRequest:
+    """Return the request that lists which of `SYSTEM_MACHINES` the zone has."""
     parent = f"projects/{site.project}/zones/{site.zone}/machineTypes"
     name_filter = " OR ".join(f'(name = "{machine}")' for machine in SYSTEM_MACHINES)
-    listing = call("compute", "GET", parent, query=query(filter=name_filter))
-    action = "choose a machine type of the zone for the cluster's own pods"
-    problem_if_absent = f"there is no zone {site.zone}; choose another --zone"
-    with _noting_refusals(result, action, problem_if_absent=problem_if_absent):
-        offered = {str(found["name"]) async for found in google.list_items(listing, "items")}
-        usable = [machine for machine in SYSTEM_MACHINES if machine in offered]
-        if usable:
-            result.machine = usable[0]
+    return call("compute", "GET", parent, query=query(filter=name_filter))
+
+
+async def _choose_machine(google: GoogleClient, site: Site, result: Preflight) -> None:
+    """Choose a machine type of the zone for the cluster's own pods."""
+    listing = google.list_items(system_machines(site), "items")
+    try:
+        offered = {str(machine["name"]) async for machine in listing}
+    except HttpError as refusal:
+        if is_disabled(refusal):
+            result.waits_for_machines = True
+        elif refusal.status == 404:
+            result.problems.append(f"there is no zone {site.zone}; choose another --zone")
         else:
-            result.problems.append(
-                f"{site.zone} has none of {', '.join(SYSTEM_MACHINES)} for the cluster's own pods; "
-                "choose another --zone, or --autopilot"
+            result.notes.append(
+                f"the cluster's own pods get {result.machine}, because kinetic couldn't list the "
+                f"machine types of {site.zone}: {refusal.message}"
             )
-
-
-async def _find_namesakes(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    site = setup.site
-    path = f"projects/{site.project}/locations/-/clusters"
-    with _noting_refusals(result, "look for a cluster of the same name in another location"):
-        answer = await google.call(call("container", "GET", path))
-        for cluster in answer.get("clusters") or ():
-            location = cluster.get("location")
-            if cluster.get("name") == site.cluster and location != setup.location:
-                result.problems.append(
-                    f"a cluster {site.cluster} exists in {location}; both would use the same "
-                    f"resource names. Use --zone {location}, or another --cluster"
-                )
-        if missing := answer.get("missingZones"):
-            result.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
+        return
+    if usable := [machine for machine in SYSTEM_MACHINES if machine in offered]:
+        result.machine = usable[0]
+    else:
+        result.problems.append(
+            f"{site.zone} has none of {', '.join(SYSTEM_MACHINES)} for the cluster's own pods; "
+            "choose another --zone, or --autopilot"
+        )
 
 
 async def _check_reservation(

@@ -28,8 +28,15 @@ SERVICES = tuple(
         "storage",
     )
 )
-SYSTEM_MACHINES = ("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-standard-4")
-"""Machine types for the cluster's own pods, the preferred one first; TPU-only zones have no e2."""
+SYSTEM_MACHINES = (
+    *("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-standard-4", "t2d-standard-4"),
+    *("c3-standard-4", "c3d-standard-4", "c2-standard-4", "c2d-standard-4", "n4-standard-4"),
+    *("c4-standard-4", "c4d-standard-4"),
+)
+"""Machine types for the cluster's own pods, the preferred one first; some zones lack e2 or n2."""
+
+HYPERDISK_FAMILIES = ("n4-", "c4-", "c4d-")
+"""The beginnings of machine types that can't boot from a Persistent Disk."""
 
 SYSTEM_POOL = "system"
 MAX_SYSTEM_NODES = 10
@@ -56,6 +63,14 @@ MACHINE_USD = {
     "n2-standard-4": 0.194,
     "n2d-standard-4": 0.169,
     "n1-standard-4": 0.190,
+    "t2d-standard-4": 0.169,
+    "c3-standard-4": 0.201,
+    "c3d-standard-4": 0.182,
+    "c2-standard-4": 0.209,
+    "c2d-standard-4": 0.182,
+    "n4-standard-4": 0.189,
+    "c4-standard-4": 0.198,
+    "c4d-standard-4": 0.193,
 }
 """Approximate US dollars per hour in us-central1; other regions differ."""
 
@@ -65,11 +80,15 @@ Shape = Literal["standard", "autopilot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The wanted state of a site. ``machine`` is the machine type for the cluster's own pods."""
+    """The wanted state of a site. ``machine`` is the machine type for the cluster's own pods.
+
+    ``machine_is_final`` is false if the zone may lack that type: kinetic can't list its types yet.
+    """
 
     site: Site
     shape: Shape = "standard"
     machine: str = SYSTEM_MACHINES[0]
+    machine_is_final: bool = True
     public_endpoint: bool = False
 
     def __post_init__(self) -> None:
@@ -162,6 +181,8 @@ def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
             },
             "lifecycle": {"rule": rules},
         },
+        # `down` keeps buckets, so a bucket may be that of an earlier cluster in another region.
+        reported_fields={"location": location},
     )
 
 
@@ -236,13 +257,14 @@ def cluster(setup: Setup) -> Resource:
         "description": f"Autopilot {description}",
     }
     if setup.shape == "standard":
+        machine = setup.machine if setup.machine_is_final else f"{setup.machine} (or similar)"
         fields = {
             "reported_fields": {
                 "workloadIdentityConfig": {"workloadPool": site.identity_pool},
                 "releaseChannel": {"channel": "REGULAR"},
             },
-            "usd_per_hour": CLUSTER_USD + MACHINE_USD.get(setup.machine, 0.0),
-            "description": f"Standard {description}, 1 to {MAX_SYSTEM_NODES} {setup.machine} for "
+            "usd_per_hour": CLUSTER_USD + MACHINE_USD[setup.machine],
+            "description": f"Standard {description}, 1 to {MAX_SYSTEM_NODES} {machine} for "
             "its own pods",
         }
     if setup.public_endpoint:
@@ -299,13 +321,15 @@ def _standard_fields(setup: Setup) -> dict[str, Any]:
         {gpu.label for gpu in GPUS.values()}
         | {tpu_slice.label for tpu in TPUS.values() for tpu_slice in tpu.slices}
     )
+    needs_hyperdisk = setup.machine.startswith(HYPERDISK_FAMILIES)
+    disk_type = "hyperdisk-balanced" if needs_hyperdisk else "pd-balanced"
     return {
         "locations": [site.zone],
         "nodePools": [
             pool_body(
                 site,
                 SYSTEM_POOL,
-                node_body(site, setup.machine, diskSizeGb=50, diskType="pd-balanced"),
+                node_body(site, setup.machine, diskSizeGb=50, diskType=disk_type),
                 min_nodes=1,
                 max_nodes=MAX_SYSTEM_NODES,
             )
