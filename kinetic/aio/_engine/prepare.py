@@ -226,6 +226,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         python=platform.python_version(),
         entry_dir=packed.project.entry_dir,
         root=packed.project.root,
+        scripts=discover.scripts_of(packed.call.function),
     )
     code, function, refs, image = await all_or_none(
         _upload_code(store, packed),
