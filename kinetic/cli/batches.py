@@ -12,6 +12,7 @@ from kinetic._messages import one_line
 from kinetic.cli import output
 from kinetic.cli.client import (
     FilePath,
+    Group,
     TargetOptions,
     json_option,
     with_batch,
@@ -39,7 +40,7 @@ JSON_ONLY_FIELDS = ("each", "counts", "estimate")
 """Fields of a batch that only JSON shows."""
 
 
-@click.group()
+@click.group(cls=Group)
 def batches() -> None:
     """List batches, and manage one of them."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import FilePath, json_option, with_client, with_job
+from kinetic.cli.client import FilePath, Group, json_option, with_client, with_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ timeout_option = click.option(
 yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
 
 
-@click.group()
+@click.group(cls=Group)
 def jobs() -> None:
     """List jobs, and manage one of them."""
 
@@ -236,7 +236,7 @@ async def _debug(job: aio.JobHandle[Any], port: int) -> None:
     await print_log(job, follow=True)
 
 
-@click.group()
+@click.group(cls=Group)
 def outputs() -> None:
     """List or copy the files in a job's output directory."""
 
