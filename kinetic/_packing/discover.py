@@ -154,7 +154,7 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
     return str(next(directory for directory in (folder, *folder.parents) if directory.is_dir()))
 
 
-def scripts_of(function: Callable[..., Any]) -> tuple[Path, ...]:
+def scripts_of(function: Any) -> tuple[Path, ...]:
     """Return the files that may list dependencies in a comment: the script, and the function's."""
     code = getattr(unwrap_callable(function), "__code__", None)
     files = (getattr(sys.modules["__main__"], "__file__", None), code and code.co_filename)

@@ -34,7 +34,7 @@ MAX_BATCH_READS = 8
 """Maximum number of batches whose status is read at once."""
 
 COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
-ITEM_COLUMNS = ("job_id", "status", "age", "reason")
+ITEM_COLUMNS = ("job_id", "status", "age", "waited", "ran", "reason")
 
 JSON_ONLY_FIELDS = ("each", "counts", "estimate")
 """Fields of a batch that only JSON shows."""

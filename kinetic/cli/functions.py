@@ -93,10 +93,10 @@ def _import_module(name: str, path: Path | None, folders: list[str]) -> ModuleTy
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as exc:
-        is_missing = isinstance(exc, ModuleNotFoundError) and f"{name}.".startswith(f"{exc.name}.")
-        if path is None and is_missing:
+        missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+        if path is None and missing is not None and f"{name}.".startswith(f"{missing}."):
             raise click.UsageError(
-                f"there is no module {exc.name!r}; run the command in the folder that has it"
+                f"there is no module {missing!r}; run the command in the folder that has it"
             ) from exc
         hint = ""
         if isinstance(exc, ImportError) and "no known parent package" in str(exc):
@@ -287,11 +287,11 @@ def _as_type(text: str, annotation: Any) -> Any:
         return kind[text] if text in kind.__members__ else next(by_value)
     if inspect.isclass(kind) and issubclass(kind, PurePath):
         return kind(text)
-    if inspect.isclass(kind) and issubclass(kind, (list, tuple, set, frozenset, dict)):
-        value = json.loads(text)
-        if isinstance(value, dict) != issubclass(kind, dict) or not isinstance(value, (list, dict)):
+    if kind in (list, tuple, set, frozenset, dict):
+        value: Any = json.loads(text)
+        if type(value) is not (dict if kind is dict else list):
             raise ValueError(text)
-        return kind(value) if kind in (tuple, set, frozenset) else value
+        return cast("Any", kind)(value)
     try:
         return json.loads(text)
     except ValueError:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +111,9 @@ class CurrentInterpreter:
             tempfile.TemporaryDirectory(prefix="kinetic-") as scratch,
         ):
             wheel, *parts = await in_thread(_write_files, Path(scratch), files)
-            arguments = chain.from_iterable(zip(options, parts, strict=True))
+            arguments: list[str | Path] = []
+            for option, part in zip(options, parts, strict=True):
+                arguments += [option, part]
             venv = (uv, "venv", "--clear", "--python", sys.executable, folder)
             await self._run_uv(venv, installing)
             install = (uv, "pip", "install", "--python", folder / "bin" / "python")

@@ -156,16 +156,15 @@ def find_dependencies(
             found.read_project(script, {**block, "project": block})
             return found.dependencies(script)
     for directory in _walk_up(entry_dir, root):
-        source, pyproject = directory / "requirements.txt", directory / "pyproject.toml"
-        read = [source]
-        if source.is_file():
+        requirements, pyproject = directory / "requirements.txt", directory / "pyproject.toml"
+        read, source = [requirements], None
+        if requirements.is_file():
+            source = requirements
             found.read_lines(_read_text(source), source)
         elif pyproject.is_file():
             read.append(pyproject)
             content = _parse_toml(_read_text(pyproject), pyproject)
             source = pyproject if found.read_pyproject(pyproject, content) else None
-        else:
-            source = None
         if not found.lists_packages:
             found.name_unread_files(directory, read)
         if source is not None:
@@ -263,30 +262,32 @@ class _Reader:
 
     def read_pyproject(self, file: Path, content: dict[str, Any]) -> bool:
         """Read a pyproject.toml; return False, after notices, if it has no ``[project]`` table."""
-        project, tool = content.get("project"), content.get("tool", {})
+        tool: dict[str, Any] = content.get("tool", {})
         poetry: dict[str, Any] = tool.get("poetry", {})
-        dynamic: list[str] = (project or {}).get("dynamic", [])
-        if project is None and not poetry.keys().isdisjoint(("dependencies", "group")):
+        is_project = "project" in content
+        project: dict[str, Any] = content.get("project", {})
+        dynamic: list[str] = project.get("dynamic", [])
+        if not is_project and not poetry.keys().isdisjoint(("dependencies", "group")):
             self._notices.append(
                 f"The dependencies in [tool.poetry] of {file} are not read: {EXPORT}."
             )
         # Tools install these groups unless you exclude them; those for development needn't travel.
         defaults = tool.get("uv", {}).get("default-groups", ())
         groups: dict[str, Any] = content.get("dependency-groups", {})
-        extras: dict[str, Any] = (project or {}).get("optional-dependencies", {})
-        is_listed = bool((project or {}).get("dependencies")) or "dependencies" in dynamic
-        unread = {
+        extras: dict[str, Any] = project.get("optional-dependencies", {})
+        is_listed = bool(project.get("dependencies")) or "dependencies" in dynamic
+        unread: dict[str, list[str]] = {
             "dependency-groups": [
                 name
                 for name in groups
                 if (not is_listed or name in defaults)
-                and (name != "dev" or "dependencies" not in (project or dynamic))
+                and (name != "dev" or "dependencies" not in project)
             ],
-            "project.optional-dependencies": [] if is_listed else extras,
+            "project.optional-dependencies": [] if is_listed else [*extras],
             "tool.poetry.group": [
                 name
                 for name, group in poetry.get("group", {}).items()
-                if project is not None and name != "dev" and not group.get("optional")
+                if is_project and name != "dev" and not group.get("optional")
             ],
         }
         self._notices += [
@@ -299,10 +300,10 @@ class _Reader:
             self._notices.append(
                 f"The dependencies of {file} are dynamic and are not read: {EXPORT}."
             )
-        if project is not None:
+        if is_project:
             uv = self._with_workspace(file, tool.get("uv", {}))
             self.read_project(file, {"project": project, "tool": {**tool, "uv": uv}})
-        return project is not None
+        return is_project
 
     def read_project(self, file: Path, content: dict[str, Any]) -> None:
         """Read ``[project.dependencies]``, with the settings of uv and Poetry for them."""
@@ -332,8 +333,8 @@ class _Reader:
         for directory in _walk_up(file.parent, self.root):
             settings = directory / "uv.toml"
             if settings.is_file():  # uv ignores the settings in pyproject.toml beside it
-                kept = {name: uv[name] for name in ("sources", "workspace") if name in uv}
-                return {**_parse_toml(_read_text(settings), settings), **kept}
+                content = _parse_toml(_read_text(settings), settings)
+                return {**content, "sources": uv.get("sources", {})}
             pyproject = directory / "pyproject.toml"
             if pyproject != file and pyproject.is_file():
                 content = _parse_toml(_read_text(pyproject), pyproject)
@@ -360,11 +361,12 @@ class _Reader:
         except InvalidRequirement:
             return line  # `read_lines` refuses it
         named = {canonicalize_name(name): found for name, found in sources.items()}
-        found = named.get(canonicalize_name(requirement.name))
+        found: Any = named.get(canonicalize_name(requirement.name))
         # A job runs on Linux, or with *keep_accelerator* on this machine.
         linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
         environment = {} if self.keep_accelerator else linux
-        for source in cast("list[Any]", found if isinstance(found, list) else [found]):
+        tables = cast("list[object]", found if isinstance(found, list) else [found])
+        for source in tables:
             if not isinstance(source, dict) or requirement.url is not None:
                 continue  # a version, in Poetry
             table = cast("dict[str, Any]", source)
