@@ -101,7 +101,8 @@ _MODE = Rule(
 )
 _INPUTS = Rule(
     "an iterable with an input for each job (write [...] around a single one, .items() or "
-    ".values() after a dict of many; a DataFrame's .to_dict('records') has its rows as dicts)",
+    ".values() after a dict of many, and after a DataFrame of rows .to_dict('records') in pandas, "
+    ".to_dicts() in Polars)",
     _is_iterable_of_inputs,
 )
 
