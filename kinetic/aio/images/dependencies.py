@@ -189,6 +189,14 @@ def _read_text(file: Path) -> str:
         raise PackError(f"{file} cannot be read: {exc}", culprit=str(file)) from exc
 
 
+def _read_if_possible(file: Path) -> str:
+    """Return the text of a file that kinetic can do without; empty if it can't be read."""
+    try:
+        return file.read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
 def _parse_toml(text: str, file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
@@ -198,11 +206,8 @@ def _parse_toml(text: str, file: Path) -> dict[str, Any]:
 
 def _script_block(script: Path) -> dict[str, Any] | None:
     """Return the comment of *script* that lists its dependencies (PEP 723); None without one."""
-    try:
-        block = _SCRIPT_BLOCK.search(script.read_text("utf-8", "replace"))
-    except OSError:  # a notebook's cell, or a script that was removed since it started
-        return None
-    if block is None:
+    # A notebook's cell has no file, and a script may have been removed since it started.
+    if (block := _SCRIPT_BLOCK.search(_read_if_possible(script))) is None:
         return None
     lines = (line.removeprefix("# ").removeprefix("#") for line in block["lines"].splitlines())
     content = _parse_toml("\n".join(lines), script)
@@ -249,9 +254,7 @@ class _Reader:
             file.relative_to(directory).as_posix()
             for pattern, content in UNREAD_FILES.items()
             for file in sorted(directory.glob(pattern))
-            if file not in read
-            and file.is_file()
-            and re.search(content, file.read_text("utf-8", "replace"), re.MULTILINE)
+            if file not in read and re.search(content, _read_if_possible(file), re.MULTILINE)
         ]
         if unread:
             empty = f", because {read[0].name} takes precedence" if read[0].is_file() else ""
