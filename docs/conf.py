@@ -31,6 +31,9 @@ extensions = [
     "sphinxext.opengraph",
 ]
 
+# Relative, because the site has no fixed address, and may lie in a folder of it.
+llms_txt_uri_template = "_sources/{docname}{suffix}{sourcelink_suffix}"
+
 html_theme = "furo"
 html_title = "kinetic"
 html_show_sphinx = False

@@ -1,4 +1,4 @@
-"""Apply KINETIC_LOG_LEVEL to kinetic's own log."""
+"""Apply KINETIC_LOG_LEVEL to kinetic's own log, and read the levels that the program has set."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ class _KineticFilter(logging.Filter):
         self._logger_level = min(level, logger.getEffectiveLevel())
         logger.setLevel(self._logger_level)
 
+    @property
+    def program_level(self) -> int:
+        """The level that the program has set for the logger; 0 if it has set none."""
+        is_changed = self._logger.level != self._logger_level
+        return self._logger.level if is_changed else self._original_level
+
     def filter(self, record: logging.LogRecord) -> bool:
         if record.pathname.startswith(PACKAGE_FOLDER):
             return record.levelno >= self._level
@@ -50,3 +56,51 @@ def apply_log_level(environ: Mapping[str, str] = os.environ) -> None:
     ):
         return
     logger.addFilter(_KineticFilter(logger, level))
+
+
+def shown_levels() -> dict[str, int]:
+    """Return by logger from which level on this process shows its records; the root's name is "".
+
+    A job doesn't run the part of the script that sets up logging, so kinetic sends these levels.
+    Loggers that show what their parent shows are left out, and so is a root that shows warnings.
+    """
+    root = logging.getLogger()
+    levels = {"": _shown_level(root, root.level)}
+    for name, logger in sorted(root.manager.loggerDict.copy().items()):
+        # The job would create a logger of a special class as a plain one, except that of absl.
+        is_plain = type(logger) is logging.Logger or name == "absl"
+        if not (is_plain and isinstance(logger, logging.Logger)):
+            continue
+        own = (entry for entry in logger.filters if isinstance(entry, _KineticFilter))
+        level = next((entry.program_level for entry in own), logger.level)
+        if level or logger.handlers:
+            parent = logger.parent
+            while parent is not None and parent.name not in levels:
+                parent = parent.parent
+            inherited = levels["" if parent is None else parent.name]
+            shown = _shown_level(logger, level or logger.getEffectiveLevel())
+            if shown != inherited:
+                levels[name] = shown
+    if levels[""] == logging.WARNING:
+        del levels[""]
+    return levels
+
+
+def _shown_level(logger: logging.Logger, level: int) -> int:
+    """Return the lowest level that a handler shows of *logger*, whose own level is *level*.
+
+    Files count only without another handler: in a job, all records go to its log.
+    """
+    handlers: list[logging.Handler] = []
+    current: logging.Logger | None = logger
+    while current is not None:
+        handlers += (
+            entry for entry in current.handlers if not isinstance(entry, logging.NullHandler)
+        )
+        current = current.parent if current.propagate else None
+    handlers = [
+        entry for entry in handlers if not isinstance(entry, logging.FileHandler)
+    ] or handlers
+    # absl adds a handler with its first record, Python shows warnings without one.
+    least = logging.NOTSET if logger.name == "absl" else logging.WARNING
+    return max(level, min((entry.level for entry in handlers), default=least))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 
 from absl import logging
 
 from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
+from kinetic.errors import ConfigurationError
 
 __all__ = ["base_environment", "capture", "storage_environment"]
 
@@ -37,6 +39,10 @@ _STORAGE_VARIABLES = (
 )
 
 
+MAX_VARIABLE_BYTES = 128 * 1024
+"""Maximum bytes of a captured variable, with its name: the limit of Linux (MAX_ARG_STRLEN)."""
+
+
 def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of *environ* that *patterns* match; call this once per submission.
 
@@ -45,6 +51,9 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
     give its full name. The result leaves out names that aren't set.
 
     One warning lists the captured names that look like those of secrets.
+
+    Raises:
+        ConfigurationError: A variable is larger than `MAX_VARIABLE_BYTES`.
     """
     captured: dict[str, str] = {}
     for pattern in patterns:
@@ -56,6 +65,14 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
             for name, value in environ.items()
             if name.startswith(pattern[:-1]) and name not in _PROCESS_VARIABLES
         }
+    for name, value in captured.items():
+        size = len(os.fsencode(f"{name}={value}")) + 1  # a zero byte ends it
+        if size > MAX_VARIABLE_BYTES:
+            raise ConfigurationError(
+                f"capture_env_vars has {name}, which has {size:,} bytes; the kernel starts no "
+                f"program with a variable of more than {MAX_VARIABLE_BYTES:,} bytes. Pass it "
+                "as an argument of the function, or write it to a file of the project"
+            )
     if secrets := sorted(name for name in captured if _SECRET.search(name)):
         logging.warning(
             "the job gets environment variables that look like secrets: %s", ", ".join(secrets)

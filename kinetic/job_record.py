@@ -48,10 +48,16 @@ class JobRecord:
     def from_job_context(cls, ctx: Any, backend_name: str, namespace: str, k8s_name: str) -> Self:
         """Build the record from an object that has the other fields as attributes.
 
-        A context without ``created_at`` gets the time of this call.
+        A context without ``func_name`` may have the function itself as ``func``. A context without
+        ``created_at`` gets the time of this call.
+
+        Raises:
+            TypeError: A required field is missing.
         """
         arguments = {"backend": backend_name, "namespace": namespace, "k8s_name": k8s_name}
         values = {name: getattr(ctx, name) for name in _names() if hasattr(ctx, name)}
+        if (func := getattr(ctx, "func", None)) is not None:
+            values.setdefault("func_name", getattr(func, "__name__", type(func).__name__))
         return cls.from_dict({"created_at": utc_now()} | values | arguments)
 
     @classmethod

@@ -70,8 +70,11 @@ def _is_text_mapping(value: object) -> bool:
 
 
 def _is_iterable_of_inputs(value: object) -> bool:
-    """Return whether *value* is iterable, but not text, bytes, or a dict."""
+    """Return whether *value* is iterable, but not text, bytes, a dict, or a table."""
     if isinstance(value, str | bytes | bytearray | Mapping):
+        return False
+    # A DataFrame, or a table of Arrow, iterates over its columns or their names.
+    if hasattr(value, "columns") and any(hasattr(value, name) for name in ("to_dict", "to_pylist")):
         return False
     # An object that only has __getitem__ isn't an Iterable by type, but iter() takes it.
     return isinstance(value, AsyncIterable | Iterable) or hasattr(value, "__getitem__")
@@ -98,7 +101,8 @@ _MODE = Rule(
 )
 _INPUTS = Rule(
     "an iterable with an input for each job (write [...] around a single one, .items() or "
-    ".values() after a dict of many)",
+    ".values() after a dict of many, and after a DataFrame of rows .to_dict('records') in pandas, "
+    ".to_dicts() in Polars)",
     _is_iterable_of_inputs,
 )
 

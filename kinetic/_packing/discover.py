@@ -154,6 +154,13 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
     return str(next(directory for directory in (folder, *folder.parents) if directory.is_dir()))
 
 
+def scripts_of(function: Any) -> tuple[Path, ...]:
+    """Return the files that may list dependencies in a comment: the script, and the function's."""
+    code = getattr(unwrap_callable(function), "__code__", None)
+    files = (getattr(sys.modules["__main__"], "__file__", None), code and code.co_filename)
+    return tuple(Path(file) for file in files if file)
+
+
 def unwrap_callable(function: Any) -> Any:
     """Return the function or class that holds the code of a partial, method, wrapper, or object."""
     for _ in range(64):

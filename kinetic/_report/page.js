@@ -75,6 +75,13 @@ const attemptsOf = (row) => {
   const before = triesOf(row);
   return (before ? before[0] + before.length - 1 : 0) + (stateOf(row) === "waiting" ? 0 : 1);
 };
+// Seconds from the end of the attempt before, or from the start of the batch; null if the page lacks that attempt.
+const waitedOf = (row) => {
+  const until = stateOf(row) === "waiting" ? facts.seconds : begunOf(row), before = triesOf(row);
+  if (until === null || (!before && raw.unlisted)) return null;
+  const [when, taken] = before ? before[before.length - 1] : [0, 0];
+  return when === null || taken === null ? null : Math.max(0, until - when * raw.step - taken);
+};
 const groupOf = (row) => (row in raw.why ? raw.messages[raw.why[row]][1] : -1);
 const whyOf = (row) => {
   if (!(row in raw.why)) return "";
@@ -100,6 +107,7 @@ const inputs = columns.filter((one) => one.of === "input");
 const results = columns.filter((one) => one.of === "result");
 const built = [
   { name: "took", label: "duration in seconds", of: "", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
+  { name: "waited", label: "time waited in seconds", of: "", numeric: true, value: waitedOf, text: (row) => span(waitedOf(row)) },
   { name: "started", label: "start in seconds", of: "", numeric: true, value: begunOf, text: (row) => span(begunOf(row)) },
   { name: "item", label: "item number", of: "", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
 ];
@@ -110,6 +118,7 @@ const noteOf = (row, some) => some.map((one) => [one.name, one.text(row)]).filte
 function described(row) {
   const words = [`item ${indexOf(row)}: ${stateOf(row)}`];
   if (takenOf(row) !== null) words.push(`took ${span(takenOf(row))}`);
+  if (waitedOf(row) !== null) words.push(`waited ${span(waitedOf(row))}`);
   if (attemptsOf(row) > 1) words.push(plural(attemptsOf(row), "attempt"));
   const given = noteOf(row, inputs), came = noteOf(row, results);
   if (given) words.push(given);
@@ -842,8 +851,8 @@ function durations() {
   }
   const slow = facts.slowest.map((index) => rowOf(index)).filter((row) => row !== undefined);
   if (slow.length) {
-    parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By duration of the last attempt", [["Item", true], ["Took", true], ["State", "brief"], ["Input", "text why"]],
-      slow.slice(0, 10).map((row) => [link(row, String(indexOf(row))), span(takenOf(row)), stateOf(row), said(noteOf(row, inputs))])),
+    parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By duration of the last attempt", [["Item", true], ["Took", true], ["Waited", true], ["State", "brief"], ["Input", "text why"]],
+      slow.slice(0, 10).map((row) => [link(row, String(indexOf(row))), span(takenOf(row)), span(waitedOf(row)), stateOf(row), said(noteOf(row, inputs))])),
     slow.length > 10 ? el("p", { class: "faint" }, "Sort the items by “took” for more.") : null));
   }
   if (!found && !slow.length) place.append(el("p", { class: "faint" }, "Nothing has ended yet."));
@@ -869,6 +878,7 @@ function itemsTable() {
     { key: "item", name: "Item", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
     { key: "state", name: "State", value: stateOf, text: stateOf },
     { key: "started", name: "Started", numeric: true, value: begunOf, text: (row) => (begunOf(row) === null ? "" : `+${span(begunOf(row))}`) },
+    { key: "waited", name: "Waited", numeric: true, value: waitedOf, text: (row) => span(waitedOf(row)) },
     { key: "took", name: "Took", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
     { key: "attempts", name: "Attempts", numeric: true, value: attemptsOf, text: (row) => String(attemptsOf(row)) },
     ...columns.map((one, at) => ({ key: `column ${at}`, name: one.name, of: one.of, numeric: one.numeric, value: one.numeric ? one.value : (row) => one.text(row) || null, text: one.text })),

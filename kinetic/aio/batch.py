@@ -8,7 +8,6 @@ import os
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
@@ -409,18 +408,25 @@ class BatchHandle(Generic[T, X]):
     def longest_running(self, count: int) -> list[tuple[int, float]]:
         """Return index and seconds of the items that have run longest.
 
-        Counts from the creation of the item's process, as far as this process has read the store.
+        Counts from the item's claim, or from when this process first saw the item run. The time
+        that it waited for a machine doesn't count.
 
         Args:
             count: How many items.
         """
-        now = datetime.now(UTC)
-        ages = [
-            (index, max(0.0, (now - datetime.fromisoformat(seen.created_at)).total_seconds()))
-            for index, seen in self._batch.submission.observations.items()
-            if seen.phase is Phase.RUNNING and seen.created_at
-        ]
-        return sorted(ages, key=lambda pair: -pair[1])[:count]
+        return [(index, ran) for index, ran, _ in self.running_times(count)]
+
+    def running_times(self, count: int) -> list[tuple[int, float, float | None]]:
+        """Return index, seconds of running, and seconds of waiting before; internal."""
+        submission = self._batch.submission
+        found: list[tuple[int, float, float | None]] = []
+        for index, seen in submission.observations.items():
+            item = submission.item(index)
+            attempt = submission.attempt(index, item.attempt if item is not None else 1)
+            waited, ran = submission.times(index, attempt)
+            if seen.phase is Phase.RUNNING and ran is not None:
+                found.append((index, ran, waited))
+        return sorted(found, key=lambda times: -times[1])[:count]
 
     async def report(
         self,

@@ -331,6 +331,15 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: The job was cleaned up.
         """
+        estimate, _, _ = await self.account()
+        return estimate
+
+    async def account(self) -> tuple[Estimate, float | None, float | None]:
+        """Return the estimate, and for how many seconds the last attempt waited and ran; internal.
+
+        Raises:
+            NotFound: The job was cleaned up.
+        """
         ref = await self._look()
         attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
         if not attempts and not await self._exists(ref):
@@ -339,12 +348,18 @@ class JobHandle(JobRecord, Generic[T]):
             await ref.submission.refuse_collected()
         meter = Meter()
         meter.note(ref.index, attempts, settled=True)
-        return Estimate(
+        estimate = Estimate(
             accelerator=str(parse(self.accelerator)),
             price=Price(**self.price) if self.price is not None else None,
             hours=meter.seconds / HOUR_S,
             expected_hours=None,
         )
+        item = ref.submission.item(ref.index)
+        number = item.attempt if item is not None else max(attempts, default=1)
+        # An item's record, and that of a job that was retried, may be hours older than the attempt.
+        submitted = self.created_at if self.group_id is None and number == 1 else ""
+        attempt = attempts.get(number, wire.Attempt())
+        return estimate, *ref.submission.times(ref.index, attempt, submitted)
 
     async def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
         """Wait for the job, write its pickled value to a file, and return the size in bytes.

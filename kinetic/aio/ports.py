@@ -152,7 +152,8 @@ class ImageRequest:
     """The facts that decide the image of a submission.
 
     ``mode`` is "bundled", "prebuilt", or the name of an image. The adapter looks for the project's
-    dependencies from ``entry_dir`` up to ``root``; None means that there is no project.
+    dependencies in ``scripts``, then from ``entry_dir`` up to ``root``; None means that there is no
+    project.
     """
 
     mode: str
@@ -161,6 +162,7 @@ class ImageRequest:
     python: str
     entry_dir: Path | None = None
     root: Path | None = None
+    scripts: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from kinetic.cli import (
     run,
     settings,
 )
-from kinetic.cli.client import UserError, json_option
+from kinetic.cli.client import Group, UserError, json_option
 from kinetic.cli.output import note
 
 SUCCEEDED, FAILED, USAGE, NOT_FOUND, NO_ACCESS, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -42,6 +42,7 @@ SUGGESTIONS = {
 
 
 @click.group(
+    cls=Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--profile", metavar="NAME", help="Profile to use instead of the current one.")

@@ -12,6 +12,7 @@ from kinetic._messages import one_line
 from kinetic.cli import output
 from kinetic.cli.client import (
     FilePath,
+    Group,
     TargetOptions,
     json_option,
     with_batch,
@@ -33,13 +34,13 @@ MAX_BATCH_READS = 8
 """Maximum number of batches whose status is read at once."""
 
 COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
-ITEM_COLUMNS = ("job_id", "status", "age", "reason")
+ITEM_COLUMNS = ("job_id", "status", "age", "waited", "ran", "reason")
 
 JSON_ONLY_FIELDS = ("each", "counts", "estimate")
 """Fields of a batch that only JSON shows."""
 
 
-@click.group()
+@click.group(cls=Group)
 def batches() -> None:
     """List batches, and manage one of them."""
 

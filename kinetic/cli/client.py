@@ -28,6 +28,44 @@ class FilePath(click.Path):
         return Path(os.fsdecode(super().convert(value, param, ctx)))
 
 
+class Group(click.Group):
+    """A group of commands that suggests commands for an unknown one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that *args* name.
+
+        Raises:
+            click.UsageError: There is none; the message has the commands with a similar name.
+        """
+        name = args[0]
+        known = self.get_command(ctx, name) is not None
+        if known or ctx.resilient_parsing or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        root = ctx.find_root()
+        here = ctx.command_path.removeprefix(root.command_path).split()
+        found = [*_similar(self, name, here), *_similar(root.command, name, [])]
+        suggestions = ", ".join(
+            f"`{root.command_path} {' '.join(words)}`" for words in dict.fromkeys(found)
+        )
+        hint = f"Did you mean {suggestions}?" if found else f"Try {ctx.command_path} --help."
+        raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
+
+
+def _similar(group: click.Command, name: str, path: list[str]) -> list[tuple[str, ...]]:
+    """Return the commands below *group* that are called like *name*, with the words before them."""
+    from difflib import get_close_matches
+
+    assert isinstance(group, click.Group)
+    names = [name] if name in group.commands else get_close_matches(name, group.commands)
+    found = [(*path, similar) for similar in names]
+    for child_name, child in group.commands.items():
+        if isinstance(child, click.Group) and name in child.commands:
+            found.append((*path, child_name, name))
+    return found
+
+
 class _Stderr:
     """Write to the current `sys.stderr`, which a live display replaces temporarily."""
 

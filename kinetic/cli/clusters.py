@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import Command, json_option, run_async
+from kinetic.cli.client import Command, Group, json_option, run_async
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def status(
         output.note(f"can't see {problem}")
 
 
-@click.group(short_help="List, add, and remove node pools.")
+@click.group(cls=Group, short_help="List, add, and remove node pools.")
 def pool() -> None:
     """List, add, and remove the cluster's node pools."""
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import importlib.util
+import datetime
+import importlib
 import inspect
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path, PurePath
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Literal, NewType, Union, cast, get_args, get_origin
+from uuid import UUID
 
 import click
 
@@ -18,19 +26,29 @@ from kinetic.cli.client import UserError
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Import the file of ``FILE.py:NAME``, but not as ``__main__``; return the function NAME.
+    """Import the file of ``FILE.py:NAME``, or the module of ``PACKAGE.MODULE:NAME``, as a module.
+
+    Return the function NAME.
 
     Raises:
-        click.UsageError: The file, or a function of that name, doesn't exist.
+        click.UsageError: The file, the module, or a function of that name doesn't exist.
         UserError: The file raises an exception.
     """
-    file_name, colon, name = target.rpartition(":")
-    path = Path(file_name)
-    if not (colon and name.isidentifier() and path.suffix == ".py"):
-        raise click.UsageError(f"{target!r} names no function: write FILE.py:FUNCTION")
-    if not path.is_file():
-        raise click.UsageError(f"there is no file {file_name}")
-    module = _import_module(path.resolve())
+    place, colon, name = target.rpartition(":")
+    path = Path(place)
+    is_file = path.suffix == ".py"
+    if not (colon and name.isidentifier() and (is_file or _is_module_name(place))):
+        raise click.UsageError(
+            f"{target!r} names no function: write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+        )
+    if not is_file:
+        module = _import_module(place, None, [os.getcwd()])
+    elif path.is_file():
+        if "." in path.stem:
+            raise click.UsageError(f"{place} can't be imported: a module's name has no dot")
+        module = _import_module(*_module_of(path.resolve()))
+    else:
+        raise click.UsageError(f"there is no file {place}")
     function = getattr(module, name, None)
     if not callable(function):
         functions = [
@@ -39,39 +57,72 @@ def load_function(target: str) -> Callable[..., Any]:
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
         hint = f"; it has {', '.join(functions[:5])}" if functions else ""
-        raise click.UsageError(f"there is no function {name!r} in {file_name}{hint}")
+        raise click.UsageError(f"there is no function {name!r} in {place}{hint}")
     return cast("Callable[..., Any]", function)
 
 
-def _import_module(path: Path) -> ModuleType:
-    """Import the file at *path* as a module that is named after it."""
-    loaded = sys.modules.get(path.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) != str(path):
-        raise click.UsageError(f"{path.name} has the name of a module in use; rename the file")
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+def _is_module_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _module_of(path: Path) -> tuple[str, Path, list[str]]:
+    """Return the name of the module in the file at *path*, the file, and the folders to import it.
+
+    The folder of a script comes first on ``sys.path``, as Python does it. That of a module in a
+    package comes last, because the package's modules may have names of the standard library.
+    """
+    name, folder = path.stem, path.parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        name, folder = f"{folder.name}.{name}", folder.parent
+    folders = [folder, path.parent] if folder != path.parent else [folder]
+    return name.removesuffix(".__init__"), path, [str(folder) for folder in folders]
+
+
+def _import_module(name: str, path: Path | None, folders: list[str]) -> ModuleType:
+    """Import the module *name*, which must be the file at *path*, if that isn't None.
+
+    The first of *folders* goes to the start of ``sys.path``, the others to its end.
+    """
+    label = name if path is None else path.name
+    taken = click.UsageError(f"{label} has the name of a module in use; rename the file")
+    loaded = sys.modules.get(name)
+    if path is not None and loaded is not None and getattr(loaded, "__file__", None) != str(path):
+        raise taken
+    sys.path[:] = [folders[0], *sys.path, *folders[1:]]
+    importlib.invalidate_caches()  # a folder that was on the path may have new files
     try:
-        spec.loader.exec_module(module)
+        module = importlib.import_module(name)
     except (Exception, SystemExit) as exc:
-        del sys.modules[path.stem]
-        raise UserError(f"{path.name} can't be imported:\n{_format_traceback(path, exc)}") from exc
+        missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+        if path is None and missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise click.UsageError(
+                f"there is no module {missing!r}; run the command in the folder that has it"
+            ) from exc
+        hint = ""
+        if isinstance(exc, ImportError) and "no known parent package" in str(exc):
+            hint = "\nto import a module with relative imports, write PACKAGE.MODULE:FUNCTION"
+        raise UserError(f"{label} can't be imported:\n{_format_traceback(exc)}{hint}") from exc
+    if path is not None and module.__file__ != str(path):
+        raise taken
     return module
 
 
-def _format_traceback(path: Path, error: BaseException) -> str:
-    """Format the traceback of *error* without the frames before the file at *path*."""
+def _format_traceback(error: BaseException) -> str:
+    """Format the traceback of *error* without the frames of the import before the user's code."""
     import traceback
 
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename in (__file__, importlib.__file__)
+        or trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+    ):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
-def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:
-    """Read ``NAME=VALUE`` pairs as keyword arguments."""
+def parse_arguments(pairs: Iterable[str], function: Callable[..., Any]) -> dict[str, Any]:
+    """Read ``NAME=VALUE`` pairs as keyword arguments of *function*."""
+    types = _parameter_types(function)
     arguments: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -79,16 +130,8 @@ def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:
             raise click.BadParameter(f"{pair!r} isn't NAME=VALUE", param_hint="-a")
         if name in arguments:
             raise click.BadParameter(f"{name!r} is given more than once", param_hint="-a")
-        arguments[name] = _parse_value(text)
+        arguments[name] = _convert(text, types[name], f"-a {name}")
     return arguments
-
-
-def _parse_value(text: str) -> Any:
-    """Return the value of *text* if it is JSON, otherwise *text* itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -98,7 +141,7 @@ def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dic
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             if file.suffix == ".csv":
-                return _read_csv(csv.DictReader(lines, strict=True), _annotations(function), file)
+                return _read_csv(csv.DictReader(lines, strict=True), function, file)
             inputs: list[tuple[str, dict[str, Any]]] = []
             for number, text in enumerate(lines, 1):
                 if text.strip():
@@ -110,19 +153,23 @@ def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dic
 
 
 def _read_csv(
-    rows: csv.DictReader[str], annotations: dict[str, Any], file: Path
+    rows: csv.DictReader[str], function: Callable[..., Any], file: Path
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return (location, keyword arguments) of each row below the header."""
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if repeated := [name for name in header if header.count(name) > 1]:
         raise click.UsageError(f"{file} has the column {repeated[0]!r} more than once")
+    types = _parameter_types(function)
     inputs: list[tuple[str, dict[str, Any]]] = []
     for row in rows:
         location = f"line {rows.line_num} of {file}"
         if rows.restkey in row or rows.restval in row.values():
             message = f"{location} must have one cell for each column of the header"
             raise click.UsageError(f"{message}: {', '.join(header)}")
-        cells = {name: _convert_cell(row[name], annotations, name, location) for name in header}
+        cells = {
+            name: _convert(row[name], types[name], f"{location}, column {name!r}")
+            for name in header
+        }
         inputs.append((location, cells))
     return inputs
 
@@ -164,22 +211,88 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
         raise click.UsageError(f"{prefix}{function.__name__}{signature}: {exc}") from exc
 
 
-def _annotations(function: Any) -> dict[str, Any]:
+def _parameter_types(function: Any) -> defaultdict[str, Any]:
+    """Return the annotations of the parameters by name; `Any` for one that can't be evaluated."""
+    from kinetic._packing.discover import unwrap_callable
+
+    function = _undecorated(function)
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        signature = inspect.signature(function, annotation_format=Format.FORWARDREF)
+    else:
+        signature = inspect.signature(function)
+    namespace = vars(sys.modules[unwrap_callable(function).__module__])
+    types: dict[str, Any] = {}
+    others: Any = Any
+    for parameter in signature.parameters.values():
+        annotation: Any = parameter.annotation
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, namespace)
+            except Exception:  # evaluating the user's annotation can raise anything
+                annotation = Any
+        if parameter.kind is parameter.VAR_KEYWORD:
+            others = annotation
+        else:
+            types[parameter.name] = annotation
+    return defaultdict(lambda: others, types)
+
+
+_FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
+    **{kind: kind for kind in (str, int, float, complex, Decimal, Fraction, UUID)},
+    **{kind: kind.fromisoformat for kind in (datetime.datetime, datetime.date, datetime.time)},
+    bool: lambda text: {"true": True, "false": False}[text.strip().lower()],
+    bytes: str.encode,
+    NoneType: {"null": None}.__getitem__,
+}
+"""What makes a value of a type from text; it raises an exception if it can't."""
+
+
+def _convert(text: str, annotation: Any, location: str) -> Any:
+    """Return *text* as a value of the type *annotation*; without a known type, as JSON or text.
+
+    Raises:
+        click.UsageError: The text isn't a value of that type.
+    """
     try:
-        return inspect.get_annotations(_undecorated(function), eval_str=True)
-    except Exception:  # evaluating the user's annotations can raise anything
-        return {}
+        return _as_type(text, annotation)
+    except Exception as exc:  # the constructor of a type can raise anything
+        expected = getattr(annotation, "__name__", str(annotation))
+        if get_origin(annotation) is not None:
+            expected = str(annotation).removeprefix("typing.")
+        raise click.UsageError(f"{location}: {text!r} isn't {expected}") from exc
 
 
-def _convert_cell(text: str, annotations: dict[str, Any], name: str, location: str) -> Any:
-    """Convert a cell to its parameter's type if that is str, int, or float; otherwise read JSON."""
-    expected_type = annotations.get(name)
-    if expected_type is str:
+def _as_type(text: str, annotation: Any) -> Any:
+    """Return *text* as a value of the type *annotation*; raise any exception if it isn't one."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated or isinstance(annotation, NewType) or hasattr(annotation, "__value__"):
+        named = getattr(annotation, "__value__", getattr(annotation, "__supertype__", None))
+        return _as_type(text, arguments[0] if origin is Annotated else named)
+    if origin in (Union, UnionType):
+        if not text and NoneType in arguments and str not in arguments:
+            return None  # an empty cell of a table
+        for choice in sorted(arguments, key=lambda choice: choice is str):  # any text is a str
+            with contextlib.suppress(Exception):
+                return _as_type(text, choice)
+        raise ValueError(text)
+    if origin is Literal:
+        return next(choice for choice in arguments if text in (choice, json.dumps(choice)))
+    kind = origin or annotation
+    if kind in _FROM_TEXT:
+        return _FROM_TEXT[kind](text)
+    if inspect.isclass(kind) and issubclass(kind, Enum):
+        by_value = (member for member in kind if text == str(member.value))
+        return kind[text] if text in kind.__members__ else next(by_value)
+    if inspect.isclass(kind) and issubclass(kind, PurePath):
+        return kind(text)
+    if kind in (list, tuple, set, frozenset, dict):
+        value: Any = json.loads(text)
+        if type(value) is not (dict if kind is dict else list):
+            raise ValueError(text)
+        return cast("Any", kind)(value)
+    try:
+        return json.loads(text)
+    except ValueError:
         return text
-    if expected_type in (int, float):
-        try:
-            return expected_type(text)
-        except ValueError as exc:
-            message = f"{location}, column {name!r}: {text!r} isn't {expected_type.__name__}"
-            raise click.UsageError(message) from exc
-    return _parse_value(text)

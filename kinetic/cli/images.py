@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import FilePath, TargetOptions, json_option, run_async, with_target_options
+from kinetic.cli.client import (
+    FilePath,
+    Group,
+    TargetOptions,
+    json_option,
+    run_async,
+    with_target_options,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,7 +148,7 @@ def _row(plan: Plan, result: bool | BaseException | None) -> dict[str, Any]:
     }
 
 
-@click.group()
+@click.group(cls=Group)
 def image() -> None:
     """Show the images of functions."""
 

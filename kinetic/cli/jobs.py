@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kinetic._messages import format_duration
 from kinetic.cli import output
-from kinetic.cli.client import FilePath, json_option, with_client, with_job
+from kinetic.cli.client import FilePath, Group, json_option, with_client, with_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,9 @@ MAX_JOB_READS = 16
 JSON_ONLY_FIELDS = ("estimate", "price", "func_name")
 """Fields of a job that only JSON shows."""
 
-COLUMNS = ("job_id", "function", "status", "age", "accelerator", "cost", "reason")
+COLUMNS = (
+    *("job_id", "function", "status", "age", "waited", "ran", "accelerator", "cost", "reason"),
+)
 
 timeout_option = click.option(
     "--timeout",
@@ -38,7 +41,7 @@ timeout_option = click.option(
 yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
 
 
-@click.group()
+@click.group(cls=Group)
 def jobs() -> None:
     """List jobs, and manage one of them."""
 
@@ -71,7 +74,11 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
     try:
         status = (await job.status()).value
         fields["age"] = output.age(job.began_at())
-        estimate = await job.estimate()
+        estimate, *times = await job.account()
+        fields |= {
+            name: None if seconds is None else format_duration(seconds)
+            for name, seconds in zip(("waited", "ran"), times, strict=True)
+        }
         cost = {"cost": output.dollars(estimate.cost), "estimate": estimate.to_dict()}
         reason = "" if status == "SUCCEEDED" else await job.reason()
         return {**fields, "status": status, "reason": reason, **cost}
@@ -118,7 +125,7 @@ async def _status(job: aio.JobHandle[Any], as_json: bool) -> None:
 def _readable_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Put the important fields first, and leave out empty ones and unused defaults."""
     hidden = {*JSON_ONLY_FIELDS, *(() if fields["project"] else ("cluster_name", "zone"))}
-    first = ("job_id", "status", "reason", "function", "age", "cost")
+    first = ("job_id", "status", "reason", "function", "age", "waited", "ran", "cost")
     names = [name for name in dict.fromkeys((*first, *fields)) if name not in hidden]
     return {name: fields[name] for name in names if fields.get(name) not in (None, "")}
 
@@ -236,7 +243,7 @@ async def _debug(job: aio.JobHandle[Any], port: int) -> None:
     await print_log(job, follow=True)
 
 
-@click.group()
+@click.group(cls=Group)
 def outputs() -> None:
     """List or copy the files in a job's output directory."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import json_option, run_async, with_client
+from kinetic.cli.client import Group, json_option, run_async, with_client
 
 if TYPE_CHECKING:
     from kinetic import aio
@@ -31,7 +31,7 @@ async def gc(client: aio.Client, as_json: bool) -> None:
     output.table("gc", columns, rows, as_json=as_json, empty="nothing to remove")
 
 
-@click.group()
+@click.group(cls=Group)
 def local() -> None:
     """Show or stop the supervisor, which runs local jobs."""
 

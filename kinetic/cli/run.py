@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     "args",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Argument of the function: JSON if VALUE parses as JSON, else text. Repeatable.",
+    help="Argument of the function, converted to its annotation. Without one: JSON if VALUE parses "
+    "as JSON, else text. Repeatable.",
 )
 @click.option(
     "--map",
@@ -76,13 +77,15 @@ def run(
 ) -> int:
     """Run a function of a file, and print its output and its value.
 
+    The function may also be named as PACKAGE.MODULE:FUNCTION.
+
     With --map, kinetic runs a batch, and prints the value or the error of each item when the item
     ends. The exit code is 1 if an item failed.
     """
     from kinetic.cli import functions
 
     function = _with_accelerator(functions.load_function(target), accelerator)
-    arguments = functions.parse_arguments(args)
+    arguments = functions.parse_arguments(args, function)
     settings = {name: value for name, value in batch_options.items() if value is not None}
     if file is None:
         if settings:

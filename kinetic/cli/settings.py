@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import TargetOptions, json_option, with_target_options
+from kinetic.cli.client import Group, TargetOptions, json_option, with_target_options
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
     from kinetic.profiles import Profiles
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def config(context: click.Context) -> None:
     """Show the settings in effect."""
@@ -58,7 +58,7 @@ def _update(change: Callable[[Profiles], Profiles]) -> None:
     profiles.update(configuration.profiles_file(), change)
 
 
-@click.group()
+@click.group(cls=Group)
 def profile() -> None:
     """Manage profiles: named sets of settings."""
 

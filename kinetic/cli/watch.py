@@ -36,12 +36,15 @@ LINE_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The screen's content: ``slowest`` has (item, seconds), ``failures`` has (item, reason)."""
+    """The screen's content: ``failures`` has (item, reason).
+
+    ``slowest`` has (item, seconds of running, seconds of waiting before, or None if unknown).
+    """
 
     title: str
     progress: Progress
     max_concurrent: int | None = None
-    slowest: Sequence[tuple[int, float]] = ()
+    slowest: Sequence[tuple[int, float, float | None]] = ()
     failures: Sequence[tuple[int, str]] = ()
 
 
@@ -68,7 +71,8 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     if view.slowest:
         lines.append(Text("longest running", "bold"))
         lines += (
-            Text(f"  item {index:<8} {format_duration(seconds)}") for index, seconds in view.slowest
+            Text(f"  item {index:<8} {format_duration(ran)}" + _waiting_text(waited))
+            for index, ran, waited in view.slowest
         )
     if view.failures:
         lines.append(Text("last failures", "bold red"))
@@ -78,6 +82,10 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
+
+
+def _waiting_text(seconds: float | None) -> str:
+    return "" if seconds is None else f" (waited {format_duration(seconds)})"
 
 
 async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
@@ -126,7 +134,7 @@ async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Pro
                         break
                     view, next_view = received, asyncio.ensure_future(anext(views, None))
                 if view is not None:
-                    refreshed = replace(view, slowest=batch.longest_running(MAX_RUNNING_SHOWN))
+                    refreshed = replace(view, slowest=batch.running_times(MAX_RUNNING_SHOWN))
                     live.update(
                         Group(*screen(refreshed, console.width, console.height)), refresh=True
                     )
@@ -184,7 +192,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
                 title=batch.name or batch.group_id,
                 progress=progress,
                 max_concurrent=batch.max_concurrent,
-                slowest=batch.longest_running(MAX_RUNNING_SHOWN),
+                slowest=batch.running_times(MAX_RUNNING_SHOWN),
                 failures=tuple(failures),
             )
     await batch.wait()  # raises if the batch can't end

@@ -109,6 +109,8 @@ class Invocation:
         self._phase = "payload unpickle"
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments)
+        if levels := order.client.get("log_levels"):
+            importlib.import_module(".log_levels", __package__).follow(levels)
         return function, args, kwargs
 
     def _join_hosts(self) -> None:

@@ -27,10 +27,13 @@ def install(part: wire.Input, objects: Objects, folder: str) -> None:
         ValueError: The file's content differs from what was submitted.
         RuntimeError: The installation failed; the message has the last lines of its output.
     """
-    path = os.path.join(folder, "requirements.txt")
-    with open(path, "wb") as file:
-        file.write(read_input(objects, part))
-    _install("the project's dependencies", "--requirement", path)
+    requirements, _, constraints = read_input(objects, part).decode().partition(wire.CONSTRAINTS)
+    paths = [os.path.join(folder, name) for name in ("requirements.txt", "constraints.txt")]
+    for path, text in zip(paths, (requirements, constraints), strict=True):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    options = ["--constraint", paths[1]] if constraints else []
+    _install("the project's dependencies", "--requirement", paths[0], *options)
 
 
 def add_package(package: str, folder: str) -> None:

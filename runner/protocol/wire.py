@@ -27,6 +27,12 @@ from .retry_budgets import INFRASTRUCTURE, UNVERIFIED, RetryBudgets
 TERMINATION_MESSAGE_BYTES = 4096
 RECEIPT_VERSION = 1
 
+CONSTRAINTS = "# kn:constraints\n"
+"""The line of a requirements file after which only constraints follow.
+
+An installer reads them from a file of their own.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:

@@ -90,6 +90,26 @@ def test_a_wrong_command_line_is_a_usage_error(kinetic: Kinetic, arguments: list
     assert "Usage: kinetic" in completed.err and completed.out == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        ("logs job-x", ["kinetic jobs logs", "kinetic batches logs"]),
+        ("job list", ["kinetic jobs"]),
+        ("jobs watch", ["kinetic batches watch"]),
+        ("jobs lst", ["kinetic jobs list"]),
+        ("statsu", ["kinetic status"]),
+        ("qqqq", ["kinetic --help"]),
+        ("pool qqqq", ["kinetic pool --help"]),
+    ],
+)
+def test_an_unknown_command_suggests_commands(
+    kinetic: Kinetic, words: str, suggested: list[str]
+) -> None:
+    completed = kinetic(*words.split())
+    assert completed.code == 2 and "No such command" in completed.err
+    assert all(command in completed.err for command in suggested)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_script_of_a_shell_is_printed(kinetic: Kinetic, shell: str) -> None:
     completed = kinetic("completion", shell)

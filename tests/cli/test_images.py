@@ -30,6 +30,18 @@ def test_the_images_of_a_function_are_shown_without_building_them(
     assert (own["image"], own["files"], own["dockerfile"]) == ("r.io/mine:1", 0, "")
 
 
+def test_the_dependencies_in_the_comment_of_a_script_are_shown(
+    kinetic: Kinetic, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text("numpy==2.0\n")
+    file = tmp_path / "alone.py"
+    block = "# /// script\n# dependencies = ['six==1.16']\n# ///\n"
+    file.write_text(f"{block}import functools\ndef f(): pass\ng = functools.partial(f)\n")
+    for name in ("f", "g"):
+        shown = kinetic("image", "show", f"{file}:{name}", "--json").json
+        assert (shown["requirements"], shown["dependencies"]) == ("six==1.16", str(file))
+
+
 def test_base_images_are_named_and_printed_without_building_them(kinetic: Kinetic) -> None:
     completed = kinetic("build-image", "--repo", "r.io/me", "--dry-run", "--json", "--tag", "7")
     assert [image["image"] for image in completed.json["items"]] == [

@@ -33,7 +33,7 @@ BUSY = View(
         retried_after=(("preempted", 48), ("user error", 2)),
     ),
     max_concurrent=64,
-    slowest=[(index, 4000.0 - index) for index in range(5)],
+    slowest=[(index, 4000.0 - index, 90.0 if index else None) for index in range(5)],
     failures=[(index, "[red]ValueError[/red]: " + "long " * 40) for index in range(5)],
 )
 
@@ -52,7 +52,8 @@ def test_the_screen_has_counts_failures_and_causes_and_markup_is_text() -> None:
         "936/10,000",
         "9,000 waiting",
         "max_concurrent: 64",
-        "1 h 06 min",
+        "item 0        1 h 06 min\n",
+        "item 1        1 h 06 min (waited 1 min 30 s)\n",
         "[red]ValueError",
         "retried after: 48 preempted, 2 user error",
     ):
@@ -112,7 +113,7 @@ from kinetic.progress import Progress
 class Silent:
     name, group_id, max_concurrent = "sweep", "grp-1", 2
 
-    def longest_running(self, count):
+    def running_times(self, count):
         return []
 
     async def progress(self):

@@ -109,6 +109,12 @@ def test_the_text_for_language_models_has_what_pages_include(site: Path) -> None
     assert [line for line in lines if "{include}" in line] == []
 
 
+def test_the_list_for_language_models_links_to_files_beside_it(site: Path) -> None:
+    links = re.findall(r"^- \[.*\]\((.*)\)$", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert len(links) > 20
+    assert [link for link in links if link.startswith("/") or not (site / link).is_file()] == []
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_fit_the_width_of_a_desktop_and_of_a_phone(

@@ -7,7 +7,7 @@ import functools
 import json
 import pickle
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,35 @@ async def test_a_wrong_option_is_named_before_anything_is_sent(
         with refused(name, value):
             await client.run_async_map(same, [1], **options)
     assert await platform.store.list("") == []
+
+
+class Frame:
+    """Iterates over the names of its columns, as a DataFrame does."""
+
+    columns = ("a", "b")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def to_dict(self, orient: str) -> list[dict[str, int]]:
+        return [{"a": 1, "b": 2}]
+
+
+class Rows:
+    """Iterates over rows, and has a method for columns, as a result of a database does."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+    def columns(self, *names: str) -> Rows:
+        return self
+
+
+async def test_a_table_is_refused_unless_it_iterates_over_rows(client: aio.Client) -> None:
+    with pytest.raises(errors.ConfigurationError, match=r"to_dict\('records'\)"):
+        await client.run_async_map(same, Frame())
+    batch = await client.run_async_map(same, Rows())
+    assert await batch.results() == [1, 2]
 
 
 @pytest.mark.parametrize("inputs", ["abc", b"abc", {"a": 1}, 3, None])

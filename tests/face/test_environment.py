@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from kinetic.environment import base_environment, capture
+from kinetic.errors import ConfigurationError
 
 ENVIRON = {
     "PATH": "/bin",
@@ -88,3 +91,12 @@ def test_aio_pack_packs_a_project(script) -> None:
     with script(PACKING) as process:
         process.expect("2 ['pyproject.toml', 'script.py']", "True")
         assert process.end()[0] == 0
+
+
+def test_a_variable_with_which_no_program_starts_is_refused_by_name() -> None:
+    environ = {"FITS": "x" * 131_066, "SMALL": "1", "BIG": "é" * 65_534}
+    assert capture(["FITS", "S*"], environ) == {"FITS": environ["FITS"], "SMALL": "1"}
+    subprocess.run(["true"], env={"FITS": environ["FITS"]}, check=True)
+    for patterns in (["BIG"], ["*"]):
+        with pytest.raises(ConfigurationError, match=r"BIG, which has 131,073 bytes"):
+            capture(patterns, environ)

@@ -33,8 +33,8 @@ ONLY_SYNC = {
     "module": set(),
 }
 ONLY_ASYNC = {
-    "JobHandle": {"began_at", "bound", "bundle", "debugger", "facts"},
-    "BatchHandle": {"bundle", "facts", "let_run"},
+    "JobHandle": {"account", "began_at", "bound", "bundle", "debugger", "facts"},
+    "BatchHandle": {"bundle", "facts", "let_run", "running_times"},
     "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }
 

@@ -85,6 +85,15 @@ async def test_jax_is_installed_because_no_image_has_it(
 
 
 @needs_uv
+async def test_constraints_apply_to_what_is_installed_and_install_nothing(
+    create: Create, project: Path
+) -> None:
+    (project / "pins.txt").write_text("knsix==1.0\nabsent-package==1.0\n")
+    image = await create("knsix\n-c pins.txt\n")
+    assert output_of(image, "import knsix; print(knsix.VERSION)") == "1.0"
+
+
+@needs_uv
 async def test_a_failed_installation_shows_uvs_message_and_can_be_repeated(create: Create) -> None:
     with pytest.raises(BuildError, match=r"knsix==3\.0"):
         await create("knsix==3.0\n")

@@ -122,6 +122,14 @@ def test_an_image_for_gpus_finds_the_driver_that_the_node_has(
     assert printed.split() == [library_path, "/usr/bin:/usr/local/nvidia/bin"]
 
 
+def test_an_image_installs_with_the_constraints_of_the_project() -> None:
+    found = Dependencies(text="numpy\n# kn:constraints\nsix==1\n")
+    context = recipe.image_context("cpu", "3.13.1", found, wheel=OWN)
+    assert context["install/requirements.txt"] == b"numpy\n"
+    assert context["install/constraints.txt"] == b"six==1\n"
+    assert "-c /tmp/install/constraints.txt" in context["Dockerfile"].decode()
+
+
 def test_a_base_image_has_no_dependencies_of_a_project() -> None:
     context = recipe.image_context("cpu", "3.12.1", wheel=OWN)
     assert "requirements.txt" not in context["Dockerfile"].decode()

@@ -69,6 +69,184 @@ def test_a_notice_names_dependencies_that_are_not_read(
     assert message in notice
 
 
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({"setup.py": "setup(install_requires=['a'])"}, ["setup.py"]),
+        ({"setup.cfg": "[options]\ninstall_requires =\n  a\n"}, ["setup.cfg"]),
+        ({"setup.cfg": "[flake8]\n", "setup.py": "setup()"}, []),
+        ({"Pipfile": "[packages]\na = '*'\n"}, ["Pipfile"]),
+        ({"environment.yml": "name: x\ndependencies:\n- a\n"}, ["environment.yml"]),
+        ({"requirements.in": "a\n", "requirements-gpu.txt": "# none\n"}, ["requirements.in"]),
+        ({"requirements/base.txt": "a\n"}, ["requirements/base.txt"]),
+        ({"requirements.in": "a\n", "requirements.txt": "a==1\n"}, []),
+        ({"requirements.txt": "\n", "pyproject.toml": "[project]\ndependencies = []\n"}, []),
+        (
+            {"requirements.txt": "# jobs\n", "pyproject.toml": "[project]\ndependencies = ['a']\n"},
+            ["pyproject.toml", "takes precedence"],
+        ),
+        (
+            {
+                "pyproject.toml": "[project]\n[project.optional-dependencies]\ngpu = []\n",
+                "setup.py": "setup(install_requires=['a'])",
+            },
+            ["(gpu)", "setup.py"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_notice_names_files_that_list_packages_if_the_files_that_are_read_list_none(
+    files: dict[str, str], names: list[str], tmp_path: Path, make: Make
+) -> None:
+    make(tmp_path, files)
+    notices = "\n".join(find_dependencies(tmp_path, tmp_path).notices)
+    assert bool(notices) == bool(names)
+    assert all(name in notices for name in names)
+
+
+@pytest.mark.parametrize(
+    ("table", "notice"),
+    [
+        ("[tool.uv]\noverride-dependencies = ['b==1']", "override-dependencies in [tool.uv]"),
+        ("[tool.uv]\nprerelease = 'allow'", "prerelease in [tool.uv]"),
+        ("[[tool.poetry.source]]\nname = 'mine'\nurl = 'https://x.example'", "source in [tool.po"),
+        ("[tool.poetry.group.ml.dependencies]\nb = '1'", "[tool.poetry.group]"),
+        ("[tool.poetry.group.dev.dependencies]\nb = '1'", ""),
+        ("[tool.poetry.group.ml]\noptional = true", ""),
+        ("[dependency-groups]\nml = ['b']\n[tool.uv]\ndefault-groups = ['ml']", "(ml)"),
+        ("[dependency-groups]\nml = ['b']", ""),
+        ("[tool.uv]\nmanaged = true", ""),
+    ],
+)
+def test_a_notice_names_settings_that_change_what_is_installed(
+    table: str, notice: str, tmp_path: Path, make: Make
+) -> None:
+    make(tmp_path, {"pyproject.toml": f"[project]\ndependencies = ['a']\n{table}\n"})
+    found = find_dependencies(tmp_path, tmp_path)
+    assert found.text == "a\n"
+    assert len(found.notices) == bool(notice)
+    assert notice in "".join(found.notices)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{ git = 'https://x.example/m' }", "My.Lib[x]@ git+https://x.example/m"),
+        (
+            "{ git = 'ssh://git@x.example/m', tag = 'v1', subdirectory = 'p' }",
+            "My.Lib[x]@ git+ssh://git@x.example/m@v1#subdirectory=p",
+        ),
+        ("{ url = 'https://x.example/m-1.whl' }", "My.Lib[x]@ https://x.example/m-1.whl"),
+        ("[{ path = '../m', marker = \"sys_platform == 'win32'\" }]", "My.Lib[x]>=1"),
+        ("[{ path = '../m', group = 'dev' }]", "My.Lib[x]>=1"),
+        ("{ path = '../m' }", PackError),
+        ("{ workspace = true }", PackError),
+        ("{ index = 'mine' }", PackError),
+        ("{ git = '../m' }", PackError),
+        ("[{ index = 'mine', marker = \"sys_platform == 'linux'\" }]", PackError),
+    ],
+)
+@pytest.mark.parametrize("where", ["pyproject.toml", "workspace", "script"])
+def test_the_source_of_a_package_is_followed_or_refused(
+    where: str, source: str, expected: str | type[PackError], tmp_path: Path, make: Make
+) -> None:
+    package = "dependencies = ['My.Lib[x]>=1', 'b']\n"
+    sources = f"[tool.uv.sources]\nmy_lib = {source}\n"
+    if where == "script":
+        lines = f"/// script\n{package}{sources}///\n"
+        make(tmp_path, {"a/main.py": "".join(f"# {line}\n" for line in lines.splitlines())})
+    elif where == "workspace":
+        root = f"{sources}[tool.uv.workspace]\nmembers = ['a']\n"
+        make(tmp_path, {"pyproject.toml": root, "a/pyproject.toml": f"[project]\n{package}"})
+    else:
+        make(tmp_path, {"a/pyproject.toml": f"[project]\n{package}{sources}"})
+    scripts = [tmp_path / "gone.py", tmp_path / "a/main.py"]
+    if isinstance(expected, str):
+        text = find_dependencies(tmp_path / "a", tmp_path, scripts).text
+        assert text.replace(" @", "@") == f"{expected}\nb\n"  # releases of packaging differ
+    else:
+        with pytest.raises(expected, match=r"My\.Lib") as caught:
+            find_dependencies(tmp_path / "a", tmp_path, scripts)
+        name = "main.py" if where == "script" else "pyproject.toml"
+        assert str(caught.value.culprit) == str(tmp_path / "a" / name)
+
+
+def test_poetry_says_where_a_package_comes_from(tmp_path: Path, make: Make) -> None:
+    poetry = "[tool.poetry.dependencies]\na = '^1'\nb = { source = 'mine' }\n"
+    make(tmp_path, {"pyproject.toml": f"[project]\ndependencies = ['a']\n{poetry}"})
+    assert find_dependencies(tmp_path, tmp_path).text == "a\n"
+    make(tmp_path, {"pyproject.toml": f"[project]\ndependencies = ['a', 'b']\n{poetry}"})
+    with pytest.raises(PackError, match="'mine'"):
+        find_dependencies(tmp_path, tmp_path)
+
+
+def test_indexes_and_constraints_of_uv_are_followed(tmp_path: Path, make: Make) -> None:
+    uv = (
+        "[tool.uv]\nconstraint-dependencies = ['c<2']\n"
+        "[[tool.uv.index]]\nname = 'one'\nurl = 'https://one.example'\n"
+        "[[tool.uv.index]]\nname = 'two'\nurl = 'https://two.example'\ndefault = true\n"
+        "[[tool.uv.index]]\nname = 'three'\nurl = 'https://three.example'\nexplicit = true\n"
+    )
+    make(tmp_path, {"pyproject.toml": f"[project]\ndependencies = ['a']\n{uv}"})
+    found = find_dependencies(tmp_path, tmp_path)
+    assert found.parts == {
+        "-r": "--extra-index-url https://one.example\n--index-url https://two.example\na\n",
+        "-c": "c<2\n",
+    }
+
+
+def test_the_comment_of_a_script_comes_before_the_files(tmp_path: Path, make: Make) -> None:
+    block = "# /// script\n# requires-python = '>=3.11'\n# dependencies = ['near']\n# ///\n"
+    make(
+        tmp_path,
+        {
+            "requirements.txt": "far\n",
+            "main.py": f"#!/usr/bin/env python\n{block}import os\n",
+            "without.py": "# /// script\n# requires-python = '>=3.11'\n# ///\n",
+            "wrong.py": "# /// script\n# dependencies = [\n# ///\n",
+        },
+    )
+    found = find_dependencies(tmp_path, tmp_path, [tmp_path / "main.py"])
+    assert (found.text, found.source) == ("near\n", tmp_path / "main.py")
+    assert find_dependencies(tmp_path, tmp_path, [tmp_path / "without.py"]).text == "far\n"
+    with pytest.raises(PackError, match=r"wrong\.py"):
+        find_dependencies(tmp_path, tmp_path, [tmp_path / "wrong.py"])
+
+
+def test_files_of_the_project_that_a_line_includes_are_read(tmp_path: Path, make: Make) -> None:
+    make(
+        tmp_path / "root",
+        {
+            "requirements.txt": "-r more/base.txt\nx\n--constraint=pins.txt\n",
+            "more/base.txt": "--index-url https://x.example\nbase\n-r ../requirements.txt\n"
+            "-c pins.txt",
+            "more/pins.txt": "base==1 \\\n  --hash=sha256:aa\njax==1\n",
+            "pins.txt": "deep==3\n",
+            "wrong/requirements.txt": "-c pins.txt\n",
+            "wrong/pins.txt": "a\nnumpy=1.0\n",
+            "outside/requirements.txt": "-c ../../pins.txt\n",
+        },
+    )
+    make(tmp_path, {"pins.txt": "a\n"})
+    found = find_dependencies(tmp_path / "root", tmp_path / "root")
+    assert found.parts == {
+        "-r": "--index-url https://x.example\nbase\nx\nx\n",
+        "-c": "deep==3\nbase==1 \\\n  --hash=sha256:aa\n",
+    }
+    (notice,) = found.notices
+    assert "pins.txt, line 3" in notice
+    with pytest.raises(PackError, match=r"pins\.txt, line 2.*numpy=1\.0"):
+        find_dependencies(tmp_path / "root/wrong", tmp_path / "root")
+    with pytest.raises(PackError, match="line 1"):
+        find_dependencies(tmp_path / "root/outside", tmp_path / "root")
+
+
+@pytest.mark.parametrize("line", ["numpy=1.0", "pip install numpy", "<<<<<<< HEAD", "numpy, scipy"])
+def test_a_line_that_is_no_requirement_is_refused_with_the_reason(line: str) -> None:
+    with pytest.raises(PackError, match="line 2") as caught:
+        filter_lines("numpy", line)
+    assert line in str(caught.value) and "Expected" in str(caught.value)
+
+
 def test_groups_beside_dependencies_give_no_notice(tmp_path: Path, make: Make) -> None:
     groups = "[project]\nname = 'a'\ndependencies = []\n[dependency-groups]\ndev = ['pytest']\n"
     make(tmp_path, {"pyproject.toml": groups})

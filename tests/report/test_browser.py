@@ -15,7 +15,7 @@ import pytest
 
 from kinetic._report.facts import BatchReport
 from kinetic._report.page import render
-from tests.report.batches import HOSTILE, hostile, sweep
+from tests.report.batches import HOSTILE, STARTED, hostile, sweep
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
 pytestmark = [
@@ -119,6 +119,12 @@ def test_hostile_texts_are_shown_and_do_nothing(shown, size: int) -> None:
     assert HOSTILE[1] in texts(browser, "pre")
 
 
+def waited(item) -> float:
+    """Return the seconds from the attempt before, or from the start, to the last attempt."""
+    before = item.attempts[-2].ended if len(item.attempts) > 1 else STARTED
+    return item.last.begun - before
+
+
 @pytest.mark.parametrize(
     ("query", "wanted"),
     [
@@ -130,6 +136,8 @@ def test_hostile_texts_are_shown_and_do_nothing(shown, size: int) -> None:
         ),
         ("OPTIMIZER=Adam", lambda item: item.input["optimizer"] == "adam"),
         ("attempts>1", lambda item: len(item.attempts) > 1),
+        ("waited>20", lambda item: waited(item) > 20),
+        ("waited<3", lambda item: waited(item) < 3),
         ("failure=1", lambda item: item.state.name == "FAILED"),
         ('"loss is nan" sgd', lambda item: bool(item.message) and item.input["optimizer"] == "sgd"),
         ("nothing like this", lambda item: False),

@@ -310,6 +310,21 @@ def test_a_job_that_ignores_sigterm_is_killed_after_its_grace_period(pods: Pods)
     assert (kept_log(pods) or "").startswith("the job runs\n")
 
 
+def test_an_installer_gets_requirements_and_constraints_in_files_of_their_own(pods: Pods) -> None:
+    uv = pods.folder / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text('#!/bin/sh\nshift 4\necho "$1 $3"\ncat "$2" "$4"\n')
+    uv.chmod(0o700)
+    body = b"numpy\n# kn:constraints\nsix==1\n"
+    digest = hashlib.sha256(body).hexdigest()
+    pods.objects.create("requirements.txt", body)
+    requirements = wire.Input(name="requirements.txt", start=0, stop=len(body), digest=digest)
+    order = pods.order(add, 1, requirements=requirements)
+    pod = pods.start(order, PATH=f"{uv.parent}:{os.environ['PATH']}")
+    assert pod.wait() == wire.EXIT_VALUE
+    assert "--requirement --constraint\nnumpy\nsix==1\n" in pod.output
+
+
 def test_sigterm_ends_an_installer(pods: Pods) -> None:
     """The installer gets no signal from the node and would run for ten minutes."""
     uv = pods.folder / "bin" / "uv"

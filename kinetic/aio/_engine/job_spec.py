@@ -56,7 +56,7 @@ class JobSpecBuilder:
             code=uploaded.code,
             requirements=uploaded.image.requirements,
             timeout=options.timeout,
-            client=uploaded.client_versions,
+            client=uploaded.client,
             root=_path_as_loaded(str(uploaded.project.root or ""), uploaded.call.function),
             owned=uploaded.call.owned,
             debug_s=configuration.debug_wait_s() if options.debug else None,

@@ -190,7 +190,7 @@ def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
         "image": asdict(uploaded.image),
         "resources": asdict(resources) | {"accelerator": str(resources.accelerator)},
         "captured": uploaded.captured_names,
-        "client": dict(uploaded.client_versions),
+        "client": dict(uploaded.client),
         "project": {
             "root": str(project.root) if project.root is not None else None,
             "entry_dir": str(project.entry_dir),
@@ -240,7 +240,7 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
             ),
             environment=environment,
             captured_names=tuple(fields["captured"]),
-            client_versions=fields["client"],
+            client=fields["client"],
         )
     except (KeyError, TypeError) as exc:
         raise WireError(

@@ -6,6 +6,7 @@ lacks. A batch packs and uploads once for all its items.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
@@ -20,6 +21,7 @@ import cloudpickle
 from absl import logging
 
 from kinetic import configuration, environment
+from kinetic._log_level import shown_levels
 from kinetic._messages import format_size
 from kinetic._packing import archive, discover, payload
 from kinetic._progress.steps import Step, step
@@ -79,8 +81,9 @@ class UploadedCall:
     """The shared part of all attempts of a submission, whose content is in the store.
 
     ``data`` says where the store has each element of ``data_table``, in the same order.
-    ``captured_names`` are the names of the captured environment variables. ``client_versions``
-    describes this process; the runner compares this process's Python with the job's.
+    ``captured_names`` are the names of the captured environment variables. ``client``
+    describes this process: its versions, which the runner compares with the job's, and the levels
+    of its loggers.
     """
 
     call: Call
@@ -93,7 +96,7 @@ class UploadedCall:
     resources: Resources
     environment: Mapping[str, str] = field(repr=False)
     captured_names: tuple[str, ...]
-    client_versions: Mapping[str, str]
+    client: Mapping[str, str]
 
 
 def single_call(
@@ -227,6 +230,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         python=platform.python_version(),
         entry_dir=packed.project.entry_dir,
         root=packed.project.root,
+        scripts=discover.scripts_of(packed.call.function),
     )
     code, function, refs, image = await all_or_none(
         _upload_code(store, packed),
@@ -245,7 +249,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         resources=_resources(options),
         environment=job_environment(session, packed.environment, output_dir),
         captured_names=tuple(sorted(packed.environment)),
-        client_versions=_client_versions(),
+        client=_describe_client(),
     )
 
 
@@ -317,7 +321,7 @@ def _resources(options: Options) -> Resources:
     )
 
 
-def _client_versions() -> dict[str, str]:
+def _describe_client() -> dict[str, str]:
     from kinetic._version import __version__
 
     return {
@@ -325,6 +329,7 @@ def _client_versions() -> dict[str, str]:
         "cloudpickle": cloudpickle.__version__,
         "kinetic": __version__,
         "executable": sys.executable,
+        "log_levels": json.dumps(levels) if (levels := shown_levels()) else "",
     }
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from kinetic._runner.protocol import wire
@@ -98,6 +100,8 @@ class Submission(ItemStates):
         self._cleaned_round: int | None = None
         self.observations: dict[int, Observation] = {}
         """By open item, the platform's last observation of its job."""
+        self._running_since: dict[int, float] = {}
+        """By open item, when this process first saw its attempt run, in seconds since the epoch."""
         self.refusals: dict[int, Exception] = {}
         """By item, why it can't be submitted; kept even after the item has its FAILED outcome."""
         self.abandoned: KineticError | None = None
@@ -183,6 +187,29 @@ class Submission(ItemStates):
                 running = observation is not None and observation.phase is Phase.RUNNING
                 return JobStatus.RUNNING if running else JobStatus.PENDING
 
+    def times(
+        self, index: int, attempt: wire.Attempt, submitted: str = ""
+    ) -> tuple[float | None, float | None]:
+        """Return the seconds for which *attempt*, the item's last, waited, and has run.
+
+        It runs from its claim. Until this process has read the claim, it runs from when this
+        process first saw it run. It waits from the creation of its job, or from *submitted* (ISO
+        8601). None: not known, or not begun.
+        """
+        begun = None if attempt.executor == wire.VOID else attempt.claimed
+        end = time.time()
+        if (outcome := attempt.outcome) is not None:
+            begun = outcome.started or begun
+            end = outcome.ended or begun or end
+        elif begun is None:
+            begun = self._running_since.get(index)
+        seen = self.observations.get(index)
+        waited = None
+        with contextlib.suppress(ValueError):  # no time is known
+            created = datetime.fromisoformat(seen.created_at if seen is not None else submitted)
+            waited = max(0.0, (begun or end) - created.timestamp())
+        return waited, None if begun is None else max(0.0, end - begun)
+
     @property
     def cleaned(self) -> bool:
         """Whether this process deleted all jobs of the submission, and none was retried since."""
@@ -238,6 +265,7 @@ class Submission(ItemStates):
         if item.state.final:
             self.clear_error(index)
             self.observations.pop(index, None)
+            self._running_since.pop(index, None)
         else:
             self.refusals.pop(index, None)
 
@@ -290,7 +318,12 @@ class Submission(ItemStates):
 
     def note(self, index: int, number: int, observation: Observation) -> None:
         """Note the platform's observation that an attempt waits or runs."""
-        if self.concerns(index, number) and self.observations.get(index) != observation:
+        known = self.observations.get(index)
+        if self.concerns(index, number) and known != observation:
+            if known is None or (known.name, known.phase) != (observation.name, observation.phase):
+                self._running_since.pop(index, None)
+                if observation.phase is Phase.RUNNING:
+                    self._running_since[index] = time.time()
             self.observations[index] = observation
             self._notify(index, None)
 

@@ -80,7 +80,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
 
         print(kinetic.images.image_of(train, kinetic.configuration.resolve()).image)
     """
-    from kinetic._packing.discover import find_project
+    from kinetic._packing.discover import find_project, scripts_of
     from kinetic.aio.images import container, dependencies, recipe, registry
     from kinetic.aio.ports import ImageRequest
     from kinetic.options import settings_of
@@ -98,6 +98,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
         python=platform.python_version(),
         entry_dir=project.entry_dir,
         root=project.root,
+        scripts=scripts_of(plain),
     )
     requirements = dependencies.dependencies_of(request, set())
     if mode == "prebuilt":

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +82,7 @@ class CurrentInterpreter:
 
     async def _ensure_environment(self, request: ImageRequest) -> Path:
         """Return the interpreter of the environment for the dependencies; create a missing one."""
-        from kinetic.aio.images.dependencies import dependencies_of
+        from kinetic.aio.images.dependencies import FILES, dependencies_of
         from kinetic.aio.images.recipe import installed_wheel
 
         dependencies = await in_thread(
@@ -94,25 +94,30 @@ class CurrentInterpreter:
         if not (folder / COMPLETE_MARK).exists():
             async with _hold_lock(folder.with_suffix(".lock")):
                 if not (folder / COMPLETE_MARK).exists():
-                    files = {
-                        wheel.name: wheel.content,
-                        "requirements.txt": dependencies.text.encode(),
+                    files = {wheel.name: wheel.content} | {
+                        FILES[option]: text.encode() for option, text in dependencies.parts.items()
                     }
-                    await self._create_environment(folder, files)
+                    await self._create_environment(folder, files, dependencies.parts)
         return folder / "bin" / "python"
 
-    async def _create_environment(self, folder: Path, files: Mapping[str, bytes]) -> None:
+    async def _create_environment(
+        self, folder: Path, files: Mapping[str, bytes], options: Iterable[str]
+    ) -> None:
+        """Install *files*: kinetic's wheel, then a file for each of *options*."""
         uv = find_uv(self._environ)
         logging.info("Creating an environment with the project's dependencies: %s", folder)
         with (
             step("installing the dependencies") as installing,
             tempfile.TemporaryDirectory(prefix="kinetic-") as scratch,
         ):
-            wheel, requirements = await in_thread(_write_files, Path(scratch), files)
+            wheel, *parts = await in_thread(_write_files, Path(scratch), files)
+            arguments: list[str | Path] = []
+            for option, part in zip(options, parts, strict=True):
+                arguments += [option, part]
             venv = (uv, "venv", "--clear", "--python", sys.executable, folder)
             await self._run_uv(venv, installing)
             install = (uv, "pip", "install", "--python", folder / "bin" / "python")
-            await self._run_uv((*install, wheel, "--requirement", requirements), installing)
+            await self._run_uv((*install, wheel, *arguments), installing)
         (folder / COMPLETE_MARK).touch()
 
     async def _run_uv(self, command: Sequence[str | Path], installing: Step) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from kinetic.aio.images.dependencies import Dependencies
+from kinetic.aio.images.dependencies import FILES, Dependencies
 from kinetic.aio.ports import ImageRequest
 from kinetic.errors import ConfigurationError
 
@@ -150,8 +150,8 @@ def image_context(
     wheel = wheel or installed_wheel()
     context = {f"app/{name}": body for name, body in runner_files().items()}
     context[f"install/{wheel.name}"] = wheel.content
-    if dependencies.text:
-        context["install/requirements.txt"] = dependencies.text.encode()
+    for option, text in dependencies.parts.items():
+        context[f"install/{FILES[option]}"] = text.encode()
     minor = ".".join(python.split(".")[:2])  # pickled code depends on the minor version
     base_image = python_image.replace("{python}", minor)
     context["Dockerfile"] = _dockerfile(category, base_image, minor, wheel, dependencies).encode()
@@ -168,7 +168,7 @@ def _dockerfile(
         *([f"--find-links {_LIBTPU}"] if category == "tpu" else []),
         *map(json.dumps, packages),
         f"/tmp/install/{wheel.name}",
-        *(["-r /tmp/install/requirements.txt"] if dependencies.text else []),
+        *(f"{option} /tmp/install/{FILES[option]}" for option in dependencies.parts),
     ]
     lines = [
         f"FROM {base_image}",

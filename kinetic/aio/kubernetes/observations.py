@@ -123,7 +123,9 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
         attempt_name = other_attempt_name(name, first, number)
         attempt_labels = {**labels, ATTEMPT: str(number)}
         last = is_final and is_current
-        found.append(_observation(document, attempt_labels, attempt_name, state, pod, last=last))
+        # The Job was created for its first attempt, each later one has waited since its pod exists.
+        created = document if number == first or pod is None else pod
+        found.append(_observation(created, attempt_labels, attempt_name, state, pod, last=last))
     return found
 
 

@@ -1,0 +1,202 @@
+"""How `kinetic run` finds a function, and makes arguments from text."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import functools
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Optional
+
+import click
+import pytest
+
+from kinetic.cli.client import UserError
+from kinetic.cli.functions import load_function, parse_arguments, read_inputs
+
+if TYPE_CHECKING:
+    from nowhere import Absent
+
+
+class Color(enum.Enum):
+    RED = "r"
+    NONE = 0
+
+
+class Level(enum.IntEnum):
+    LOW = 0
+
+
+Name = NewType("Name", str)
+
+
+def takes(
+    text: str,
+    number: int,
+    ratio: float,
+    flag: bool,
+    maybe: int | None,
+    words: Optional[str],  # noqa: UP045
+    either: str | int,
+    choice: Literal["1", 2],
+    color: Color,
+    level: Level,
+    path: Path,
+    pure: PurePosixPath,
+    name: Name,
+    noted: Annotated[str, "a note"],
+    amount: decimal.Decimal,
+    day: datetime.date,
+    key: uuid.UUID,
+    pair: tuple[int, str],
+    many: list[str],
+    table: dict[str, int],
+    absent: Absent,
+    plain,
+    anything: Any,
+    **others: str,
+) -> None:
+    """Has a parameter of each kind."""
+
+
+ID = uuid.uuid4()
+CONVERTED: list[tuple[str, str, object]] = [
+    *(("text", text, text) for text in ("1.10", "297e3", "true", "null", "007", '"x"', "", "[1]")),
+    ("number", "5", 5),
+    ("ratio", "1e3", 1000.0),
+    ("ratio", "1", 1.0),
+    ("flag", "true", True),
+    ("flag", "False", False),
+    ("maybe", "null", None),
+    ("maybe", "", None),
+    ("maybe", "7", 7),
+    ("words", "null", None),
+    ("words", "1.10", "1.10"),
+    ("words", "", ""),
+    ("either", "12", 12),
+    ("either", "1.10", "1.10"),
+    ("choice", "1", "1"),
+    ("choice", "2", 2),
+    ("color", "RED", Color.RED),
+    ("color", "r", Color.RED),
+    ("color", "0", Color.NONE),
+    ("level", "LOW", Level.LOW),
+    ("path", "1.10", Path("1.10")),
+    ("pure", "a", PurePosixPath("a")),
+    ("name", "1.10", "1.10"),
+    ("noted", "1.10", "1.10"),
+    ("amount", "1.10", decimal.Decimal("1.10")),
+    ("day", "2026-02-03", datetime.date(2026, 2, 3)),
+    ("key", str(ID), ID),
+    ("pair", '[1, "2"]', (1, "2")),
+    ("many", '["1.10"]', ["1.10"]),
+    ("table", '{"a": 1}', {"a": 1}),
+    *((name, "1.10", 1.1) for name in ("absent", "plain", "anything")),
+    *((name, "text", "text") for name in ("absent", "plain", "anything")),
+    ("other", "1.10", "1.10"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CONVERTED)
+def test_an_argument_and_a_cell_become_values_of_the_annotated_type(
+    name: str, text: str, expected: object, tmp_path: Path
+) -> None:
+    (argument,) = parse_arguments([f"{name}={text}"], takes).values()
+    table = tmp_path / "in.csv"
+    cell = text.replace('"', '""')
+    table.write_text(f'{name},extra\n"{cell}",1\n')
+    ((_, cells),) = read_inputs(table, takes)
+    for value in (argument, cells[name]):
+        assert (value, type(value)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    "pair",
+    ["number=1e3", "number=", "ratio=x", "flag=maybe", "maybe=x", "choice=3", "color=blue",
+     "level=9", "many=a", "many={}", "table=[]", "amount=x", "day=soon"],
+)  # fmt: skip
+def test_a_text_that_is_no_value_of_the_type_is_refused(pair: str) -> None:
+    with pytest.raises(click.UsageError, match=f"-a {pair.partition('=')[0]}: .* isn't "):
+        parse_arguments([pair], takes)
+
+
+def test_partials_classes_and_methods_have_types() -> None:
+    class Callable:
+        def __init__(self, x: str) -> None:
+            self.x = x
+
+        def __call__(self, y: str) -> None:
+            """Is the function."""
+
+    for function in (functools.partial(takes, 1), Callable):
+        name = "noted" if function is not Callable else "x"
+        assert parse_arguments([f"{name}=1"], function) == {name: "1"}
+    assert parse_arguments(["y=1"], Callable("x")) == {"y": "1"}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a folder with packages, which is the working directory; forget their modules."""
+    before, path = set(sys.modules), [*sys.path]
+    for name, text in {
+        "knpack/__init__.py": "",
+        "knpack/deep/__init__.py": "from . import part",
+        "knpack/deep/part.py": "VALUE = 7",
+        "knpack/deep/json.py": "from .part import VALUE\nfrom . import part\ndef f(): return VALUE",
+        "knpack/deep/aside.py": "import knbeside\ndef f(): return knbeside.VALUE",
+        "knpack/deep/knbeside.py": "VALUE = 8",
+        "knspace/part.py": "VALUE = 9",
+        "knspace/user.py": "from .part import VALUE\ndef f(): return VALUE",
+        "knwrong.py": "import knabsent",
+        "kn.dots.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if name.startswith("kn"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "module"),
+    [
+        ("knpack/deep/json.py:f", 7, "knpack.deep.json"),
+        ("knpack.deep.json:f", 7, "knpack.deep.json"),
+        ("knpack/deep/aside.py:f", 8, "knpack.deep.aside"),
+        ("knspace.user:f", 9, "knspace.user"),
+    ],
+)
+def test_a_function_of_a_package_is_loaded_with_the_imports_of_its_module(
+    modules: Path, target: str, value: int, module: str
+) -> None:
+    function = load_function(target)
+    assert (function(), function.__module__) == (value, module)
+    assert json.loads("1") == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "message"),
+    [
+        ("knspace/user.py:f", UserError, "PACKAGE.MODULE:FUNCTION"),
+        ("knpack.absent:f", click.UsageError, "no module 'knpack.absent'"),
+        ("knabsent.part:f", click.UsageError, "no module 'knabsent'"),
+        ("knwrong:f", UserError, "No module named 'knabsent'"),
+        ("kn.dots.py:f", click.UsageError, "no dot"),
+        ("knpack.deep.json:g", click.UsageError, "it has f"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_an_error(
+    modules: Path, target: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load_function(target)
+    assert os.getcwd() == str(modules)

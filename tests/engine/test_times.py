@@ -1,0 +1,87 @@
+"""Running time counts from the claim, and the time before it counts as waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from kinetic import aio
+from kinetic._runner.protocol import wire
+from kinetic.aio.ports import Observation
+from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
+
+BEFORE_S = 1000.0
+CREATED = datetime.fromtimestamp(time.time() - BEFORE_S, UTC).isoformat()
+
+
+class Old(MemoryCluster):
+    """Report that each job was created long ago, as after a long wait for a node."""
+
+    async def watch(self, labels):
+        async for seen in super().watch(labels):
+            yield replace(seen, created_at=CREATED)
+
+    async def find(self, **options) -> list[Observation]:
+        return [replace(seen, created_at=CREATED) for seen in await super().find(**options)]
+
+
+def work(x: int) -> int:
+    return x
+
+
+@pytest.mark.parametrize("claims", [False, True])
+async def test_an_item_has_run_since_its_claim_and_waited_before(claims: bool) -> None:
+    let_go = asyncio.Event()
+
+    async def job(run: Run) -> int:
+        if claims:
+            order = run.spec.order
+            name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
+            claim = wire.claim_metadata(run.executor, order.fence)
+            await run.store.create(name, b"", {**claim, "at": str(time.time() - BEFORE_S / 2)})
+        await let_go.wait()
+        return await carry_out(run)
+
+    platform = memory_platform()
+    platform = replace(platform, cluster=Old(platform.store, job, slots=1))
+    expected = BEFORE_S / 2 if claims else 0
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(work, [1, 2])
+        while not batch.longest_running(9):  # the watch reports it
+            await asyncio.sleep(0)
+        ((index, ran),) = batch.longest_running(9)
+        assert (index, ran) == (0, pytest.approx(0, abs=100))  # nothing has read the claim
+        async with aio.Client(platform=platform) as other:
+            attached = await other.attach_batch(batch.group_id)
+            while not attached.longest_running(9):
+                await asyncio.sleep(0)
+            ((index, ran, waited),) = attached.running_times(9)
+            assert (index, ran) == (0, pytest.approx(expected, abs=100))
+            assert waited == pytest.approx(BEFORE_S - expected, abs=100)
+            for index in range(2):
+                item = await attached.job(index)
+                await item.status()
+                _, waited, ran = await item.account()
+                assert waited == pytest.approx(BEFORE_S - (0 if index else expected), abs=100)
+                assert ran == (None if index else pytest.approx(expected, abs=100))
+        let_go.set()
+        if not claims:  # `carry_out` leaves an attempt that has a claim
+            await batch.wait()
+            assert batch.running_times(9) == []
+            _, waited, ran = await (await batch.job(0)).account()
+            assert waited is None and ran == pytest.approx(0, abs=100)
+        else:
+            await batch.cancel()
+
+
+async def test_a_single_job_that_has_ended_waited_since_its_submission() -> None:
+    async with aio.Client(platform=memory_platform()) as client:
+        job = await client.submit(work, 1)
+        await job.wait()
+        _, waited, ran = await job.account()
+        assert waited is not None and ran is not None
+        assert 0 <= waited < 100 and 0 <= ran < 100
