@@ -8,6 +8,7 @@ up, refers to. It also keeps recently used contents, because a new submission ma
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import re
@@ -32,9 +33,11 @@ STORE_KEPT_S = DAY_S
 """Seconds that the store keeps content after its last use. A submission renews only content that
 wasn't used for 12 hours, and may take another 12 hours until it stores its manifest."""
 
-CACHE_KEPT_S = 3600.0
-"""Seconds that a cache keeps contents after their last use, because a process may soon lock them.
-"""
+DRAFT_KEPT_S = 3600.0
+"""Seconds since the last write after which the draft of an archive counts as abandoned."""
+
+ARCHIVES = "cache/pack"
+"""The kind of the archives of projects in the cache."""
 
 SHARED = ("code", "functions", "requirements", "data")
 """The folders of a store that have shared contents."""
@@ -397,12 +400,54 @@ def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
 
 
 def _collect_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
-    """Remove unpacked code and data beyond *limits*; yield what was removed."""
+    """Remove archives, and unpacked code and data, beyond *limits*; yield what was removed.
+
+    A process may be about to lock what was just used, so the least recently used goes first. What
+    a process needs after its removal, it makes again.
+    """
     now = time.time()
-    units = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
-    for unit in choose_units(units, (), limits, CACHE_KEPT_S, now):
-        if workspace.discard_tree(unit.name, now - CACHE_KEPT_S):
+    trees = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
+    units = [*trees, *_archives_of(cache / "pack", now)]
+    for unit in choose_units(units, (), limits, 0.0, now):
+        discard = _discard_archive if unit.kind == ARCHIVES else workspace.discard_tree
+        if discard(unit.name, now):
             yield unit
+
+
+def prune_archives(folder: Path, limits: Limits) -> None:
+    """Remove the archives in *folder* that are beyond *limits* and that no process uses."""
+    now = time.time()
+    for unit in choose_units(_archives_of(folder, now), (), limits, 0.0, now):
+        _discard_archive(unit.name, now)
+
+
+def _archives_of(folder: Path, now: float) -> Iterator[Unit]:
+    """Yield a unit for each archive of a project in *folder*, and for old drafts of archives."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process has removed it
+                status = entry.stat(follow_symlinks=False)
+                # A process may be writing a newer draft.
+                if not entry.name.endswith(".new") or now - status.st_mtime > DRAFT_KEPT_S:
+                    yield Unit(ARCHIVES, entry.path, 1, status.st_size, status.st_mtime)
+
+
+def _discard_archive(path: str, unused_since: float) -> bool:
+    """Remove an archive, unless a process has a lock on it or used it after *unused_since*."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_mtime > unused_since:
+            return False
+        os.unlink(path)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
 
 
 def _trees_of(folder: Path) -> Iterator[Unit]:

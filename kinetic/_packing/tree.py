@@ -62,6 +62,13 @@ class Entry(NamedTuple):
     def is_directory(self) -> bool:
         return self.name.endswith("/")
 
+    @property
+    def facts(self) -> str:
+        """A text that changes whenever the file does, or what ships of the directory."""
+        if self.is_directory:  # not its times: files that don't ship change them too
+            return f"{self.stamp.mode:o}"
+        return f"{' '.join(map(str, self.stamp))}{' !' * self.is_included}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
@@ -84,18 +91,9 @@ class Tree:
     def fingerprint(self) -> str:
         """A hash of all names and stamps; it changes whenever a file does."""
         digest = hashlib.sha256(FORMAT)
-        for name, _, stamp, is_included in self.entries:
-            # Leave out a directory's times: files that don't ship change them too.
-            facts = f"{stamp.mode:o}" if name.endswith("/") else " ".join(map(str, stamp))
-            digest.update(f"{name}\0{facts}{' !' * is_included}\n".encode())
+        for entry in self.entries:
+            digest.update(f"{entry.name}\0{entry.facts}\n".encode())
         return digest.hexdigest()
-
-    @property
-    def newest_ns(self) -> int:
-        """The time of the latest change, in nanoseconds of the file system's clock."""
-        return max(
-            (entry.stamp.ctime_ns for entry in self.entries if not entry.is_directory), default=0
-        )
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -298,14 +296,12 @@ SIZE_VARIABLE = "KINETIC_CONTEXT_SIZE_WARN_MB"
 MEGABYTE = 1_000_000
 
 
-def omission_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield notices about what was left out, and about a large project.
+def size_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a notice about a large project.
 
     Raises:
         ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
     """
-    if tree.omitted:
-        yield format_list(f"Not shipped from {root}:", tree.omitted)
     limit = configuration.number(SIZE_VARIABLE, 100.0, environ)
     if tree.size > limit * MEGABYTE:
         files = [entry for entry in tree.entries if not entry.is_directory]
@@ -318,15 +314,17 @@ def omission_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> Iter
         )
 
 
-def credential_notices(shipped: Iterable[str], private: Sequence[str], root: Path) -> Iterator[str]:
-    """Yield notices about credentials: *private*, left out, and lookalikes among *shipped*."""
+def credential_notices(
+    lookalikes: Sequence[str], private: Sequence[str], root: Path
+) -> Iterator[str]:
+    """Yield notices about credentials: *private*, left out, and *lookalikes*, which ship."""
     if private:
         yield (
             format_list(f"Not shipped from {root}, because they are credentials:", private)
             + " To ship one, add its name with a ! before it to .kineticignore. Add its name "
             "without the ! to silence this warning."
         )
-    if lookalikes := [name for name in shipped if ignore.looks_private(name.rpartition("/")[2])]:
+    if lookalikes:
         prefix = f"These files of {root} look like secrets and are shipped with the code:"
         yield format_list(prefix, lookalikes) + " List them in .kineticignore to keep them here."
 

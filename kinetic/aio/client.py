@@ -188,7 +188,7 @@ class Client:
         async with self._in_flight.block():
             async with self._packing_limit:
                 session, call = await self._open_for_call(call)
-                packed = await engine.prepare.pack(call)
+                packed = await engine.prepare.pack(session, call)
             try:
                 uploaded = await engine.prepare.upload_call(session, packed)
                 record, job_ref = await engine.beginning.start_job(session, packed, uploaded)
