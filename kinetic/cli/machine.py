@@ -14,15 +14,25 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Remove unused content of the store and the caches.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also remove what was used within a day, and the caches, but not what live jobs use.",
+)
 @json_option
 @with_client
-async def gc(client: aio.Client, as_json: bool) -> None:
+async def gc(client: aio.Client, everything: bool, as_json: bool) -> None:
     """Remove unused content from the store and from the caches of this machine.
 
     The store is a folder or a bucket. kinetic removes code, functions, requirements, and Data from
-    it, but keeps what a job or a batch refers to, and what was used within a day.
+    it, but keeps what a job or a batch refers to, and what was used within a day. From the caches,
+    it removes what exceeds their limits.
+
+    With --all, only what a live job or a batch uses stays. A batch uses its content until you
+    read its results or clean it up. Don't use --all while another process submits to a bucket.
     """
-    collection = await client.collect()
+    collection = await client.collect(everything=everything)
     rows = [
         {"folder": folder, "files": content.files, "bytes": content.size}
         for folder, content in collection.freed.items()
@@ -39,8 +49,11 @@ def local() -> None:
 @local.command("status")
 @json_option
 def _status(as_json: bool) -> None:
-    """Show whether the supervisor runs, and how many jobs it has."""
-    from kinetic import configuration
+    """Show whether the supervisor runs, how many jobs it has, and the sizes of its folders."""
+    import os
+
+    from kinetic import _collector, configuration
+    from kinetic._messages import format_size
     from kinetic.aio.local.supervisor import running
 
     home = configuration.home()
@@ -48,6 +61,15 @@ def _status(as_json: bool) -> None:
     fields: dict[str, Any] = {"home": str(home), "running": supervisor is not None}
     if supervisor is not None:
         fields |= {"pid": supervisor.pid, "log": supervisor.log, "jobs": dict(supervisor.jobs)}
+    for folder, content in _collector.sizes(home, os.environ).items():
+        if as_json:
+            fields.setdefault("folders", {})[folder] = {
+                "files": content.files,
+                "bytes": content.size,
+            }
+        else:
+            files = "1 file" if content.files == 1 else f"{content.files:,} files"
+            fields[folder] = f"{format_size(content.size)} in {files}"
     output.fields("local.status", fields, as_json=as_json)
 
 

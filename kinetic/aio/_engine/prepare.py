@@ -98,7 +98,7 @@ class UploadedCall:
 
     @property
     def shared_names(self) -> list[str]:
-        """The names of the shared objects that jobs read, without those of `Data`."""
+        """The names of the shared objects that jobs read; of `Data` in the store, see ``data``."""
         parts = (self.function, self.image.requirements)
         return [
             *(self.code.names if self.code is not None else ()),
@@ -331,6 +331,16 @@ async def _upload_function(store: Store, function: Spooled) -> wire.Input:
 async def _upload(store: Store, name: str, content: bytes | Path) -> None:
     sent = await _shared_objects.ensure(store, name, content)
     logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
+
+
+async def hold_shared(session: Session, uploaded: UploadedCall) -> None:
+    """Make sure that the store still has what the new manifest of *uploaded* names.
+
+    Raises:
+        BackendError: A collection has removed a part.
+    """
+    data = [ref.uri for ref in uploaded.data if "://" not in ref.uri]
+    await _shared_objects.hold(session.platform.store, [*uploaded.shared_names, *data])
 
 
 def _resources(options: Options) -> Resources:
