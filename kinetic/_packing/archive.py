@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -26,11 +27,15 @@ from typing import BinaryIO, NamedTuple
 
 from absl import logging
 
-from kinetic import _collector, configuration
+from kinetic import configuration
 from kinetic._messages import format_size
-from kinetic._packing import ignore
+from kinetic._packing import discover, ignore
 from kinetic._packing.tree import (
+    BY_GIT,
+    CREDENTIAL,
+    MEGABYTE,
     Entry,
+    LeftOut,
     Tree,
     credential_notices,
     format_list,
@@ -149,6 +154,9 @@ SMALL_BYTES = 1024 * 1024
 MAX_CHANGED_BYTES = 64 * 1024 * 1024
 """If more than this changed, or was shipped as changes beyond the archive's size, pack anew."""
 
+IGNORED_BYTES = 50 * MEGABYTE
+"""If git ignores more than this of what ships, a warning names the setting ``ship``."""
+
 MAX_BASES = 8
 """How many archives a `Packer` keeps for projects, or for other `Data` in the same project."""
 
@@ -202,8 +210,8 @@ class Packer:
                 there is no space for the archive.
         """
         with self._lock:
-            rules = ignore.read_rules(root, environ)
-            tree = scan(root, rules, [*exclude, cache, *_own_folders(environ)])
+            excluded = [*exclude, cache, *_own_folders(environ)]
+            tree = scan(root, ignore.read_rules(root, environ), excluded)
             # `Data` elsewhere doesn't change what the project ships.
             key = str(root), frozenset(path for path in exclude if path.is_relative_to(root))
             base = self._bases.get(key)
@@ -213,6 +221,7 @@ class Packer:
                     return Packed(base.archive, self._pack_changes(base, difference, root))
             if base is not None:
                 self._bases.pop(key).close()
+            self._notify_of_git(tree, root, excluded, environ)
             base = self._pack_all(tree, root, ArchiveCache(cache), environ, progress)
             self._bases[key] = base
             if len(self._bases) > MAX_BASES:
@@ -249,7 +258,10 @@ class Packer:
             fingerprint = digest if fresh or summary.uncertain else tree.fingerprint
             archive = archives.put(draft, digest, summary.files, fingerprint)
             base = _Base(archive, tree, {*fresh, *summary.uncertain})
-            _collector.prune_archives(archives.directory, _collector.Limits.of(environ))
+            if len(os.listdir(archives.directory)) > 1:
+                from kinetic import _collector  # the first call of a user needs no import of it
+
+                _collector.prune_archives(archives.directory, _collector.Limits.of(environ))
             return base
         except BaseException as exc:
             if draft is not None:
@@ -285,6 +297,31 @@ class Packer:
         is_fresh = any(_is_fresh(entry, now) for entry in tree.entries)
         base.changes = None if is_fresh or summary.uncertain else (fingerprint, packed)
         return packed
+
+    def _notify_of_git(
+        self, tree: Tree, root: Path, excluded: Collection[Path], environ: Mapping[str, str]
+    ) -> None:
+        """Warn once if git ignores much of what ships, or a module that this process imported."""
+        ship, origin = configuration.ship(root, environ)
+        if ship == "git":
+            modules = self._unnotified("modules", _ignored_modules(tree, root))
+            if modules:
+                prefix = f"git ignores these modules of {root}, so jobs can't import them:"
+                logging.warning(
+                    "%s To ship one, add its name with a ! before it to .kineticignore.",
+                    format_list(prefix, modules),
+                )
+        elif not origin and tree.size > IGNORED_BYTES and self._unnotified("ship", [str(root)]):
+            rules = ignore.read_rules(root, {**environ, "KINETIC_SHIP": "git"})
+            ignored = tree.size - scan(root, rules, excluded).size
+            if ignored > IGNORED_BYTES:
+                logging.warning(
+                    'git ignores %s of what ships from %s. To leave it out, write ship = "git" to '
+                    "[tool.kinetic] in pyproject.toml, or set KINETIC_SHIP=git; all silences this "
+                    "warning. `kinetic package` lists what ships.",
+                    format_size(ignored),
+                    root,
+                )
 
     def _notify(self, tree: Tree, root: Path, summary: _PackSummary) -> None:
         """Warn once about each file that is left out, has changed, or looks like a credential."""
@@ -324,6 +361,41 @@ def pack(
         return packer.pack(
             root, exclude=exclude, cache=cache, environ=environ, progress=progress
         ).archive
+
+
+def list_project(root: Path, environ: Mapping[str, str]) -> Tree:
+    """Return what of the project at *root* ships without `Data`, and what doesn't.
+
+    Raises:
+        PackError: The root can't be read, or a file of rules is invalid.
+    """
+    tree = scan(root, ignore.read_rules(root, environ), _own_folders(environ))
+    private: set[str] = set()
+    for entry in tree.entries:
+        if ignore.may_have_key(entry.name) and not entry.is_included:
+            with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+                if ignore.has_key(entry.name, file.read(ignore.HEAD_BYTES)):
+                    private.add(entry.name)
+    left_out = [*tree.left_out, *(LeftOut(name, CREDENTIAL) for name in private)]
+    entries = [entry for entry in tree.entries if entry.name not in private]
+    return Tree(entries=tuple(entries), left_out=tuple(sorted(left_out)))
+
+
+def _ignored_modules(tree: Tree, root: Path) -> list[str]:
+    """Return the files of imported modules in the project that git ignores."""
+    ignored = [out.name for out in tree.left_out if out.reason.startswith(BY_GIT)]
+    folders = tuple(name for name in ignored if name.endswith("/"))
+    found: set[str] = set()
+    base = os.path.realpath(root)
+    for module in [*sys.modules.values()]:
+        # The attribute may be missing, and looking for it may import a lazy module.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and not discover.is_installed(file, base):
+            path = discover.resolve_directory(file)
+            name = os.path.relpath(path, base) if discover.is_within(path, base) else ""
+            if name in ignored or (name and name.startswith(folders)):
+                found.add(name)
+    return sorted(found)
 
 
 class _Base:

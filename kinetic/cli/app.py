@@ -18,6 +18,7 @@ from kinetic.cli import (
     jobs,
     machine,
     output,
+    package,
     run,
     settings,
 )
@@ -112,6 +113,7 @@ for command in (
     accelerators.accelerators,
     images.build_image,
     images.image,
+    package.package,
     machine.gc,
     machine.local,
     doctor.doctor,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic.aio._engine import data_upload
 from kinetic.aio import _shared_objects
+from kinetic.aio._engine import data_upload
 from kinetic.aio._shared_objects import DAY_S, RENEW_AFTER_S
 from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore
