@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.machinery import all_suffixes
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from absl import logging
 
@@ -43,10 +43,12 @@ from kinetic._packing.tree import (
     size_notices,
     stamp_of,
 )
-from kinetic._runner.protocol import changes
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.protocol.spool import Spooled
 from kinetic.errors import PackError
+
+if TYPE_CHECKING:
+    from kinetic._runner.protocol.changes import Change
 
 NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a file system without space for kinetic."""
@@ -289,6 +291,8 @@ class Packer:
         fingerprint = f"{tree.fingerprint} {difference.removed}"
         if base.changes is not None and base.changes[0] == fingerprint:
             return base.changes[1]
+        from kinetic._runner.protocol import changes  # a first call has none
+
         now, summary = time.time_ns(), _PackSummary()
         content = changes.encode({**difference.removed, **_read_changes(tree, summary)})
         self._notify(tree, root, summary)
@@ -504,9 +508,11 @@ def _is_fresh(entry: Entry, now: int) -> bool:
     return not entry.is_directory and abs(now - entry.stamp.ctime_ns) < FRESH_NS
 
 
-def _read_changes(tree: Tree, summary: _PackSummary) -> dict[str, changes.Change | None]:
+def _read_changes(tree: Tree, summary: _PackSummary) -> dict[str, Change | None]:
     """Read the entries of *tree*, which are small; None stands for one that must not ship."""
-    found: dict[str, changes.Change | None] = {}
+    from kinetic._runner.protocol.changes import Change
+
+    found: dict[str, Change | None] = {}
     for entry in tree.entries:
         content: bytes | None = None
         if not entry.is_directory:
@@ -522,7 +528,7 @@ def _read_changes(tree: Tree, summary: _PackSummary) -> dict[str, changes.Change
                 summary.private.add(entry.name)
                 found[entry.name] = None
                 continue
-        found[entry.name] = changes.Change(entry.stamp.mode & PERMISSION_BITS, content)
+        found[entry.name] = Change(entry.stamp.mode & PERMISSION_BITS, content)
     return found
 
 

@@ -212,7 +212,8 @@ class _Scan:
         names = {entry.name for entry in entries}
         if not names.isdisjoint(discover.ENVIRONMENT_MARKERS):
             if directory.name:
-                return self._leave_out(directory.name, "is a virtual environment") or []
+                self._leave_out(directory.name, "is a virtual environment")
+                return []
             entries = _without_environment(entries)
         if directory.folder is not None:
             directory = directory._replace(folder=directory.folder.opened(directory.path, names))
@@ -229,7 +230,8 @@ class _Scan:
         name, relative = entry.name, parent.name + entry.name
         path, is_link = entry.path, False
         if name in ignore.NEVER_SHIPPED:
-            return self._leave_out(relative, "never ships")
+            self._leave_out(relative, "never ships")
+            return None
         if not self._is_nameable(relative):
             return None
         try:
@@ -239,10 +241,12 @@ class _Scan:
         except OSError as exc:
             excluded, reason = self._verdict(parent, relative, name, is_directory=False)
             if excluded:
-                return self._leave_out(relative, reason)
+                self._leave_out(relative, reason)
+                return None
             if is_link:
                 reason = f"is a link to {path} ({exc.strerror})"
-                return self._leave_out(relative, reason, is_notable=True)
+                self._leave_out(relative, reason, is_notable=True)
+                return None
             if not isinstance(exc, FileNotFoundError):  # deleted meanwhile
                 self._leave_out(relative, f"cannot be read ({exc.strerror})", is_notable=True)
             return None
@@ -258,13 +262,16 @@ class _Scan:
                 excluded, reason = True, f"{BY_GIT} ({line})"
         shown_name = f"{relative}/" if is_directory else relative
         if excluded:
-            return self._leave_out(shown_name, reason)
+            self._leave_out(shown_name, reason)
+            return None
         if is_link and not self._may_follow(parent, relative, path, status):
             return None
         if path in self._excluded:
-            return self._leave_out(shown_name, "ships as Data, or belongs to kinetic")
+            self._leave_out(shown_name, "ships as Data, or belongs to kinetic")
+            return None
         if excluded is None and ignore.is_private(name):
-            return self._leave_out(shown_name, CREDENTIAL)
+            self._leave_out(shown_name, CREDENTIAL)
+            return None
         if is_directory:
             ancestors = parent.ancestors | {(status.st_dev, status.st_ino)}
             links = parent.links + is_link
@@ -275,7 +282,8 @@ class _Scan:
             return _Directory(shown_name, path, stamp_of(status), ancestors, links, folder)
         if not stat.S_ISREG(status.st_mode):
             reason = "is neither a file nor a directory"
-            return self._leave_out(relative, reason, is_notable=True)
+            self._leave_out(relative, reason, is_notable=True)
+            return None
         return Entry(relative, path, stamp_of(status), excluded is False)
 
     def _verdict(

@@ -18,7 +18,6 @@ from kinetic.cli import (
     jobs,
     machine,
     output,
-    package,
     run,
     settings,
 )
@@ -113,7 +112,7 @@ for command in (
     accelerators.accelerators,
     images.build_image,
     images.image,
-    package.package,
+    machine.package,
     machine.gc,
     machine.local,
     doctor.doctor,
