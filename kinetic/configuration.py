@@ -296,7 +296,8 @@ def _project_settings(file: Path) -> dict[str, Any]:
         tool: Any = tomllib.loads(content.decode()).get("tool")
     except ValueError as exc:
         raise ConfigurationError(f"{file} isn't valid TOML: {exc}") from exc
-    table: Any = tool.get("kinetic", {}) if isinstance(tool, dict) else {}
+    tables = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+    table: Any = tables.get("kinetic", {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"kinetic in [tool] of {file} must be a table, not {table!r}")
     settings = cast("dict[str, Any]", table)

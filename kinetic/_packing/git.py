@@ -16,7 +16,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pathspec
 
@@ -47,7 +47,7 @@ class Pattern(NamedTuple):
         """
         spec = self.for_directories if is_directory else self.for_files
         for pattern in spec.patterns if spec is not None else ():
-            found = pattern.match_file(path)
+            found: Any = pattern.match_file(path)  # its class has no complete types
             if found is not None and found.match.groupdict().get("ps_d") is None:
                 return True
         return False

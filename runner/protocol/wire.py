@@ -219,7 +219,7 @@ class Code:
     def of(cls, fields: Mapping[str, Any]) -> Code:
         """Return the code that JSON describes."""
         changes = fields.get("changes")
-        decoded = {
+        decoded: dict[str, Any] = {
             "sys_path": tuple(fields["sys_path"]),
             "changes": Input(*changes) if changes else None,
         }
