@@ -8,6 +8,7 @@ up, refers to. It also keeps recently used contents, because a new submission ma
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import re
@@ -29,12 +30,20 @@ from kinetic.collection import Collection, Freed
 DAY_S = 24 * 3600.0
 
 STORE_KEPT_S = DAY_S
-"""Seconds that the store keeps content after its last use. A submission renews only content that
+"""Seconds that a store keeps content after its last use. A submission renews only content that
 wasn't used for 12 hours, and may take another 12 hours until it stores its manifest."""
 
-CACHE_KEPT_S = 3600.0
-"""Seconds that a cache keeps contents after their last use, because a process may soon lock them.
-"""
+LIMITED_KEPT_S = 60.0
+"""Seconds after its last use that content stays in a directory that exceeds its size limit.
+A submission to a directory renews what its manifest names once more, after it stores the manifest.
+Items of a batch may also refer to `Data`; an upload renews them, and seconds later an input names
+them."""
+
+DRAFT_KEPT_S = 3600.0
+"""Seconds since the last write after which the draft of an archive counts as abandoned."""
+
+ARCHIVES = "cache/pack"
+"""The kind of the archives of projects in the cache."""
 
 SHARED = ("code", "functions", "requirements", "data")
 """The folders of a store that have shared contents."""
@@ -49,11 +58,13 @@ _REFERENCE = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]
 class Limits:
     """The age limit of unused contents, in seconds, and their size limit in bytes.
 
-    The size limit applies to the store's shared content and to the caches separately.
+    The size limit applies to the store's shared content and to the caches separately. What was used
+    in the last ``kept_s`` seconds stays.
     """
 
     age_s: float = 30 * DAY_S
     size: float = 20e9
+    kept_s: float = 0.0
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Limits:
@@ -66,8 +77,8 @@ class Limits:
         return limits
 
 
-UNUSED = Limits(age_s=DAY_S, size=math.inf)
-"""The limits of ``kinetic gc``: it removes contents that no job has used for a day."""
+NOTHING = Limits(age_s=0.0, size=0.0)
+"""The limits of ``kinetic gc --all``: everything goes that no unfinished job or batch needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +100,19 @@ def choose_units(
     units: Iterable[Unit],
     needed: AbstractCollection[str],
     limits: Limits,
-    kept_s: float,
     now: float,
 ) -> list[Unit]:
     """Return the units to remove: units beyond the age limit, and those used least recently.
 
     Choose by use only while the remaining units together exceed the size limit. Keep units whose
-    name is *needed*, and units that were used in the last *kept_s* seconds.
+    name is *needed*.
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
     units_to_remove: list[Unit] = []
     for unit in oldest:
         idle_s = now - unit.used
-        if idle_s < kept_s or unit.name in needed:
+        if idle_s < limits.kept_s or unit.name in needed:
             continue
         if idle_s >= limits.age_s or total > limits.size:
             units_to_remove.append(unit)
@@ -188,24 +198,31 @@ def directory_of(store: str) -> Directory | None:
 def collect(
     home: Path,
     limits: Limits,
-    store: Objects | None,
-    store_limits: Limits,
+    store: Objects,
     builds: Objects | None = None,
+    *,
+    unused_s: float | None = None,
 ) -> Collection:
     """Remove contents beyond *limits* from the caches of *home*, and unneeded contents from stores.
 
-    *store_limits* apply to the shared contents of *store*, and to the build contexts in *builds*.
-    Also remove from *store* the remains of batches whose process died. Skip files that can't be
-    removed.
+    The shared contents of *store*, and the build contexts in *builds*, go after *unused_s* seconds
+    without use (None: as *limits* say), but not within a day. The size limit applies only to a
+    store in a directory. With `NOTHING`, all of *store* that isn't needed goes at once. Also remove
+    from *store* the remains of batches whose process died. Skip files that can't be removed.
     """
+    age_s = max(limits.age_s if unused_s is None else unused_s, STORE_KEPT_S)
+    builds_limits = store_limits = Limits(age_s, math.inf, STORE_KEPT_S)
+    if limits == NOTHING:
+        store_limits = NOTHING
+    elif isinstance(store, Directory):
+        store_limits = Limits(age_s, limits.size, LIMITED_KEPT_S)
     freed: defaultdict[str, Freed] = defaultdict(Freed)
     removed: list[Iterable[Unit]] = [_collect_cache(home / "cache", limits)]
-    if store is not None:
-        removed.append(_collect_store(_Store(store), store_limits))
+    removed.append(_collect_store(_Store(store), store_limits))
     if builds is not None:
         contexts = _Store(builds)
         units = contexts.units(["contexts"])
-        removed.append(contexts.remove_unneeded("builds", units, (), store_limits))
+        removed.append(contexts.remove_unneeded("builds", units, (), builds_limits))
     for unit in chain.from_iterable(removed):
         previous = freed[unit.kind]
         freed[unit.kind] = Freed(previous.files + unit.files, previous.size + unit.size)
@@ -227,7 +244,7 @@ def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
         # List the content before the manifests. A submission that stores a manifest later has
         # renewed the content that it uses.
         units = store.units(SHARED)
-        kinds = {unit.kind for unit in choose_units(units, (), limits, STORE_KEPT_S, time.time())}
+        kinds = {unit.kind for unit in choose_units(units, (), limits, time.time())}
         batches = store.objects.list("batches/")
         yield from store.remove_remains(batches)
         if kinds:
@@ -268,7 +285,7 @@ class _Store:
 
         The kind of a yielded unit begins with *folder*.
         """
-        units_to_remove = choose_units(units, needed, limits, STORE_KEPT_S, time.time())
+        units_to_remove = choose_units(units, needed, limits, time.time())
         for unit, removed in zip(
             units_to_remove, self.objects.map(self._remove, units_to_remove), strict=True
         ):
@@ -397,12 +414,54 @@ def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
 
 
 def _collect_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
-    """Remove unpacked code and data beyond *limits*; yield what was removed."""
+    """Remove archives, and unpacked code and data, beyond *limits*; yield what was removed.
+
+    A process may be about to lock what was just used, so the least recently used goes first. What
+    a process needs after its removal, it makes again.
+    """
     now = time.time()
-    units = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
-    for unit in choose_units(units, (), limits, CACHE_KEPT_S, now):
-        if workspace.discard_tree(unit.name, now - CACHE_KEPT_S):
+    trees = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
+    units = [*trees, *_archives_of(cache / "pack", now)]
+    for unit in choose_units(units, (), limits, now):
+        discard = _discard_archive if unit.kind == ARCHIVES else workspace.discard_tree
+        if discard(unit.name, now):
             yield unit
+
+
+def prune_archives(folder: Path, limits: Limits) -> None:
+    """Remove the archives in *folder* that are beyond *limits* and that no process uses."""
+    now = time.time()
+    for unit in choose_units(_archives_of(folder, now), (), limits, now):
+        _discard_archive(unit.name, now)
+
+
+def _archives_of(folder: Path, now: float) -> Iterator[Unit]:
+    """Yield a unit for each archive of a project in *folder*, and for old drafts of archives."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process has removed it
+                status = entry.stat(follow_symlinks=False)
+                # A process may be writing a newer draft.
+                if not entry.name.endswith(".new") or now - status.st_mtime > DRAFT_KEPT_S:
+                    yield Unit(ARCHIVES, entry.path, 1, status.st_size, status.st_mtime)
+
+
+def _discard_archive(path: str, unused_since: float) -> bool:
+    """Remove an archive, unless a process has a lock on it or used it after *unused_since*."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_mtime > unused_since:
+            return False
+        os.unlink(path)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
 
 
 def _trees_of(folder: Path) -> Iterator[Unit]:
@@ -415,3 +474,24 @@ def _trees_of(folder: Path) -> Iterator[Unit]:
                 weight = tree.weight if tree is not None else workspace.Weight(0, 0)
                 kind = f"cache/{folder.name}"
                 yield Unit(kind, entry.path, weight.files, weight.size, used)
+
+
+def sizes(home: Path, environ: Mapping[str, str]) -> dict[str, Freed]:
+    """Return the files and bytes in each folder of the caches and of the local store."""
+    found: dict[str, Freed] = {}
+    for title, folder in (("cache", home / "cache"), ("store", local_store(home, environ))):
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        for name in names:
+            if (folder / name).is_dir() and not name.startswith("."):
+                found[f"{title}/{name}"] = _size_of(folder / name)
+    return found
+
+
+def _size_of(folder: Path) -> Freed:
+    count = size = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # another process has removed it
+                size += os.lstat(f"{at}/{name}").st_size
+                count += 1
+    return Freed(count, size)

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kinetic import profiles
 from kinetic._devices import gpu_ids, has_tpus
@@ -35,6 +35,11 @@ __all__ = ["VARIABLES", "Target", "home", "profiles_file", "resolve"]
 T = TypeVar("T", int, float)
 
 BACKENDS = ("gke", "pathways", "local")
+
+SHIPS = ("all", "git")
+
+PROJECT_SETTINGS = ("ship",)
+"""The settings that ``[tool.kinetic]`` in a project's pyproject.toml may have."""
 
 DEFAULTS: Mapping[str, str] = {
     "zone": "us-central1-a",
@@ -81,6 +86,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_DEBUG_WAIT_S": "seconds a job waits for a debugger, and debug_attach for a job (600)",
     "KINETIC_PACKAGE_ROOT": "the project's root, instead of the one found by its markers",
     "KINETIC_NO_DEFAULT_EXCLUDES": "1: also ship the files that are excluded by default (off)",
+    "KINETIC_SHIP": "all, or git: the project without what git ignores (all)",
     "KINETIC_CONTEXT_SIZE_WARN_MB": "warn about a larger project archive, in MB (100)",
     "KINETIC_PAYLOAD_SIZE_WARN_MB": "warn about larger pickled arguments, in MB (50)",
     "KINETIC_JOB_ID": "in a job: its ID",
@@ -254,6 +260,55 @@ def _parse_user_id(text: str | None, origin: str) -> int | None:
     return int(text)
 
 
+def ship(root: Path, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Return which files of the project at *root* ship, and where the setting comes from.
+
+    ``git`` leaves out what git ignores; ``all`` doesn't. After KINETIC_SHIP and the profile,
+    ``[tool.kinetic]`` in the project's pyproject.toml can choose. The default is ``all``, whose
+    origin is empty.
+
+    Raises:
+        ConfigurationError: The setting has another value, or ``[tool.kinetic]`` can't be read.
+        ProfileError: The profiles can't be read, or the profile doesn't exist.
+    """
+    profile = _load_profiles(environ).active(environ)
+    value, origin = _Settings(arguments={}, environ=environ, profile=profile).find("ship")
+    if value is None:
+        file = root / "pyproject.toml"
+        value, origin = _project_settings(file).get("ship"), f"[tool.kinetic] in {file}"
+    if value is None:
+        return SHIPS[0], ""
+    if value not in SHIPS:
+        raise ConfigurationError(f'ship from {origin} must be "all" or "git", not {value!r}')
+    return value, origin
+
+
+def _project_settings(file: Path) -> dict[str, Any]:
+    """Return the table ``[tool.kinetic]`` of a pyproject.toml; empty if there is none."""
+    try:
+        content = file.read_bytes()
+    except OSError:  # there is none, or the reader of the dependencies reports the error
+        return {}
+    if b"tool" not in content or b"kinetic" not in content:
+        return {}
+    import tomllib  # few projects need it
+
+    try:
+        tool: Any = tomllib.loads(content.decode()).get("tool")
+    except ValueError as exc:
+        raise ConfigurationError(f"{file} isn't valid TOML: {exc}") from exc
+    tables = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+    table: Any = tables.get("kinetic", {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"kinetic in [tool] of {file} must be a table, not {table!r}")
+    settings = cast("dict[str, Any]", table)
+    for name in settings:
+        if name not in PROJECT_SETTINGS:
+            hint = suggest(name, PROJECT_SETTINGS)
+            raise ConfigurationError(f"[tool.kinetic] in {file} has no setting {name!r}; {hint}")
+    return settings
+
+
 SHOWN = ("backend", *(name for name in profiles.SETTINGS if name != "backend"))
 """The settings that `sources` returns, in the order to show them."""
 
@@ -275,6 +330,8 @@ def sources(
     shown |= {name: (None, "not set") for name, (value, _) in found.items() if value is None}
     if found["project"][0] is None and (project := environ.get("GOOGLE_CLOUD_PROJECT")):
         shown["project"] = project, "GOOGLE_CLOUD_PROJECT"
+    if found["ship"][0] is None:
+        shown["ship"] = SHIPS[0], "default; [tool.kinetic] in pyproject.toml can change it"
     return {**shown, "backend": _choose_backend(settings, None)}
 
 

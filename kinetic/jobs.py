@@ -952,12 +952,12 @@ def list_jobs(
 
 
 @own_frames_left_out
-def collect() -> Collection:
+def collect(*, everything: bool = False) -> Collection:
     """Remove unused contents from the store and from this machine's caches.
 
     See `kinetic.aio.Client.collect`.
     """
-    return PORTAL.call(aio.collect)
+    return PORTAL.call(aio.collect, everything=everything)
 
 
 def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:

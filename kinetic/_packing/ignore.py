@@ -8,22 +8,27 @@ The first of these layers that applies decides:
    includes files that the layers below leave out.
 3. Files that match the built-in patterns don't ship, unless `KINETIC_NO_DEFAULT_EXCLUDES` is
    set.
-4. Credentials don't ship. The scan recognizes them by name, the packer by content.
+4. With ``ship = "git"``, what git ignores doesn't ship (see `git`).
+5. Credentials don't ship. The scan recognizes them by name, the packer by content.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinetic import configuration
 from kinetic.errors import PackError
 
 if TYPE_CHECKING:
     import pathspec
+
+    from kinetic._packing.git import Folder
 
 HEAD_BYTES = 64 * 1024
 """How many bytes of a file are searched for a key."""
@@ -61,8 +66,15 @@ def is_private(name: str) -> bool:
     return name.startswith(_PRIVATE_PREFIXES) and not _matches_any(name, _HARMLESS)
 
 
+def may_have_key(name: str) -> bool:
+    """Return whether `has_key` looks for a key in a file of this *name*."""
+    return name.lower().endswith((".pem", ".key", ".json"))
+
+
 def has_key(name: str, head: bytes) -> bool:
     """Return whether *head*, the first bytes of the file *name*, contains a private key."""
+    if not may_have_key(name):
+        return False
     name = name.lower()
     if name.endswith((".pem", ".key")):
         return _PEM.search(head) is not None
@@ -112,12 +124,16 @@ class Rules:
 
     pathspec matches files only, so ``directories`` has the patterns without their final ``/``. The
     scan goes down from the root and checks directories first. So ``files`` lacks the patterns that
-    leave out directories.
+    leave out directories. ``lines`` has the lines of ``.kineticignore``; ``includes`` says that one
+    begins with ``!``. ``git`` has git's rules for the root; None if they don't count.
     """
 
     defaults: frozenset[str] = DEFAULT_EXCLUDES
     files: pathspec.GitIgnoreSpec | None = None
     directories: pathspec.GitIgnoreSpec | None = None
+    lines: tuple[str, ...] = ()
+    includes: bool = False
+    git: Folder | None = None
 
     def is_excluded(self, relative: str, name: str, *, is_directory: bool) -> bool | None:
         """Return True to leave *relative* out, False if a ``!pattern`` ships it, otherwise None.
@@ -125,34 +141,49 @@ class Rules:
         *relative* is the path from the root, with ``/`` between its parts. The scan doesn't enter
         a directory that is left out, so no pattern can ship its content; git has the same rule.
         """
+        return self.verdict(relative, name, is_directory=is_directory)[0]
+
+    def verdict(self, relative: str, name: str, *, is_directory: bool) -> tuple[bool | None, str]:
+        """Return what `is_excluded` does, and a reason if the entry is left out."""
         if name in NEVER_SHIPPED:
-            return True
+            return True, "never ships"
+        by_default = f"kinetic leaves out {name} by default"
         spec = self.directories if is_directory else self.files
         if spec is None:
-            return True if name in self.defaults else None
-        return spec.check_file(relative).include
+            return (True, by_default) if name in self.defaults else (None, "")
+        if not (excluded := spec.check_file(relative).include):
+            return excluded, ""
+        named = name in self.defaults and name not in self.lines
+        return True, by_default if named else f"{IGNORE_FILE} leaves it out"
 
 
 def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:
     """Read the rules of the project at *root*.
 
     Raises:
-        PackError: ``.kineticignore`` cannot be read, or has an invalid pattern.
+        ConfigurationError: ``ship`` has a wrong value.
+        PackError: ``.kineticignore`` or a ``.gitignore`` cannot be read, or ``.kineticignore`` has
+            an invalid pattern.
     """
+    folder = None
+    if configuration.ship(root, environ)[0] == "git":
+        from kinetic._packing import git
+
+        folder = git.folder_of(os.path.realpath(root), environ)
     setting = environ.get("KINETIC_NO_DEFAULT_EXCLUDES", "").strip().lower()
     defaults = DEFAULT_EXCLUDES if setting in ("", "0", "false", "no") else frozenset[str]()
     ignore_file = root / IGNORE_FILE
     try:
         text = ignore_file.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except FileNotFoundError:
-        return Rules(defaults=defaults)
+        return Rules(defaults=defaults, git=folder)
     except OSError as exc:
         raise PackError(
             f"{ignore_file} cannot be read ({exc.strerror}), so what it leaves out is unknown. "
             "Make it readable or remove it.",
             culprit=IGNORE_FILE,
         ) from exc
-    return _compile_rules(ignore_file, text.split("\n"), defaults)
+    return replace(_compile_rules(ignore_file, text.split("\n"), defaults), git=folder)
 
 
 def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
@@ -169,13 +200,15 @@ def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]
                 culprit=f"{IGNORE_FILE}:{number}",
             ) from exc
     # The defaults come first, so that the project's own patterns override them.
-    lines = [*sorted(defaults), *lines]
+    own_lines, lines = lines, [*sorted(defaults), *lines]
     file_patterns = [
         line for line in lines if line.startswith("!") or not line.rstrip().endswith("/")
     ]
     directory_patterns = [_directory_pattern(line) for line in lines]
     return Rules(
         defaults=defaults,
+        lines=tuple(line.strip().strip("/") for line in own_lines),
+        includes=any(line.startswith("!") for line in own_lines),
         files=pathspec.GitIgnoreSpec.from_lines(file_patterns),
         directories=pathspec.GitIgnoreSpec.from_lines(directory_patterns),
     )

@@ -20,12 +20,15 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic import configuration
 from kinetic._messages import format_size
 from kinetic._packing import discover, ignore
 from kinetic.errors import PackError
+
+if TYPE_CHECKING:
+    from kinetic._packing import git
 
 FORMAT = b"kinetic tree 2\n"
 MAX_LINKS = 4
@@ -62,18 +65,49 @@ class Entry(NamedTuple):
     def is_directory(self) -> bool:
         return self.name.endswith("/")
 
+    @property
+    def facts(self) -> str:
+        """A text that changes whenever the file does, or what ships of the directory."""
+        if self.is_directory:  # not its times: files that don't ship change them too
+            return f"{self.stamp.mode:o}"
+        return f"{' '.join(map(str, self.stamp))}{' !' * self.is_included}"
+
+
+CREDENTIAL = "is a credential"
+"""The reason of a file that is left out because its name is that of a credential."""
+
+
+BY_GIT = "git ignores it"
+"""How the reason begins if git ignores a file."""
+
+
+class LeftOut(NamedTuple):
+    """A file or directory that doesn't ship, and why; a notable one may surprise the user."""
+
+    name: str
+    reason: str
+    is_notable: bool = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
     """The files and directories that ship, ordered by the bytes of their names, parents first.
 
-    ``omitted`` has a phrase about each excluded entry that the job may need; ``private`` has
-    the names of credentials that were left out.
+    ``left_out`` has the other files and directories, by name.
     """
 
     entries: tuple[Entry, ...]
-    omitted: tuple[str, ...]
-    private: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """A phrase about each entry that the job may need although it was left out."""
+        return tuple(f"{out.name} {out.reason}" for out in self.left_out if out.is_notable)
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """The names of credentials that were left out."""
+        return tuple(out.name for out in self.left_out if out.reason == CREDENTIAL)
 
     @property
     def size(self) -> int:
@@ -84,18 +118,9 @@ class Tree:
     def fingerprint(self) -> str:
         """A hash of all names and stamps; it changes whenever a file does."""
         digest = hashlib.sha256(FORMAT)
-        for name, _, stamp, is_included in self.entries:
-            # Leave out a directory's times: files that don't ship change them too.
-            facts = f"{stamp.mode:o}" if name.endswith("/") else " ".join(map(str, stamp))
-            digest.update(f"{name}\0{facts}{' !' * is_included}\n".encode())
+        for entry in self.entries:
+            digest.update(f"{entry.name}\0{entry.facts}\n".encode())
         return digest.hexdigest()
-
-    @property
-    def newest_ns(self) -> int:
-        """The time of the latest change, in nanoseconds of the file system's clock."""
-        return max(
-            (entry.stamp.ctime_ns for entry in self.entries if not entry.is_directory), default=0
-        )
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -120,7 +145,7 @@ class _Directory(NamedTuple):
     """A directory to scan.
 
     ``ancestors`` has the device and inode of the directory and of its parents; ``links`` counts the
-    links in its path.
+    links in its path. ``folder`` has git's rules for it; None if they don't count.
     """
 
     name: str
@@ -128,6 +153,7 @@ class _Directory(NamedTuple):
     stamp: Stamp
     ancestors: frozenset[tuple[int, int]]
     links: int
+    folder: git.Folder | None
 
 
 class _Scan:
@@ -137,15 +163,15 @@ class _Scan:
         excluded = {os.path.realpath(path) for path in exclude}
         self._excluded = {path for path in excluded if not discover.is_within(root, path)}
         self._entries: list[Entry] = []
-        self._omitted: list[str] = []
-        self._private: list[str] = []
+        self._left_out: list[LeftOut] = []
+        self._ignored: set[str] = set()
 
     def run(self) -> Tree:
         status = self._status_of_root()
         identity = frozenset({(status.st_dev, status.st_ino)})
         # Use a stack, because a tree may be deeper than Python's limit of recursion.
         stack: list[Entry | _Directory] = [
-            _Directory("", self._root, stamp_of(status), identity, 0)
+            _Directory("", self._root, stamp_of(status), identity, 0, self._rules.git)
         ]
         while stack:
             match stack.pop():
@@ -153,11 +179,17 @@ class _Scan:
                     self._entries.append(entry)
                 case _Directory() as directory:
                     stack.extend(reversed(self._scan_directory(directory)))
-        return Tree(
-            entries=tuple(self._entries),
-            omitted=tuple(sorted(self._omitted)),
-            private=tuple(sorted(self._private)),
-        )
+        return Tree(entries=tuple(self._shipped()), left_out=tuple(sorted(self._left_out)))
+
+    def _shipped(self) -> list[Entry]:
+        """Return the entries without the ignored directories in which nothing ships."""
+        kept: list[Entry] = []
+        needed: set[str] = set()
+        for entry in reversed(self._entries):  # the content of a directory comes before it
+            if entry.name not in self._ignored or entry.name in needed:
+                kept.append(entry)
+                needed.add(f"{entry.name.rstrip('/').rpartition('/')[0]}/")
+        return kept[::-1]
 
     def _status_of_root(self) -> os.stat_result:
         try:
@@ -175,13 +207,16 @@ class _Scan:
             with os.scandir(directory.path) as listing:
                 entries = list(listing)
         except OSError as exc:
-            self._omitted.append(f"{directory.name} cannot be read ({exc.strerror})")
+            self._leave_out(directory.name, f"cannot be read ({exc.strerror})", is_notable=True)
             entries = []
         names = {entry.name for entry in entries}
         if not names.isdisjoint(discover.ENVIRONMENT_MARKERS):
             if directory.name:
+                self._leave_out(directory.name, "is a virtual environment")
                 return []
             entries = _without_environment(entries)
+        if directory.folder is not None:
+            directory = directory._replace(folder=directory.folder.opened(directory.path, names))
         if directory.name:
             self._entries.append(Entry(directory.name, directory.path, directory.stamp))
         children = [
@@ -194,42 +229,87 @@ class _Scan:
         """Return a file that ships, or a directory to scan; None if *entry* doesn't ship."""
         name, relative = entry.name, parent.name + entry.name
         path, is_link = entry.path, False
-        if name in ignore.NEVER_SHIPPED or not self._is_nameable(relative):
+        if name in ignore.NEVER_SHIPPED:
+            self._leave_out(relative, "never ships")
+            return None
+        if not self._is_nameable(relative):
             return None
         try:
             if is_link := entry.is_symlink():
                 path = os.path.realpath(path)
             status = entry.stat()
         except OSError as exc:
-            if is_link and not self._rules.is_excluded(relative, name, is_directory=False):
-                self._omitted.append(f"{relative} is a link to {path} ({exc.strerror})")
-            elif not is_link and not isinstance(exc, FileNotFoundError):  # deleted meanwhile
-                self._omitted.append(f"{relative} cannot be read ({exc.strerror})")
+            excluded, reason = self._verdict(parent, relative, name, is_directory=False)
+            if excluded:
+                self._leave_out(relative, reason)
+                return None
+            if is_link:
+                reason = f"is a link to {path} ({exc.strerror})"
+                self._leave_out(relative, reason, is_notable=True)
+                return None
+            if not isinstance(exc, FileNotFoundError):  # deleted meanwhile
+                self._leave_out(relative, f"cannot be read ({exc.strerror})", is_notable=True)
             return None
-        is_directory = stat.S_ISDIR(status.st_mode)
-        excluded = self._rules.is_excluded(relative, name, is_directory=is_directory)
-        if excluded or (is_link and not self._may_follow(parent, relative, path, status)):
+        is_directory, folder = stat.S_ISDIR(status.st_mode), parent.folder
+        # For git, a link to a directory is a file.
+        is_plain_directory = is_directory and not is_link
+        excluded, reason = self._rules.verdict(relative, name, is_directory=is_directory)
+        is_ignored = False
+        if excluded is None and folder is not None:
+            line = folder.why_ignored(name, is_directory=is_plain_directory)
+            is_ignored = line is not None
+            if is_ignored and not (is_plain_directory and self._may_have_shipped(folder, name)):
+                excluded, reason = True, f"{BY_GIT} ({line})"
+        shown_name = f"{relative}/" if is_directory else relative
+        if excluded:
+            self._leave_out(shown_name, reason)
+            return None
+        if is_link and not self._may_follow(parent, relative, path, status):
             return None
         if path in self._excluded:
+            self._leave_out(shown_name, "ships as Data, or belongs to kinetic")
             return None
         if excluded is None and ignore.is_private(name):
-            self._private.append(f"{relative}/" if is_directory else relative)
+            self._leave_out(shown_name, CREDENTIAL)
             return None
         if is_directory:
             ancestors = parent.ancestors | {(status.st_dev, status.st_ino)}
             links = parent.links + is_link
-            return _Directory(f"{relative}/", path, stamp_of(status), ancestors, links)
+            if folder is not None:
+                folder = folder.child(name, is_ignored=is_ignored)
+            if is_ignored:
+                self._ignored.add(shown_name)
+            return _Directory(shown_name, path, stamp_of(status), ancestors, links, folder)
         if not stat.S_ISREG(status.st_mode):
-            self._omitted.append(f"{relative} is neither a file nor a directory")
+            reason = "is neither a file nor a directory"
+            self._leave_out(relative, reason, is_notable=True)
             return None
         return Entry(relative, path, stamp_of(status), excluded is False)
+
+    def _verdict(
+        self, parent: _Directory, relative: str, name: str, *, is_directory: bool
+    ) -> tuple[bool | None, str]:
+        """Return whether a rule leaves the entry out or ships it, and why; see `Rules.verdict`."""
+        verdict = self._rules.verdict(relative, name, is_directory=is_directory)
+        if verdict[0] is None and parent.folder is not None:
+            line = parent.folder.why_ignored(name, is_directory=is_directory)
+            return (None, "") if line is None else (True, f"{BY_GIT} ({line})")
+        return verdict
+
+    def _may_have_shipped(self, folder: git.Folder, name: str) -> bool:
+        """Return whether something in an ignored directory may ship."""
+        return folder.has_tracked(name) or self._rules.includes
+
+    def _leave_out(self, name: str, reason: str, *, is_notable: bool = False) -> None:
+        self._left_out.append(LeftOut(name, reason, is_notable))
 
     def _is_nameable(self, relative: str) -> bool:
         """Return whether the name is valid UTF-8; note an entry whose name isn't."""
         try:
             relative.encode()
         except UnicodeEncodeError:
-            self._omitted.append(f"{os.fsencode(relative)!r} has a name that is not UTF-8")
+            name = repr(os.fsencode(relative))
+            self._leave_out(name, "has a name that is not UTF-8", is_notable=True)
             return False
         return True
 
@@ -238,20 +318,21 @@ class _Scan:
     ) -> bool:
         """Return whether the link *relative* may ship as its *target*; note why it may not."""
         is_directory = stat.S_ISDIR(status.st_mode)
+        is_notable = True
         if not discover.is_within(target, self._root):
-            self._omitted.append(f"{relative} is a link out of the project, to {target}")
+            reason = f"is a link out of the project, to {target}"
         elif self._is_excluded_target(target, is_directory):
-            pass  # the target itself is excluded, so the link needs no notice
+            # The target itself is excluded, so the link needs no notice.
+            reason, is_notable = f"is a link to {target}, which doesn't ship", False
         elif self._is_private_target(target, is_directory):
-            self._private.append(relative)
+            reason, is_notable = CREDENTIAL, False
         elif is_directory and (status.st_dev, status.st_ino) in parent.ancestors:
-            self._omitted.append(f"{relative} is a link that leads back to {target}")
+            reason = f"is a link that leads back to {target}"
         elif is_directory and parent.links >= MAX_LINKS:
-            self._omitted.append(
-                f"{relative} is a link to {target} inside {MAX_LINKS} linked folders"
-            )
+            reason = f"is a link to {target} inside {MAX_LINKS} linked folders"
         else:
             return True
+        self._leave_out(relative, reason, is_notable=is_notable)
         return False
 
     def _is_excluded_target(self, target: str, is_directory: bool) -> bool:
@@ -298,14 +379,12 @@ SIZE_VARIABLE = "KINETIC_CONTEXT_SIZE_WARN_MB"
 MEGABYTE = 1_000_000
 
 
-def omission_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield notices about what was left out, and about a large project.
+def size_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a notice about a large project.
 
     Raises:
         ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
     """
-    if tree.omitted:
-        yield format_list(f"Not shipped from {root}:", tree.omitted)
     limit = configuration.number(SIZE_VARIABLE, 100.0, environ)
     if tree.size > limit * MEGABYTE:
         files = [entry for entry in tree.entries if not entry.is_directory]
@@ -318,15 +397,17 @@ def omission_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> Iter
         )
 
 
-def credential_notices(shipped: Iterable[str], private: Sequence[str], root: Path) -> Iterator[str]:
-    """Yield notices about credentials: *private*, left out, and lookalikes among *shipped*."""
+def credential_notices(
+    lookalikes: Sequence[str], private: Sequence[str], root: Path
+) -> Iterator[str]:
+    """Yield notices about credentials: *private*, left out, and *lookalikes*, which ship."""
     if private:
         yield (
             format_list(f"Not shipped from {root}, because they are credentials:", private)
             + " To ship one, add its name with a ! before it to .kineticignore. Add its name "
             "without the ! to silence this warning."
         )
-    if lookalikes := [name for name in shipped if ignore.looks_private(name.rpartition("/")[2])]:
+    if lookalikes:
         prefix = f"These files of {root} look like secrets and are shipped with the code:"
         yield format_list(prefix, lookalikes) + " List them in .kineticignore to keep them here."
 

@@ -116,7 +116,7 @@ FIRST_CLIENT_S = 5.0
 """Seconds between the start and the first idle time: the first client connects in this time."""
 
 SHUTDOWN_GRACE_S = 3.0
-FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
+FIRST_COLLECTION_S, COLLECTION_S = 60.0, 600.0
 START_AGAIN_S = 1.0
 """Pause (seconds) before the next start of a job, after a start met a transient error."""
 
@@ -306,7 +306,9 @@ class Supervisor:
         self._perform(self._table.forget_expired(time.time()))
         if now >= self._collection_at:
             self._collection_at = now + COLLECTION_S
-            with contextlib.suppress(OSError):  # no process can be started: the next hour retries
+            with contextlib.suppress(
+                OSError
+            ):  # no process can be started: the next collection retries
                 self._sweeper.helper_pids.add(processes.run_in_background(self._collect))
         if self._table.busy or self._server.connections or self._parents.has_dismissed:
             self._busy_at = now
@@ -317,7 +319,7 @@ class Supervisor:
 
         home, limits = self._paths.home, _collector.Limits.of(self._environ)
         store = _collector.Directory(_collector.local_store(home, self._environ))
-        _collector.collect(home, limits, store, limits)
+        _collector.collect(home, limits, store)
 
     # --- actions -----------------------------------------------------------------
 

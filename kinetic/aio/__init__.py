@@ -127,8 +127,8 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
 
     Cancelled: the thread finishes first; the archive stays in the cache.
 
-    The cache keeps an archive for at least an hour after its last use. If the cache can't be
-    written, the archive lasts until this process ends.
+    The cache keeps the archive until newer ones exceed its limit (KINETIC_CACHE_SIZE_MB). If the
+    cache can't be written, the archive lasts until this process ends.
 
     Example::
 

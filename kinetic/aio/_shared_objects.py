@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from kinetic._runner.protocol import directory_urls
 from kinetic._tasks import running_loop
 from kinetic.aio.ports import ObjectInfo, Store
-from kinetic.errors import NotFound
+from kinetic.errors import BackendError, NotFound
 
 if TYPE_CHECKING:
     from kinetic._collector import ListedObject
@@ -51,6 +52,26 @@ async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
     elif stored is not None and (is_fresh(stored) or not await store.renew([name])):
         return False
     return await store.create(name, content, shared=True)
+
+
+def has_size_limit(store: Store) -> bool:
+    """Return whether a collection removes content of *store* that was used within a day."""
+    return directory_urls.directory_of(store.url) is not None
+
+
+async def hold(store: Store, names: Sequence[str]) -> None:
+    """Renew what a new manifest names, in a store with a size limit.
+
+    A collection removes nothing that a manifest names, but it may have looked for manifests before.
+
+    Raises:
+        BackendError: A collection has removed one of *names*.
+    """
+    if has_size_limit(store) and (missing := await store.renew(names)):
+        raise BackendError(
+            f"a collection removed {min(missing)} from {store.url} during the submission; submit "
+            "again. If this happens often, raise KINETIC_CACHE_SIZE_MB"
+        )
 
 
 class BlockingStore:

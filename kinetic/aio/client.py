@@ -188,7 +188,7 @@ class Client:
         async with self._in_flight.block():
             async with self._packing_limit:
                 session, call = await self._open_for_call(call)
-                packed = await engine.prepare.pack(call)
+                packed = await engine.prepare.pack(session, call)
             try:
                 uploaded = await engine.prepare.upload_call(session, packed)
                 record, job_ref = await engine.beginning.start_job(session, packed, uploaded)
@@ -449,7 +449,7 @@ class Client:
         found = await engine.listing.records(session, other_sessions, limit)
         return [_job(record, self.follow_record) for record in found]
 
-    async def collect(self) -> Collection:
+    async def collect(self, *, everything: bool = False) -> Collection:
         """Remove unused contents from the store and from this machine's caches.
 
         In the store, kinetic removes code, functions, requirements, and `Data` that nothing refers
@@ -458,9 +458,14 @@ class Client:
         ends, a batch until `results` or `cleanup`. To remove a job's or batch's own
         objects, call ``cleanup(gcs=True)`` on it.
 
-        The caches are the unpacked projects and `Data` in ``KINETIC_HOME/cache``, limited by
-        KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB. Once an hour the local supervisor applies
-        these limits to the caches and to a store in a directory.
+        The caches are the archives of projects, and the unpacked projects and `Data`, in
+        ``KINETIC_HOME/cache``. KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB limit them, and a
+        store in a directory. Every ten minutes, the local supervisor also applies these limits.
+
+        Args:
+            everything: Also remove what was used within a day, if no unfinished job and no batch
+                needs it. Don't use this while another process submits to a bucket: its job may
+                fail because its code is gone. Default: False.
 
         Returns:
             The removed contents, by folder.
@@ -481,7 +486,10 @@ class Client:
         builds = BlockingStore(platform.builds) if platform.builds is not None else None
         await in_thread(engine.scratch.sweep_scratch)
         home = configuration.home(os.environ)
-        return await in_thread(_collector.collect, home, limits, store, _collector.UNUSED, builds)
+        if everything:
+            limits = _collector.NOTHING
+        collect = functools.partial(_collector.collect, unused_s=_collector.DAY_S)
+        return await in_thread(collect, home, limits, store, builds)
 
     # --- sessions ---
 

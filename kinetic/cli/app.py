@@ -113,6 +113,7 @@ for command in (
     accelerators.accelerators,
     images.build_image,
     images.image,
+    machine.package,
     machine.gc,
     machine.local,
     doctor.doctor,

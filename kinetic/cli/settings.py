@@ -77,6 +77,11 @@ def profile() -> None:
     help="PersistentVolumeClaim that holds the directory of --store. Default: none.",
 )
 @click.option("--run-as-user", metavar="NUMBER", help="User ID of the pods. Default: the image's.")
+@click.option(
+    "--ship",
+    type=click.Choice(["all", "git"]),
+    help="What ships of a project. git: not what git ignores. Default: all.",
+)
 @click.option("--force", is_flag=True, help="Replace the profile if it exists.")
 @with_target_options
 def _create(
@@ -86,6 +91,7 @@ def _create(
     output_dir: str | None,
     store_claim: str | None,
     run_as_user: str | None,
+    ship: str | None,
     force: bool,
 ) -> None:
     """Create a profile with the options given. The first profile becomes the current one."""
@@ -100,6 +106,7 @@ def _create(
         "output_dir": output_dir,
         "store_claim": store_claim,
         "run_as_user": run_as_user,
+        "ship": ship,
     }
     created = Profile.checked(name, {**options.given(), **profile_settings})
 

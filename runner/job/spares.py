@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 WORKSPACE, RECORD = "workspace", ".record"
@@ -66,15 +66,16 @@ def foreign_entries(names: Iterable[str], digest: str) -> list[str]:
     return [name for name in names if name not in (WORKSPACE, digest + RECORD)]
 
 
-def write_record(work: str, digest: str) -> None:
+def write_record(work: str, digest: str, absent: Mapping[str, list[int]] | None = None) -> None:
     """Record the state of each file in the workspace in *work*, for a later `restore`.
 
-    Call this while the workspace has only files and folders of the project *digest*. If the file
-    system's clock doesn't advance, kinetic writes no record, because a record could miss a change.
+    Call this while the workspace has only files and folders of the project *digest*. *absent* has
+    earlier states of files of the project that the workspace lacks now. If the file system's clock
+    doesn't advance, kinetic writes no record, because a record could miss a change.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     folders: dict[str, int] = {"": os.lstat(root).st_mode}
-    files: dict[str, list[int]] = {}
+    files = dict[str, list[int]](absent or {})
     _scan(root, "", folders, files)
     newest = max((state[-1] for state in files.values()), default=0)
     fd = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -97,11 +98,17 @@ def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list
                 files[path] = _file_state(status)
 
 
-def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
+def restore(
+    work: str,
+    digest: str,
+    fill: Callable[[Iterable[str]], object],
+    replaced: Collection[str] = (),
+) -> bool:
     """Restore the workspace of a spare to its original content.
 
-    *fill* gets the missing files' paths in the workspace, and copies the files. Returns False if
-    there is no record. If restoring fails, this function renames the workspace to ``broken``, and
+    *fill* gets the missing files' paths in the workspace, and copies the files. The caller replaces
+    or removes the files *replaced*, so they are only removed here. Returns False if there is no
+    record. If restoring fails, this function renames the workspace to ``broken``, and
     returns False.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
@@ -115,8 +122,11 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
         known: dict[str, Any] = json.loads(content)
         if os.path.islink(root):
             raise NotADirectoryError(errno.ENOTDIR, "the workspace is a link", root)
-        if _restore(root, known["folders"], known["files"], fill):
-            write_record(work, digest)
+        files = {path: state for path, state in known["files"].items() if path not in replaced}
+        if _restore(root, known["folders"], files, fill):
+            # The record keeps the replaced files, so that a later job gets them back.
+            absent = known["files"].keys() - files.keys()
+            write_record(work, digest, {path: known["files"][path] for path in absent})
         return True
     except (OSError, ValueError):  # can't remove the old job's files, or the record is damaged
         with contextlib.suppress(OSError):

@@ -19,14 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..protocol.private import make_folder
 from . import namespace, spares, time_limit
+from .opening import read_input
 
 if TYPE_CHECKING:
     import zipfile
 
+    from ..protocol.changes import Change
     from ..protocol.wire import Code
     from ..stores.objects import Objects
 
@@ -319,21 +321,64 @@ def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     Without *code*, the workspace is empty.
 
     Raises:
-        RuntimeError: The archive is no longer in the store.
-        ValueError: The archive was changed, or is damaged.
+        RuntimeError: The archive, or that of the changes, is no longer in the store.
+        ValueError: An archive was changed, or is damaged.
     """
     work = os.fspath(place.work)
     root = f"{work}/{spares.WORKSPACE}"
     if code is None:
         os.mkdir(root, 0o700)
-    elif not place.reusable or not spares.restore(
-        work, code.digest, lambda missing: _copy_missing(code, objects, place, missing)
-    ):
-        layers = f"{work}/layers/workspace"
-        copied = make_view(_project_tree(code, objects, place), root, layers, mounts=place.mounts)
-        if copied and place.reusable:
-            spares.write_record(work, code.digest)
+    else:
+        changed = _read_changes(code, objects)
+        if not place.reusable or not spares.restore(
+            work,
+            code.digest,
+            lambda missing: _copy_missing(code, objects, place, missing),
+            replaced={f"/{name}" for name in changed},
+        ):
+            tree, layers = _project_tree(code, objects, place), f"{work}/layers/workspace"
+            copied = make_view(tree, root, layers, mounts=place.mounts)
+            if copied and place.reusable:
+                spares.write_record(work, code.digest)
+        _apply(changed, root)
     _enter_workspace(code, root)
+
+
+def _read_changes(code: Code, objects: Objects) -> Mapping[str, Change | None]:
+    """Return what has changed in the project since its archive was made."""
+    if code.changes is None:
+        return {}
+    try:
+        content = read_input(objects, code.changes)
+    except KeyError:
+        raise RuntimeError(_no_longer_stored(code.changes.name)) from None
+    from ..protocol import changes  # most jobs have none
+
+    return changes.decode(content)
+
+
+def _apply(changed: Mapping[str, Change | None], root: str) -> None:
+    """Make the workspace *root* as the project was when *changed* was read."""
+    modes: dict[str, int] = {}
+    for name, change in changed.items():
+        path = _path_within(root, name.removesuffix("/"))
+        if name.endswith("/"):
+            if change is None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(path)  # its content comes before it, and is removed
+            else:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                modes[path] = change.mode & 0o777 | 0o700
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        if change is not None:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with _new_file(path) as file:
+                file.write(change.content or b"")
+                os.fchmod(file.fileno(), change.mode & 0o777 | 0o400)
+    for folder, mode in modes.items():
+        os.chmod(folder, mode)
 
 
 def _project_tree(code: Code, objects: Objects, place: JobPlace) -> Tree:
@@ -380,10 +425,7 @@ def _unpack(code: Code, objects: Objects, folder: str, target: str) -> Weight:
     try:
         objects.fetch(code.name, archive)
     except KeyError:
-        message = (
-            f"the project's archive {code.name} is no longer in the store; submit the job again"
-        )
-        raise RuntimeError(message) from None
+        raise RuntimeError(_no_longer_stored(code.name)) from None
     with open(archive, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != code.digest:
             raise ValueError(f"{code.name} is not what was submitted: its SHA-256 differs")
@@ -394,6 +436,10 @@ def _unpack(code: Code, objects: Objects, folder: str, target: str) -> Weight:
             weight = _extract(members, target)
     archive.unlink()
     return weight
+
+
+def _no_longer_stored(name: str) -> str:
+    return f"the project's archive {name} is no longer in the store; submit the job again"
 
 
 def _extract(members: zipfile.ZipFile, root: str) -> Weight:
@@ -418,13 +464,16 @@ def _extract(members: zipfile.ZipFile, root: str) -> Weight:
 
 
 def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str, mode: int) -> int:
-    # O_EXCL, because a member must not overwrite an earlier member, or follow its link.
-    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file, members.open(member) as content:
+    with _new_file(target) as file, members.open(member) as content:
         while chunk := content.read(MIB):
             file.write(chunk)
-        os.fchmod(fd, mode)
+        os.fchmod(file.fileno(), mode)
         return file.tell()
+
+
+def _new_file(path: str) -> BinaryIO:
+    # O_EXCL, because a member must not overwrite an earlier member, or follow its link.
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 def _path_within(root: str, relative: str) -> str:

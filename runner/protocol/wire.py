@@ -209,12 +209,32 @@ def check_version(version: object, subject: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The project's archive, and paths in it: ``sys_path``, and ``cwd`` (None if it is outside)."""
+    """The project's archive, and paths in it: ``sys_path``, and ``cwd`` (None if it is outside).
+
+    ``changes`` is the second archive, which a job applies over the first (see `changes`). None: no
+    file has changed since the first was made.
+    """
 
     name: str
     digest: str
+    changes: Input | None = None
     sys_path: tuple[str, ...] = ("",)
     cwd: str | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Code:
+        """Return the code that JSON describes."""
+        changes = fields.get("changes")
+        decoded: dict[str, Any] = {
+            "sys_path": tuple(fields["sys_path"]),
+            "changes": Input(*changes) if changes else None,
+        }
+        return cls(**{**fields, **decoded})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the objects that jobs read."""
+        return (self.name,) if self.changes is None else (self.name, self.changes.name)
 
 
 class Input(NamedTuple):
@@ -341,8 +361,7 @@ def shared_fields(text: str) -> Mapping[str, Any]:
     fields["function"] = Input(*fields["function"])
     fields["requirements"] = Input(*requirements) if requirements else None
     if code := fields["code"]:
-        code["sys_path"] = tuple(code["sys_path"])
-        fields["code"] = Code(**code)
+        fields["code"] = Code.of(code)
     return {name: fields[name] for name in Order.__slots__ if name in fields}
 
 

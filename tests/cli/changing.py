@@ -10,6 +10,7 @@ CHANGING = (
     (r'("bytes": |bytes {2,})\d+', r"\1NUMBER"),
     (r'("pid": |pid {2,})\d+', r"\1NUMBER"),
     (r"\b\d+ s\b", "AGE"),
+    (r"[\d.]+ (bytes|[kM]B) in [\d,]+ files?", "SIZE"),
     (r"\b[0-9a-f]{64}\b", "DIGEST"),
     (r"((?:cpu|gpu|tpu)-)[0-9a-f]{12}\b", r"\1HASH"),
     (r"kinetic_aio-\S+\.whl", "WHEEL"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -357,3 +358,29 @@ def test_reading_does_not_create_a_missing_store(kinetic: Kinetic, home: Path) -
     completed = kinetic("jobs", "list", "--store", str(absent))
     assert completed.code == 3 and f"there is no store at {absent}" in completed.err
     assert not absent.exists()
+
+
+def test_what_ships_is_listed(
+    kinetic: Kinetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("pyproject.toml", 0), ("big.bin", 3000), ("m.py", 10), (".env", 1)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    monkeypatch.delenv("KINETIC_PACKAGE_ROOT", raising=False)
+    completed = kinetic("package", str(tmp_path / "m.py"))
+    assert completed.code == 0, completed.err
+    lines = [line.split(maxsplit=1) for line in completed.out.splitlines() if line]
+    assert lines == [
+        ["FILE", "SIZE"],
+        ["big.bin", "3.0 kB"],
+        ["m.py", "10 bytes"],
+        ["pyproject.toml", "0 bytes"],
+        ["NOT", "SHIPPED  WHY"],
+        [".env", "is a credential"],
+    ]
+    assert "3 files ship, 3.0 kB (ship=all, the default)" in completed.err
+    listed = json.loads(kinetic("package", str(tmp_path), "--json").out)
+    assert listed["root"] == str(tmp_path) and listed["bytes"] == 3010
+    assert listed["files"][0] == {"file": "big.bin", "bytes": 3000}
+    assert listed["left_out"] == [{"file": ".env", "reason": "is a credential"}]
+    wrong = kinetic("package", "/")
+    assert wrong.code == 2 and "can't be a project" in wrong.err

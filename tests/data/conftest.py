@@ -45,7 +45,7 @@ if job["uid"] is not None:
     os.setresuid(job["uid"], job["uid"], job["uid"])
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, like a process after exec
 refs = [wire.DataRef(**ref) for ref in job["refs"]]
-code = wire.Code(**job["code"]) if job["code"] else None
+code = wire.Code.of(job["code"]) if job["code"] else None
 place = workspace.JobPlace(work=Path(job["work"]), cache=Path(job["cache"]), mounts=job["mounts"])
 objects = directory.DirectoryObjects(Path(job["store"]))
 answer = {}

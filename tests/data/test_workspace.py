@@ -11,13 +11,15 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kinetic._runner.job import namespace, workspace
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import changes, wire
 from tests.data.conftest import Machine
 
 LIST_FILES = """
@@ -46,6 +48,20 @@ def archive(
     digest = hashlib.sha256(content.getvalue()).hexdigest()
     machine.objects.create(f"code/{digest}.zip", content.getvalue())
     return wire.Code(name=f"code/{digest}.zip", digest=digest, **options)
+
+
+def changed(machine: Machine, code: wire.Code, files: Mapping[str, bytes | None]) -> wire.Code:
+    """Put an archive of changes into the store; None removes a file."""
+    content = changes.encode(
+        {
+            name: None if body is None else changes.Change(0o755, None if name[-1] == "/" else body)
+            for name, body in files.items()
+        }
+    )
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"code/{digest}.changes"
+    machine.objects.create(name, content)
+    return replace(code, changes=wire.Input(name, 0, len(content), digest))
 
 
 def preparation_error(machine: Machine, code: wire.Code) -> Exception:
@@ -199,6 +215,52 @@ def test_an_archive_without_its_own_file_is_fetched(machine: Machine) -> None:
     assert machine.objects.path(code.name) is None
     assert machine.run(LIST_FILES, code=code)["files"] == ["a"]
     assert not list(machine.cache.rglob("archive"))
+
+
+@pytest.mark.parametrize("count", [1, 1000])  # copied, or mounted where possible
+def test_what_has_changed_is_applied_to_this_job_only(machine: Machine, count: int) -> None:
+    members = {"a": b"1", "d/b": b"2", "old/": b"", "old/x": b"3", "turned": b"4", "quiet": b"5"}
+    members |= {f"many/{number}": b"" for number in range(count)}
+    code = archive(machine, members)
+    files = {"old/x": None, "old/": None, "turned": None, "a": b"new", "new/deep/c": b"6"}
+    files |= {"turned/": b"", "turned/y": b"7", "quiet": b"8", "many/absent": None}
+    body = """
+    answer["old"], answer["modes"] = os.path.exists("old"), os.stat("quiet").st_mode & 0o777
+    answer["files"] = {name: open(name).read() for name in
+        ("a", "d/b", "old/x", "new/deep/c", "turned", "turned/y", "quiet") if os.path.isfile(name)}
+    Path("quiet").write_text("written")
+    """
+    other = changed(machine, code, {"a": b"other"})
+    for job in (changed(machine, code, files), other, code):
+        answer = machine.run(body, code=job)
+        if job.changes is None or job is other:
+            expected = {"a": "1", "d/b": "2", "old/x": "3", "turned": "4", "quiet": "5"}
+            expected["a"] = "other" if job is other else "1"
+            assert answer == {"old": True, "modes": 0o644, "files": expected}
+        else:
+            expected = {"a": "new", "d/b": "2", "new/deep/c": "6", "turned/y": "7", "quiet": "8"}
+            assert answer == {"old": False, "modes": 0o755, "files": expected}
+    assert len(os.listdir(machine.cache / "code")) == 1, "the project is unpacked once"
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out", "d/../../out/"])
+@pytest.mark.parametrize("body", [b"out", None])
+def test_changes_outside_the_workspace_are_refused(
+    machine: Machine, name: str, body: bytes | None
+) -> None:
+    code = changed(machine, archive(machine, {"a": b"1"}), {name: body})
+    assert "is not a path inside the workspace" in str(preparation_error(machine, code))
+    assert not (machine.folder / "out").exists()
+
+
+def test_changes_that_are_missing_or_damaged_are_errors(machine: Machine) -> None:
+    code = changed(machine, archive(machine, {"a": b"1"}), {"a": b"2"})
+    assert code.changes is not None
+    damaged = replace(code, changes=code.changes._replace(digest="0" * 64))
+    assert "is not what was submitted" in str(preparation_error(machine, damaged))
+    machine.objects.delete([code.changes.name])
+    error = preparation_error(machine, code)
+    assert isinstance(error, RuntimeError) and "submit the job again" in str(error)
 
 
 def test_concurrent_jobs_unpack_once(machine: Machine) -> None:

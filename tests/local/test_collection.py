@@ -13,18 +13,24 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic._collector import (
-    CACHE_KEPT_S,
+    DAY_S,
+    LIMITED_KEPT_S,
+    NOTHING,
     STORE_KEPT_S,
     Directory,
     Limits,
     Unit,
     choose_units,
     collect,
+    sizes,
 )
 from kinetic._runner.job import workspace
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic.aio._shared_objects import DAY_S, RENEW_AFTER_S
+from kinetic.aio import _shared_objects
+from kinetic.aio._shared_objects import RENEW_AFTER_S
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.collection import Collection
+from kinetic.errors import BackendError
 
 from .conftest import end_supervisor, eventually
 
@@ -56,19 +62,20 @@ def files(folder: Path) -> set[str]:
 
 def test_old_files_are_removed_unless_needed() -> None:
     units = [unit("old", 31), unit("needed", 40), unit("new", 29)]
-    assert names(choose_units(units, {"needed"}, Limits(), STORE_KEPT_S, 0.0)) == ["old"]
+    assert names(choose_units(units, {"needed"}, Limits(), 0.0)) == ["old"]
 
 
 def test_a_size_limit_removes_only_the_least_recently_used() -> None:
     units = [unit("b", 20, 4), unit("a", 21, 4), unit("needed", 22, 4), unit("c", 19, 4)]
-    removed = choose_units(units, {"needed"}, Limits(size=8), STORE_KEPT_S, 0.0)
+    removed = choose_units(units, {"needed"}, Limits(size=8), 0.0)
     assert names(removed) == ["a", "b"]
 
 
 def test_recently_used_files_stay_despite_the_size_limit() -> None:
     assert STORE_KEPT_S >= 2 * RENEW_AFTER_S
     units = [unit("a", 0.9, 100), unit("b", 1.1, 100)]
-    assert names(choose_units(units, (), Limits(age_s=0, size=0), STORE_KEPT_S, 0.0)) == ["b"]
+    limits = Limits(age_s=0, size=0, kept_s=STORE_KEPT_S)
+    assert names(choose_units(units, (), limits, 0.0)) == ["b"]
 
 
 def test_limits_come_from_the_environment() -> None:
@@ -81,6 +88,16 @@ def test_limits_come_from_the_environment() -> None:
 
 
 def value(data: object = None) -> int:
+    return 5
+
+
+def wait_for(gate: str) -> int:
+    import time
+    from pathlib import Path
+
+    print("waiting", flush=True)
+    while not Path(gate).exists():
+        time.sleep(0.01)
     return 5
 
 
@@ -171,6 +188,52 @@ async def test_the_supervisor_collects_by_itself(
 
 def test_a_pass_over_nothing_makes_nothing(tmp_path: Path) -> None:
     store = Directory(tmp_path / "store")
-    assert collect(tmp_path / "home", Limits(), store, Limits()) == Collection({})
+    assert collect(tmp_path / "home", Limits(), store) == Collection({})
     assert [*tmp_path.iterdir()] == []
-    assert CACHE_KEPT_S > 0
+
+
+def test_a_store_in_a_directory_keeps_its_size_limit(tmp_path: Path) -> None:
+    store = Directory(tmp_path / "store")
+    for number in range(6):
+        store.objects.create(f"code/{number}.zip", bytes(1000))
+    store.objects.create("batches/grp/manifest", b'{"name": "code/0.zip"}')
+    age(tmp_path / "store", LIMITED_KEPT_S + 1)
+    store.objects.create("code/new.zip", bytes(1000))
+    limits = Limits(size=3000)
+    assert collect(tmp_path, limits, store, unused_s=DAY_S).freed["store/code"].files == 4
+    left = {Path(name).name for name in files(tmp_path / "store" / "code")}
+    assert {"0.zip", "new.zip"} < left and len(left) == 3
+    assert sizes(tmp_path, {})["store/code"].files == 3
+    assert collect(tmp_path, NOTHING, store).freed["store/code"].files == 2
+    assert {Path(name).name for name in files(tmp_path / "store" / "code")} == {"0.zip"}
+
+
+async def test_everything_goes_that_no_live_job_uses(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("words")
+    gate = tmp_path / "gate"
+    async with aio.Client(backend="local") as client:
+        assert await client.run(value, kinetic.Data(str(tmp_path / "words"))) == 5
+        waiting = await client.submit(wait_for, str(gate))
+        async for line in waiting.logs(follow=True):
+            assert line == "waiting"
+            break
+        freed = (await client.collect(everything=True)).freed
+        assert {*freed} - {"cache/code"} == {"store/functions", "store/data"}
+        gate.touch()
+        assert await waiting == 5
+    async with aio.Client(backend="local") as client:
+        freed = (await client.collect(everything=True)).freed
+        assert {*freed} - {"cache/code"} == {"store/functions", "store/code", "cache/pack"}
+        assert await client.run(value) == 5, "what is needed again is made again"
+
+
+async def test_a_submission_notices_that_its_code_was_collected(tmp_path: Path) -> None:
+    """A collection may have looked for manifests before a submission stored its own."""
+    store = DirectoryStore(tmp_path)
+    await _shared_objects.ensure(store, "code/1.zip", b"code")
+    age(tmp_path)
+    await _shared_objects.hold(store, ["code/1.zip"])
+    assert (await store.list("code/"))[0].used > time.time() - 60
+    await store.delete(["code/1.zip"])
+    with pytest.raises(BackendError, match=r"code/1.zip .* submit again"):
+        await _shared_objects.hold(store, ["code/1.zip"])

@@ -16,6 +16,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,6 +33,9 @@ Pack = Callable[..., archive.Archive]
 
 LARGE = 5 * 1024 * 1024
 
+
+LONG_S = 31 * 24 * 3600.0
+"""Longer than the cache keeps an archive that nothing uses."""
 
 # The beginning of scripts that run in other processes.
 PACK = """
@@ -416,7 +420,7 @@ def test_archives_unused_for_long_are_deleted(tmp_path: Path, make: Make, pack: 
     settle(root)
     old = pack(root)
     draft = archive.ArchiveCache(old.path.parent).make_draft()  # like that of a killed process
-    long_ago = time.time() - archive.MAX_AGE_S - 60
+    long_ago = time.time() - LONG_S
     for path in (old.path, draft):
         os.utime(path, (long_ago, long_ago))
     (root / "m.py").write_text("2")
@@ -429,31 +433,32 @@ def test_using_an_archive_renews_its_age(tmp_path: Path, make: Make, pack: Pack)
     root = make(tmp_path / "project", {"m.py": "1"})
     settle(root)
     path = pack(root).path
-    long_ago = time.time() - archive.MAX_AGE_S - 60
+    long_ago = time.time() - LONG_S
     os.utime(path, (long_ago, long_ago))
     pack(root, progress=fail_if_packed)
     assert path.stat().st_mtime > time.time() - 60
 
 
-def test_a_full_cache_deletes_the_least_recently_used_archive(tmp_path: Path) -> None:
-    archives = [tmp_path / f"{number}.zip" for number in range(4)]
-    now = time.time()
-    for number, path in enumerate(archives):
-        path.touch()
-        os.truncate(path, archive.MAX_BYTES // 3 - 1)  # sparse files
-        used = now - (10 - number) * archive.IN_USE_S
-        os.utime(path, (used, used))
-    archive.ArchiveCache(tmp_path).prune(now)
-    assert [path.exists() for path in archives] == [False, True, True, True]
-
-
-def test_an_archive_that_is_in_use_stays(tmp_path: Path) -> None:
-    archives = [tmp_path / f"{number}.zip" for number in range(2)]
-    for path in archives:
-        path.touch()
-        os.truncate(path, archive.MAX_BYTES)  # sparse files
-    archive.ArchiveCache(tmp_path).prune(time.time())
-    assert sorted(tmp_path.iterdir()) == archives
+def test_the_limit_of_the_cache_holds_except_for_what_a_packer_uses(
+    tmp_path: Path, make: Make, pack: Pack
+) -> None:
+    environ = {"HOME": str(tmp_path), "KINETIC_CACHE_SIZE_MB": "0.5"}
+    options: dict[str, Any] = {
+        "exclude": (),
+        "cache": tmp_path / "cache",
+        "environ": environ,
+    }
+    with contextlib.closing(archive.Packer()) as packer:
+        root = make(tmp_path / "used", {"m": random.Random(0).randbytes(200_000)})
+        used = packer.pack(root, **options).archive
+        for number in range(1, 5):
+            content = random.Random(number).randbytes(200_000)
+            last = pack(make(tmp_path / f"p{number}", {"m": content}), environ=environ)
+            left = {*(tmp_path / "cache").iterdir()}
+            assert {used.path, last.path} <= left
+            assert sum(path.stat().st_size for path in left) < 500_000 + used.size
+    pack(make(tmp_path / "p5", {"m": random.Random(5).randbytes(200_000)}), environ=environ)
+    assert not used.path.exists()
 
 
 # --- warnings and credentials ----------------------------------------------------------------

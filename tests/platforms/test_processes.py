@@ -76,6 +76,32 @@ batch.cleanup()
 
 
 @behaviour
+async def test_a_job_sees_the_files_of_its_call(harness: Harness) -> None:
+    """Files that change between two calls of a client ship as a second archive over the first."""
+    code = """
+@remote
+def read(*_):
+    names = sorted(path.name for path in pathlib.Path("out").iterdir())
+    return names, pathlib.Path("results.csv").read_text(), len(pathlib.Path("large").read_bytes())
+
+for name in ("out/1", "large"):
+    pathlib.Path(name).parent.mkdir(exist_ok=True)
+    pathlib.Path(name).write_bytes(bytes(2 << 20))
+pathlib.Path("results.csv").write_text("a")
+print(read())
+pathlib.Path("results.csv").write_text("ab")
+pathlib.Path("out/2").touch()
+os.remove("out/1")
+print(read(), read.run_async_map([(), ()]).results())
+"""
+    async with harness.script(code) as script:
+        first, second = (["1"], "a", 2 << 20), (["2"], "ab", 2 << 20)
+        await script.expect(f"{first}", f"{second} {[second, second]}")
+        status, _, err = await script.end()
+        assert status == 0 and "Traceback" not in err, err
+
+
+@behaviour
 async def test_ctrl_c_of_a_call_cancels_its_job_and_of_a_handle_does_not(harness: Harness) -> None:
     code = """
 @remote

@@ -30,9 +30,9 @@ class Job:
             path.write_bytes(content)
         spares.write_record(str(self.work), DIGEST)
 
-    def restore(self) -> bool:
+    def restore(self, *replaced: str) -> bool:
         self.copied.clear()
-        return spares.restore(str(self.work), DIGEST, self._fill)
+        return spares.restore(str(self.work), DIGEST, self._fill, {f"/{name}" for name in replaced})
 
     def _fill(self, missing: Iterable[str]) -> None:
         for name in missing:
@@ -58,6 +58,19 @@ def test_an_unchanged_workspace_costs_no_copy(job: Job) -> None:
     for _ in range(3):
         assert job.restore() and not job.copied
     assert {path: path.stat().st_ino for path in job.root.rglob("*")} == before
+
+
+def test_files_that_the_caller_replaces_are_not_copied(job: Job) -> None:
+    for number in range(3):
+        (job.root / "package" / "deep" / "c").write_bytes(b"changed by the job")
+        assert job.restore("a", "new")
+        assert job.copied == ["package/deep/c"], "it is recorded again"
+        assert "a" not in job.read_files()
+        (job.root / "a").write_bytes(b"%d" % number)
+        (job.root / "new").touch()
+    assert job.restore() and job.copied == ["a"]
+    assert job.read_files() == FILES
+    assert job.restore() and not job.copied
 
 
 def _rewrite(root: Path) -> None:

@@ -397,6 +397,25 @@ async def test_what_a_job_reads_is_verified_before_it_runs(
     assert not (tmp_path / "mark").exists()
 
 
+async def test_changed_files_are_verified_before_a_job_uses_them(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second archive of a project is verified as the first is."""
+    monkeypatch.delenv("KINETIC_PACKAGE_ROOT")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        await client.run(abs, -1)
+        (tmp_path / "results.csv").write_text("1")
+        await client.run(abs, -1)
+        path = _stored(home, "code/*.changes")
+        case = Case(Original(home, tmp_path, "", "", "", ""), home / "store", "", "", "")
+        case.name = str(path.relative_to(case.store))
+        DAMAGES["with a bit flipped"](case)
+        with pytest.raises(errors.JobFailed, match="is not what was submitted"):
+            await client.run(abs, -1)
+
+
 @pytest.mark.parametrize("damage", ["emptied", "cut", "a pipe", "a device", "a link to all files"])
 async def test_a_shared_object_of_another_size_is_written_again(
     tmp_path: Path, damage: str

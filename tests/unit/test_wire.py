@@ -125,7 +125,13 @@ def test_an_order_survives_json_and_ignores_unknown_fields() -> None:
         attempt=1,
         function=stored,
         arguments=stored,
-        code=wire.Code(name="c", digest="d", sys_path=("", "src"), cwd="x"),
+        code=wire.Code(
+            name="c",
+            digest="d",
+            changes=wire.Input("e", 0, 1, "f"),
+            sys_path=("", "src"),
+            cwd="x",
+        ),
         data=(wire.DataRef(uri="data/d", mount="/data"),),
     )
     sent = json.loads(order.encode())

@@ -56,7 +56,7 @@ async def start(
     find_price = price_of if settings.budget is None else budget_price
     target, accelerator = session.target, call.options.parsed_accelerator
     price = find_price(accelerator, target.zone, listed=target.backend != "local")
-    packed = await prepare.pack(replace(call, inputs=source.known_inputs or ()))
+    packed = await prepare.pack(session, replace(call, inputs=source.known_inputs or ()))
     try:
         uploaded = await prepare.upload_call(session, packed)
     finally:
@@ -92,6 +92,7 @@ async def _create(
     }
     await store.create(wire.group_key(identity.id), b"", entry)
     await beginning.store_manifest(session, identity, manifest)
+    await prepare.hold_shared(session, uploaded)
     return await _lease.begin(store, scope, session.platform.clock)
 
 

@@ -45,6 +45,7 @@ async def start_job(
         async with new_submission(session, uploaded, identity) as submission:
             submission.submitter_relaunches = session.platform.relaunches
             await store_manifest(session, identity, manifest_of(record, identity, uploaded))
+            await prepare.hold_shared(session, uploaded)
             content = packed.pickled_arguments
             assert content is not None
             name = wire.input_key(identity.scope, 0)

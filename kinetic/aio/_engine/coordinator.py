@@ -42,8 +42,6 @@ async def renew_shared(
     store: Store, uploaded: UploadedCall, data: Iterable[DataRef] = ()
 ) -> list[str]:
     """Renew the shared objects that jobs of *uploaded* read; return the names of missing ones."""
-    parts = (uploaded.code, uploaded.function, uploaded.image.requirements)
-    names = [part.name for part in parts if part is not None]
     uris = {ref.uri: None for ref in (*uploaded.data, *data) if "://" not in ref.uri}
     missing: list[str] = []
 
@@ -57,7 +55,7 @@ async def renew_shared(
         if not exists:
             missing.append(name)
 
-    await for_each(renew, [*names, *uris], limit=MAX_CONCURRENT_RENEWALS)
+    await for_each(renew, [*uploaded.shared_names, *uris], limit=MAX_CONCURRENT_RENEWALS)
     return sorted(missing)
 
 

@@ -77,6 +77,8 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
         stored = await store.look(snapshot.name)
         if stored is not None and stored.size and _shared_objects.is_fresh(stored):
             logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
+            if _shared_objects.has_size_limit(store):
+                await store.renew([snapshot.name])
         else:
             with step(f"uploading {os.path.basename(snapshot.path)}") as sending:
                 await _send(

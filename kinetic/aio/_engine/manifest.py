@@ -134,9 +134,7 @@ def manifest_of(
     The description contains the fields of the handle's *record*. ``shared`` names the shared
     objects that the job reads: kinetic collects none of them before the job's end.
     """
-    parts = (uploaded.function, uploaded.code, uploaded.image.requirements)
-    names = [part.name for part in parts if part is not None]
-    shared = [*names, *(ref.uri for ref in uploaded.data)]
+    shared = [*uploaded.shared_names, *(ref.uri for ref in uploaded.data)]
     return {**record, **_identity_fields(identity), "shared": shared}
 
 
@@ -211,8 +209,6 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
         project, image = fields["project"], fields["image"]
         code: Any = fields["code"]
         requirements, resources = image["requirements"], fields["resources"]
-        if code is not None:
-            code = wire.Code(**code | {"sys_path": tuple(code["sys_path"])})
         return UploadedCall(
             call=Call(
                 function=None, name=fields["func_name"], options=Options(**fields["options"])
@@ -223,7 +219,7 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
                 cwd=project["cwd"],
                 sys_path=tuple(project["sys_path"]),
             ),
-            code=code,
+            code=wire.Code.of(code) if code is not None else None,
             function=wire.Input(**fields["function"]),
             data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
             # Pickled inputs number their own `Data` after these, so only the count matters.

@@ -62,13 +62,15 @@ class Call:
 class PackedCall:
     """A call whose archive and pickles are on this machine.
 
-    ``pickled_function`` and ``pickled_arguments`` lie in memory or in ``spool``, a private folder
-    that the caller removes. ``data`` are the `Data` of the call, those of its volumes first.
+    ``changes`` is the second archive, over ``archive``; see `archive.Packer`. ``pickled_function``
+    and ``pickled_arguments`` lie in memory or in ``spool``, a private folder that the caller
+    removes. ``data`` are the `Data` of the call, those of its volumes first.
     """
 
     call: Call
     project: discover.Project
     archive: archive.Archive | None
+    changes: Spooled | None
     pickled_function: Spooled
     pickled_arguments: Spooled | None
     data: tuple[Data, ...]
@@ -97,6 +99,15 @@ class UploadedCall:
     environment: Mapping[str, str] = field(repr=False)
     captured_names: tuple[str, ...]
     client: Mapping[str, str]
+
+    @property
+    def shared_names(self) -> list[str]:
+        """The names of the shared objects that jobs read; of `Data` in the store, see ``data``."""
+        parts = (self.function, self.image.requirements)
+        return [
+            *(self.code.names if self.code is not None else ()),
+            *(part.name for part in parts if part is not None),
+        ]
 
 
 def single_call(
@@ -128,8 +139,10 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-async def pack(call: Call) -> PackedCall:
+async def pack(session: Session, call: Call) -> PackedCall:
     """Discover the project, pickle the call and archive the tree, in a worker thread.
+
+    If the session has packed the project before, pack only what changed since.
 
     Raises:
         PackError: The project, the function, or an argument can't be shipped.
@@ -139,7 +152,9 @@ async def pack(call: Call) -> PackedCall:
     spool = scratch_folder()
     try:
         with step(f"packing {call.name}") as packing_step:
-            packed = await in_thread(_pack, call, spool, dict(os.environ), packing_step)
+            packed = await in_thread(
+                _pack, session.packer, call, spool, dict(os.environ), packing_step
+            )
     except BaseException:
         shutil.rmtree(spool, ignore_errors=True)
         raise
@@ -148,10 +163,14 @@ async def pack(call: Call) -> PackedCall:
         logging.info(
             message, packed.project.root, packed_archive.files, format_size(packed_archive.size)
         )
+    if packed.changes is not None:
+        logging.info("Packed what changed since: %s", format_size(packed.changes.size))
     return packed
 
 
-def _pack(call: Call, spool: Path, environ: dict[str, str], packing_step: Step) -> PackedCall:
+def _pack(
+    packer: archive.Packer, call: Call, spool: Path, environ: dict[str, str], packing_step: Step
+) -> PackedCall:
     """Do the work of `pack` that blocks.
 
     The archive leaves out the local `Data` of the call, because `upload_all` uploads them.
@@ -168,12 +187,12 @@ def _pack(call: Call, spool: Path, environ: dict[str, str], packing_step: Step) 
         arguments = payload.dump_arguments(
             args, kwargs, project, table, spool, call.name, function=call.function
         )
-    packed_archive = None
+    packed_archive = changes = None
     if project.root is not None:
         data = (*table.items, *_data_in(call.inputs))
         local_paths = [Path(entry.path) for entry in data if not (entry.is_gcs or entry.is_hf)]
         cache = configuration.home(environ) / "cache" / "pack"
-        packed_archive = archive.pack(
+        packed_archive, changes = packer.pack(
             project.root,
             exclude=local_paths,
             cache=cache,
@@ -184,6 +203,7 @@ def _pack(call: Call, spool: Path, environ: dict[str, str], packing_step: Step) 
         call=call,
         project=project,
         archive=packed_archive,
+        changes=changes,
         pickled_function=function,
         pickled_arguments=arguments,
         data=tuple(table.items),
@@ -291,11 +311,17 @@ async def upload_all(
 async def _upload_code(store: Store, packed: PackedCall) -> wire.Code | None:
     if packed.archive is None:
         return None
-    name = f"code/{packed.archive.digest}.zip"
-    await _upload(store, name, packed.archive.path)
+    name, changes = f"code/{packed.archive.digest}.zip", None
+    uploads = [_upload(store, name, packed.archive.path)]
+    if (packed_changes := packed.changes) is not None:
+        digest = packed_changes.digest
+        changes = wire.Input(f"code/{digest}.changes", 0, packed_changes.size, digest)
+        uploads.append(_upload(store, changes.name, packed_changes.content))
+    await all_or_none(*uploads)
     return wire.Code(
         name=name,
         digest=packed.archive.digest,
+        changes=changes,
         sys_path=packed.project.sys_path,
         cwd=packed.project.cwd,
     )
@@ -310,6 +336,16 @@ async def _upload_function(store: Store, function: Spooled) -> wire.Input:
 async def _upload(store: Store, name: str, content: bytes | Path) -> None:
     sent = await _shared_objects.ensure(store, name, content)
     logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
+
+
+async def hold_shared(session: Session, uploaded: UploadedCall) -> None:
+    """Make sure that the store still has what the new manifest of *uploaded* names.
+
+    Raises:
+        BackendError: A collection has removed a part.
+    """
+    data = [ref.uri for ref in uploaded.data if "://" not in ref.uri]
+    await _shared_objects.hold(session.platform.store, [*uploaded.shared_names, *data])
 
 
 def _resources(options: Options) -> Resources:

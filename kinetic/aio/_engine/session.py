@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from absl import logging
 
+from kinetic._packing.archive import Packer
 from kinetic._runner.protocol import signing, wire
 from kinetic._tasks import await_shared
 from kinetic.aio._engine import ending
@@ -82,6 +83,7 @@ class Session:
         self.platform = platform
         self.client_id = client_id
         self.limit = limit
+        self.packer = Packer()
         self.batches: weakref.WeakValueDictionary[str, Submitter] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
@@ -136,6 +138,7 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.packer.close()
         await self.platform.aclose()
 
     # --- following ---
