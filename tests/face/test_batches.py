@@ -331,7 +331,10 @@ except kinetic.errors.ConfigurationError as error:
 
 
 def test_a_child_forked_in_a_block_does_not_end_the_batch(script) -> None:
-    """The child may exit inside the block or at its end, and may run its own jobs."""
+    """The child may exit inside the block or at its end, and may run its own jobs.
+
+    It keeps the values in the store, because the parent may not have read them yet.
+    """
     code = """
 def exit_code_of_child(work):
     pid = os.fork()
@@ -341,7 +344,7 @@ def exit_code_of_child(work):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 def use_batch():
-    print(inverse(4), list(batch.results()))
+    print(inverse(4), list(batch.results(cleanup=False)))
     sys.exit(4)
 
 with waits_for.run_async_map([f"{here}/a", f"{here}/b"]) as batch:
