@@ -292,6 +292,33 @@ print(next(reading).index, len(os.listdir(folder)) < 3)
     until(lambda: len([*(tmp_path / "done").iterdir()]) == 6)
 
 
+def test_a_file_that_is_written_again_has_the_content_of_its_yield(script) -> None:
+    code = """
+@remote
+def read(source):
+    return pathlib.Path(source).read_text()
+
+path = pathlib.Path("input.txt")
+path.touch()
+
+def rewritten():
+    for number in range(3):
+        path.write_text(str(number))
+        yield kinetic.Data(str(path))
+
+async def async_rewritten():
+    for source in rewritten():
+        yield source
+
+for inputs in rewritten(), async_rewritten(), [kinetic.Data(str(path))]:
+    batch = read.run_async_map(inputs)
+    if isinstance(inputs, list):
+        path.write_text("99")
+    print(batch.results())
+"""
+    script(code).prints("['0', '1', '2']", "['0', '1', '2']", "['2']")
+
+
 @pytest.mark.parametrize(
     "kind", ["iterator", pytest.param("async iterator", marks=pytest.mark.full)]
 )
