@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import anyio.to_thread
@@ -28,8 +28,62 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
+def require_loop(home: asyncio.AbstractEventLoop, subject: str, remedy: str) -> None:
+    """Refuse to use *subject* on another event loop than *home*.
+
+    There, a wait would never end, because only the tasks of *home* end it.
+
+    Raises:
+        PortalError: Another loop, or none, runs in this thread; the message has the *remedy*.
+    """
+    if running_loop() is not home:
+        state = "a closed event loop" if home.is_closed() else "another event loop"
+        raise PortalError(f"{subject} belongs to {state}; {remedy}")
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _OneLoopStream(AsyncGenerator[T, None]):
+    """Pass on the items of an async generator, on one event loop.
+
+    `asyncio.run` closes the generators of its loop. Without this class, an iteration that goes on
+    in a second loop would end early, and raise nothing.
+    """
+
+    def __init__(self, items: AsyncGenerator[T, None]) -> None:
+        self._items = items
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _require_loop(self) -> AsyncGenerator[T, None]:
+        self._loop = self._loop or running_loop()
+        require_loop(self._loop, "this iterator", "begin another one in this loop")
+        return self._items
+
+    async def __anext__(self) -> T:
+        return await anext(self._require_loop())
+
+    async def asend(self, value: None) -> T:
+        return await self._require_loop().asend(value)
+
+    async def athrow(self, *error: Any) -> T:
+        return await self._require_loop().athrow(*error)
+
+    async def aclose(self) -> None:
+        await self._require_loop().aclose()
+
+
+def one_loop_stream(
+    function: Callable[P, AsyncGenerator[T, None]],
+) -> Callable[P, AsyncGenerator[T, None]]:
+    """Have *function* return a generator that refuses a second event loop."""
+
+    @functools.wraps(function)
+    def start(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+        return _OneLoopStream(function(*args, **kwargs))
+
+    return start
 
 
 async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
