@@ -194,14 +194,12 @@ async def release(
                 )
             except asyncio.CancelledError as exc:
                 cancelled = exc
-    if not task.done():
+    if stopped.done() or task.cancelled():  # `asyncio.run` cancels *work* if it is interrupted
         task.cancel()
-        if stopped.done():
-            logging.warning("interrupted again: stopped %s", operation)
-        else:
-            logging.warning("gave up on %s after %g s", operation, grace)
-    elif task.cancelled():  # the loop ends, such as after a second Ctrl-C
-        logging.warning("interrupted: stopped %s", operation)
+        logging.warning("interrupted again: stopped %s", operation)
+    elif not task.done():
+        task.cancel()
+        logging.warning("gave up on %s after %g s", operation, grace)
     elif (failure := task.exception()) is not None:
         logging.warning("%s failed: %s: %s", operation, type(failure).__name__, failure)
     if cancelled is not None:

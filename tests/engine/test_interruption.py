@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -320,3 +320,71 @@ async def test_cleanup_of_a_stopped_job_removes_its_objects() -> None:
         assert await job.status() is JobStatus.NOT_FOUND
         await job.cleanup()
         assert await left_on(platform) == []
+
+
+@contextlib.contextmanager
+def cancel_scope() -> Iterator[None]:
+    """Cancel the block from outside, as a web framework does when its client disconnects."""
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().call_later(0.1, scope.cancel)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def ended_by(kind: str) -> AsyncIterator[None]:
+    if kind == "asyncio.timeout":
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                yield
+    else:
+        with cancel_scope() if kind == "CancelScope" else anyio.move_on_after(0.1):
+            yield
+
+
+async def drained(stream: AsyncIterator[Any]) -> None:
+    async with contextlib.aclosing(stream):  # type: ignore[type-var]
+        async for _ in stream:
+            pass
+
+
+WAITS: dict[str, Callable[[Any, Any], Coroutine[Any, Any, Any]]] = {
+    "job.result": lambda job, batch: job.result(),
+    "job.wait": lambda job, batch: job.wait(),
+    "job.save_result": lambda job, batch: job.save_result("value"),
+    "job.logs": lambda job, batch: drained(job.logs(follow=True)),
+    "batch.wait": lambda job, batch: batch.wait(),
+    "batch.results": lambda job, batch: batch.results(),
+    "batch.outcomes": lambda job, batch: drained(batch.outcomes()),
+    "batch.as_completed": lambda job, batch: drained(batch.as_completed()),
+    "batch.progress": lambda job, batch: drained(batch.progress()),
+}
+
+
+@pytest.mark.parametrize("kind", ["asyncio.timeout", "move_on_after", "CancelScope"])
+async def test_a_wait_that_is_cancelled_ends_and_leaves_the_jobs(kind: str) -> None:
+    platform = memory_platform()
+    async with aio.Client(platform=platform) as client, asyncio.timeout(DEADLINE_S):
+        job = await client.submit(for_ever, 1)
+        batch = await client.run_async_map(for_ever, [1, 2])
+        await batch.submitted()
+        for name, wait in WAITS.items():
+            over = False
+            async with ended_by(kind):
+                with contextlib.suppress(errors.NoLog):  # a job in memory has no log
+                    await wait(job, batch)
+                    over = True
+            assert not over, name
+            assert (await job.status()).value in ("PENDING", "RUNNING"), name
+            assert len(await platform.cluster.find()) == 3, name
+        async with ended_by(kind):
+            await client.run(for_ever, 1)
+        assert len(await platform.cluster.find()) == 3
+        async with ended_by(kind):
+            async with batch:
+                await batch.wait()
+        assert await batch.status_counts() == {"NOT_FOUND": 2}
+        await job.cancel()
+    async with ended_by(kind):
+        async with aio.Client(platform=platform) as client:
+            await client.run(for_ever, 1)
+    assert await platform.cluster.find() == []

@@ -181,6 +181,51 @@ except KeyboardInterrupt:
     assert "interrupted again" in second and f"kinetic batches cancel {group}" in second
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("cause", ["Ctrl-C", "cancel scope"])
+def test_ctrl_c_while_an_async_block_is_cancelled_exits_at_once(
+    script, tmp_path: Path, cause: str
+) -> None:
+    """A cancel scope cancels each ``await``, but only the signal ends the wait for the items."""
+    code = f"""
+import anyio
+
+@remote
+def stubborn(folder):
+    signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(folder, "asked").touch())
+    pathlib.Path(folder, "runs").touch()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+
+async def main():
+    async with kinetic.aio.Client(backend="local") as client:
+        with anyio.CancelScope() as scope:
+            async with await client.run_async_map(stubborn, [here]) as batch:
+                while not pathlib.Path("runs").exists():
+                    await asyncio.sleep(0.01)
+                print("waiting")
+                if {cause!r} == "cancel scope":
+                    scope.cancel()
+                await batch.wait()
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("left")
+"""
+    with script(code) as process:
+        process.expect("waiting")
+        if cause == "Ctrl-C":
+            process.interrupt()
+        until((tmp_path / "asked").exists)
+        process.interrupt()
+        process.expect("left")
+        status, _, err = process.end()
+    assert status == 0
+    assert "interrupted again" in err and "kinetic batches cancel grp-local-" in err
+
+
 def test_ctrl_c_within_the_block_of_an_async_program_cancels_the_batch(script) -> None:
     code = """
 async def main():
