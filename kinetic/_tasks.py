@@ -176,7 +176,7 @@ async def release(
     cancelled: asyncio.CancelledError | None = None
 
     def stop() -> None:
-        loop.call_soon_threadsafe(lambda: stopped.done() or stopped.set_result(None))
+        loop.call_soon_threadsafe(stopped.cancel)
 
     with (
         _on_sigint(stop) if interrupted else contextlib.nullcontext(),
@@ -189,9 +189,8 @@ async def release(
                 deadline, last_progress = loop.time() + grace, progress()
                 continue
             try:
-                await asyncio.wait(
-                    {task, stopped}, timeout=time_left, return_when=asyncio.FIRST_COMPLETED
-                )
+                futures: set[asyncio.Future[Any]] = {task, stopped}
+                await asyncio.wait(futures, timeout=time_left, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as exc:
                 cancelled = exc
     if stopped.done() or task.cancelled():  # `asyncio.run` cancels *work* if it is interrupted
