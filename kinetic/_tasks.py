@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable
+import signal
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+import anyio
 import anyio.to_thread
 from absl import logging
 
@@ -28,8 +33,62 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
+def require_loop(home: asyncio.AbstractEventLoop, subject: str, remedy: str) -> None:
+    """Refuse to use *subject* on another event loop than *home*.
+
+    There, a wait would never end, because only the tasks of *home* end it.
+
+    Raises:
+        PortalError: Another loop, or none, runs in this thread; the message has the *remedy*.
+    """
+    if running_loop() is not home:
+        state = "a closed event loop" if home.is_closed() else "another event loop"
+        raise PortalError(f"{subject} belongs to {state}; {remedy}")
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _OneLoopStream(AsyncGenerator[T, None]):
+    """Pass on the items of an async generator, on one event loop.
+
+    `asyncio.run` closes the generators of its loop. Without this class, an iteration that goes on
+    in a second loop would end early, and raise nothing.
+    """
+
+    def __init__(self, items: AsyncGenerator[T, None]) -> None:
+        self._items = items
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _require_loop(self) -> AsyncGenerator[T, None]:
+        self._loop = self._loop or running_loop()
+        require_loop(self._loop, "this iterator", "begin another one in this loop")
+        return self._items
+
+    async def __anext__(self) -> T:
+        return await anext(self._require_loop())
+
+    async def asend(self, value: None) -> T:
+        return await self._require_loop().asend(value)
+
+    async def athrow(self, *error: Any) -> T:
+        return await self._require_loop().athrow(*error)
+
+    async def aclose(self) -> None:
+        await self._require_loop().aclose()
+
+
+def one_loop_stream(
+    function: Callable[P, AsyncGenerator[T, None]],
+) -> Callable[P, AsyncGenerator[T, None]]:
+    """Have *function* return a generator that refuses a second event loop."""
+
+    @functools.wraps(function)
+    def start(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+        return _OneLoopStream(function(*args, **kwargs))
+
+    return start
 
 
 async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -47,10 +106,11 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
         raise
 
 
-async def _wait_until_done(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait({future})
-    if not future.cancelled():
-        future.exception()  # otherwise asyncio logs that no one read the exception
+async def _wait_until_done(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures)
+    for future in futures:
+        if not future.cancelled():
+            future.exception()  # otherwise asyncio logs that no one read the exception
 
 
 async def await_shared(task: asyncio.Task[T], owner: str) -> T:
@@ -76,7 +136,7 @@ async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     except BaseException:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await release(_wait_until_done(*tasks), operation="ending the other requests")
         raise
 
 
@@ -106,29 +166,77 @@ async def release(
     After *grace* seconds without a new value of *progress*, cancel *work*. Log a failure of *work*
     instead of raising it, because the caller already raises another error. Raise a cancellation of
     the caller after *work* has ended. If *interrupted* is true, because the caller was interrupted
-    before, a cancellation also cancels *work*.
+    before, Ctrl-C cancels *work*. The signal tells a Ctrl-C, because a cancellation may come again
+    and again from other causes: a cancel scope of anyio cancels each ``await``.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {operation}")
+    stopped: asyncio.Future[None] = loop.create_future()
     deadline, last_progress = loop.time() + grace, progress() if progress is not None else None
     cancelled: asyncio.CancelledError | None = None
-    while not (task.done() or (interrupted and cancelled is not None)):
-        if (time_left := deadline - loop.time()) <= 0:
-            if progress is None or progress() == last_progress:
-                break
-            deadline, last_progress = loop.time() + grace, progress()
-            continue
-        try:
-            await asyncio.wait({task}, timeout=time_left)
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if not task.done():
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(stopped.cancel)
+
+    with (
+        _on_sigint(stop) if interrupted else contextlib.nullcontext(),
+        anyio.CancelScope(shield=True),  # otherwise this loop runs without a pause
+    ):
+        while not (task.done() or stopped.done()):
+            if (time_left := deadline - loop.time()) <= 0:
+                if progress is None or progress() == last_progress:
+                    break
+                deadline, last_progress = loop.time() + grace, progress()
+                continue
+            try:
+                futures: set[asyncio.Future[Any]] = {task, stopped}
+                await asyncio.wait(futures, timeout=time_left, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+    if stopped.done() or task.cancelled():  # `asyncio.run` cancels *work* if it is interrupted
         task.cancel()
-        if interrupted and cancelled is not None:
-            logging.warning("interrupted again: stopped %s", operation)
-        else:
-            logging.warning("gave up on %s after %g s", operation, grace)
-    elif not task.cancelled() and (failure := task.exception()) is not None:
+        logging.warning("interrupted again: stopped %s", operation)
+    elif not task.done():
+        task.cancel()
+        logging.warning("gave up on %s after %g s", operation, grace)
+    elif (failure := task.exception()) is not None:
         logging.warning("%s failed: %s: %s", operation, type(failure).__name__, failure)
     if cancelled is not None:
         raise cancelled
+
+
+_sigint_callbacks: list[Callable[[], object]] = []
+
+
+class _SigintHandler:
+    """Call `_sigint_callbacks`, and then the handler that the program had before."""
+
+    def __init__(self, previous: Callable[[int, FrameType | None], object]) -> None:
+        self.previous = previous
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        for callback in tuple(_sigint_callbacks):
+            callback()
+        self.previous(number, frame)
+
+
+@contextlib.contextmanager
+def _on_sigint(callback: Callable[[], object]) -> Generator[None]:
+    """Have each Ctrl-C also call *callback* during the block; blocks may overlap.
+
+    Does nothing outside the main thread, which gets all signals.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    if not isinstance(handler, _SigintHandler):
+        signal.signal(signal.SIGINT, _SigintHandler(handler))
+    _sigint_callbacks.append(callback)
+    try:
+        yield
+    finally:
+        _sigint_callbacks.remove(callback)
+        handler = signal.getsignal(signal.SIGINT)
+        if not _sigint_callbacks and isinstance(handler, _SigintHandler):
+            signal.signal(signal.SIGINT, handler.previous)

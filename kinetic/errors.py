@@ -28,7 +28,7 @@ KineticError
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
 ├── WireError                          version, digest, or signature doesn't match
-└── PortalError(RuntimeError)          a sync call would deadlock, or no asyncio loop runs
+└── PortalError(RuntimeError)          a sync call would deadlock, or the wrong loop runs
 
 BatchError(Exception)                  items of a batch failed: .failures  .partial_results
 
@@ -349,7 +349,10 @@ class WireError(KineticError):
 
 
 class PortalError(KineticError, RuntimeError):
-    """A sync call would wait for itself, or the async API was used outside asyncio."""
+    """A sync call would wait for itself, or the async API was used on the wrong event loop.
+
+    A client, its handles, and their iterators belong to one loop of asyncio.
+    """
 
     code = "KN502"
 

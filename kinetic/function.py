@@ -174,7 +174,11 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         inputs: Iterable[Any] | AsyncIterable[Any],
         **options: Unpack[MapOptions],
     ) -> BatchHandle[Any]:
-        """Run the function once for each input, and return the batch's handle at once.
+        """Run the function once for each input, and return the batch's handle.
+
+        kinetic pickles each input, and uploads its `Data`, before it pulls the next one. If the
+        length of *inputs* is known, it does so for all inputs before this method returns. So later
+        changes to an input have no effect.
 
         Args:
             inputs: One job runs for each input. Any iterable, also lazy, infinite, or async.
@@ -321,7 +325,7 @@ def run(*args: Any, **settings: Any) -> Any:
 
     - ``f(...)``: run it in a job, print its output, and return its value.
     - ``f.run_async(...)``: start it and return a `JobHandle` at once.
-    - ``f.run_async_map(inputs, ...)``: run it once per input and return a `BatchHandle` at once.
+    - ``f.run_async_map(inputs, ...)``: run it once per input and return a `BatchHandle`.
     - ``f.local(...)``: call it here, as if it were not decorated.
     - ``f.options(...)``: a copy with other settings.
 

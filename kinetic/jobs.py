@@ -826,7 +826,11 @@ def run_async_map(
     inputs: Iterable[Any] | AsyncIterable[Any],
     **options: Unpack[MapOptions],
 ) -> BatchHandle[Any]:
-    """Run a function once for each input, and return the batch's handle at once.
+    """Run a function once for each input, and return the batch's handle.
+
+    kinetic pickles each input, and uploads its `Data`, before it pulls the next one. If the length
+    of *inputs* is known, it does so for all inputs before this function returns. So later changes
+    to an input have no effect.
 
     Args:
         function: A plain function, or one with a kinetic decorator.

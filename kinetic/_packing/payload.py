@@ -207,7 +207,7 @@ def dump_arguments(
     kwargs: dict[str, Any],
     project: Project,
     table: DataTable,
-    spool: Path,
+    spool: Path | None,
     function_name: str,
     *,
     function: Callable[..., Any] | None = None,
@@ -215,7 +215,7 @@ def dump_arguments(
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
     *function_name* is for messages; with *function*, errors name parameters. Content over 1 MiB
-    goes to a file in the directory *spool*. Arrays are not copied on the way.
+    goes to a file in the directory *spool*, if given. Arrays are not copied on the way.
 
     Raises:
         PackError: An argument can't be pickled; ``culprit`` names the argument and the part of it.

@@ -17,7 +17,7 @@ from absl import logging
 from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
-from kinetic._tasks import release
+from kinetic._tasks import one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batch import Batch
@@ -93,6 +93,12 @@ class BatchHandle(Generic[T, X]):
             self._search_until = asyncio.get_running_loop().time() + poll_timeout
         self._report: Path | None = None  # the path of the last report
 
+    def _here(self) -> Batch:
+        """Return the batch, after a check that the caller runs on the loop of its client."""
+        remedy = f"to use it in this loop: `await kinetic.aio.attach_batch({self.group_id!r})`"
+        require_loop(self._batch.session.loop, f"this handle of {self.group_id}", remedy)
+        return self._batch
+
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self.facts())
 
@@ -126,6 +132,7 @@ class BatchHandle(Generic[T, X]):
         }
 
     async def __aenter__(self) -> Self:
+        self._here()  # refuses another loop
         return self
 
     async def __aexit__(
@@ -134,7 +141,7 @@ class BatchHandle(Generic[T, X]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        batch = self._batch
+        batch = self._here()
         if (
             batch.coordinator is None
             or self._detached
@@ -170,7 +177,7 @@ class BatchHandle(Generic[T, X]):
 
     async def _end(self) -> None:
         """Cancel the batch, unless another process has taken it over."""
-        if (coordinator := self._batch.coordinator) is not None:
+        if (coordinator := self._here().coordinator) is not None:
             with contextlib.suppress(BackendError):
                 await coordinator.is_replaced()
             if coordinator.lease.lost is not None:
@@ -197,9 +204,9 @@ class BatchHandle(Generic[T, X]):
             NotFound: The batch has no such item.
         """
         check(index=index)
-        self._batch.submission.refuse_removed()
-        await self._batch.refresh()
-        total = self._batch.total
+        self._here().submission.refuse_removed()
+        await self._here().refresh()
+        total = self._here().total
         if index < 0 or (total is not None and index >= total):
             raise NotFound(f"batch {self.group_id} has no item {index}; it has {total}")
         return self._handle(index)
@@ -221,8 +228,8 @@ class BatchHandle(Generic[T, X]):
         Raises:
             NotFound: The batch was cleaned up.
         """
-        self._batch.submission.refuse_removed()
-        return await self._batch.statuses()
+        self._here().submission.refuse_removed()
+        return await self._here().statuses()
 
     async def status_counts(self) -> dict[str, int]:
         """Count the submitted and refused items by status, as in ``{"SUCCEEDED": 8}``."""
@@ -286,6 +293,7 @@ class BatchHandle(Generic[T, X]):
             while await consumer.wait_until_ready():
                 consumer.ready.clear()
 
+    @one_loop_stream
     async def as_completed(
         self, *, poll_interval: float = 5.0, timeout: float | None = None
     ) -> AsyncGenerator[JobHandle[T], None]:
@@ -317,6 +325,7 @@ class BatchHandle(Generic[T, X]):
                         yield self._handle(index)
                     await consumer.note_delivered()
 
+    @one_loop_stream
     async def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
     ) -> AsyncGenerator[Completion[T, X], None]:
@@ -354,13 +363,13 @@ class BatchHandle(Generic[T, X]):
     async def _read_input(self, index: int) -> Any:
         """Return an item's input, or None if it can't be rebuilt here."""
         try:
-            return await self._batch.input_of(index)
+            return await self._here().input_of(index)
         except SubmissionError:
             return None  # the input could not be pickled, as the outcome says
         except Exception as exc:
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
-            if index not in self._batch.submission.values:  # otherwise `results` removed the input
+            if index not in self._here().submission.values:  # otherwise `results` removed the input
                 message = "can't rebuild input %d of %s in this process; its input is None: %s"
                 logging.warning(message, index, self.group_id, exc)
             return None
@@ -374,10 +383,10 @@ class BatchHandle(Generic[T, X]):
         verified: dict[int, wire.Outcome] | None = None,
     ) -> Consumer:
         check(timeout=timeout)
-        self._batch.submission.refuse_removed()
+        self._here().submission.refuse_removed()
         return Consumer(
-            self._batch,
-            display=ShownProgress(self._batch, self._progress),
+            self._here(),
+            display=ShownProgress(self._here(), self._progress),
             timeout=timeout,
             ordered=ordered,
             windowed=windowed,
@@ -385,6 +394,7 @@ class BatchHandle(Generic[T, X]):
             verified=verified,
         )
 
+    @one_loop_stream
     async def progress(self) -> AsyncGenerator[Progress, None]:
         """Yield how far the batch is: now, and after each change, until it ends.
 
@@ -393,8 +403,8 @@ class BatchHandle(Generic[T, X]):
         Raises:
             NotFound: The batch was cleaned up.
         """
-        self._batch.submission.refuse_removed()
-        values = progress(self._batch)
+        self._here().submission.refuse_removed()
+        values = progress(self._here())
         async with contextlib.aclosing(values):
             async for value in values:
                 yield value
@@ -464,15 +474,15 @@ class BatchHandle(Generic[T, X]):
             await batch.report("rates.html", metric="accuracy", direction="maximize")
         """
         check(path=path, direction=direction, metric=metric)
-        self._batch.submission.refuse_removed()
+        self._here().submission.refuse_removed()
         from kinetic.aio._engine import report  # a slow import that few programs need
 
-        self._report = await report.write(self._batch, path, direction=direction, metric=metric)
+        self._report = await report.write(self._here(), path, direction=direction, metric=metric)
         return self._report
 
     async def submitted(self) -> None:
         """Wait until this process has submitted every input, or has stopped submitting."""
-        await self._batch.until_all_submitted()
+        await self._here().until_all_submitted()
 
     # --- collecting ---
 
@@ -536,7 +546,7 @@ class BatchHandle(Generic[T, X]):
         verified: dict[int, wire.Outcome] | None = {} if cleanup else None
         async with self._new_consumer(timeout, verified=verified) as consumer:
             outcomes = {index: outcome async for index, outcome in consumer}
-            total = self._batch.total
+            total = self._here().total
             if total is not None and len(outcomes) < total:  # a short list would look like success
                 raise KineticError(
                     f"batch {self.group_id} has ended, but only {len(outcomes)} of its {total} "
@@ -580,13 +590,13 @@ class BatchHandle(Generic[T, X]):
             for index, outcome in outcomes.items()
             if isinstance(outcome, Succeeded)
         }
-        is_complete = len(values) == len(outcomes) == self._batch.total and self._batch.sealed
+        is_complete = len(values) == len(outcomes) == self._here().total and self._here().sealed
         try:
             async with asyncio.timeout_at(deadline):
                 if not is_complete:
-                    await self._batch.delete_jobs()
-                elif not self._batch.items_removed:
-                    await self._batch.collect(values, await self._read_history(verified))
+                    await self._here().delete_jobs()
+                elif not self._here().items_removed:
+                    await self._here().collect(values, await self._read_history(verified))
         except (BackendError, TimeoutError) as exc:
             cause = str(exc) or "the timeout has passed"
             message = "%s: some of its objects remain (%s); results() or cleanup() removes them"
@@ -597,7 +607,7 @@ class BatchHandle(Generic[T, X]):
         from kinetic.aio._engine import history  # only results() and report() need it
 
         try:
-            return await history.read_packed(self._batch, verified)
+            return await history.read_packed(self._here(), verified)
         except KineticError as exc:
             logging.warning("a report about %s will have no items: %s", self.group_id, exc)
             return None
@@ -639,10 +649,10 @@ class BatchHandle(Generic[T, X]):
         Raises:
             NotFound: The batch was cleaned up.
         """
-        self._batch.submission.refuse_removed()
+        self._here().submission.refuse_removed()
         if look:
-            await self._batch.look()
-        return self._batch.estimate()
+            await self._here().look()
+        return self._here().estimate()
 
     async def reason(self) -> str:
         """Explain why the batch is in its state; empty if there is no explanation.
@@ -650,14 +660,14 @@ class BatchHandle(Generic[T, X]):
         The reason is why the batch was stopped, that no process submits it any more, its first
         failure, or what it waits for. kinetic unpickles nothing for this.
         """
-        if cause := self._batch.cause:
+        if cause := self._here().cause:
             return cause
         failed = await self.failures()
-        if (error := await self._batch.abandonment()) is not None:
+        if (error := await self._here().abandonment()) is not None:
             return str(error)
         if failed:
             return f"{failed[0].job_id}: {await failed[0].reason()}"
-        return self._batch.submission.waiting_message()
+        return self._here().submission.waiting_message()
 
     async def failures(self) -> list[JobHandle[T]]:
         """Return the handles of jobs that failed or were lost.
@@ -667,7 +677,7 @@ class BatchHandle(Generic[T, X]):
         Raises:
             NotFound: The batch was cleaned up before this handle collected `results`.
         """
-        if self._failed is not None and self._batch.submission.removed:
+        if self._failed is not None and self._here().submission.removed:
             return [self._handle(i) for i in sorted(self._failed) if i not in self._refusals]
         statuses = await self.statuses()
         failed = [index for index, status in statuses if status is JobStatus.FAILED]
@@ -692,8 +702,8 @@ class BatchHandle(Generic[T, X]):
 
         Cancelled: the request stays, and running attempts end.
         """
-        if not self._batch.submission.removed:
-            await self._batch.cancel()
+        if not self._here().submission.removed:
+            await self._here().cancel()
 
     async def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``async with`` block.
@@ -710,9 +720,9 @@ class BatchHandle(Generic[T, X]):
         Cancelled: with *seal*, the batch takes no more inputs, but is not detached.
         """
         check(seal=seal)
-        self._batch.submission.refuse_removed()
+        self._here().submission.refuse_removed()
         if seal:
-            await self._batch.seal()
+            await self._here().seal()
         self._detached = True
 
     # --- continuing ---
@@ -732,8 +742,8 @@ class BatchHandle(Generic[T, X]):
             NotFound: The batch has no such item, or was cleaned up.
         """
         wanted = check_indices(indices)
-        self._batch.submission.refuse_removed()
-        return await self._batch.retry_failed(wanted)
+        self._here().submission.refuse_removed()
+        return await self._here().retry_failed(wanted)
 
     async def resume(
         self,
@@ -760,8 +770,8 @@ class BatchHandle(Generic[T, X]):
         check(seal=seal, force=force)
         if inputs is not None:
             check(inputs=inputs)
-        self._batch.submission.refuse_removed()
-        await self._batch.take_over(inputs=inputs, seal=seal, force=force)
+        self._here().submission.refuse_removed()
+        await self._here().take_over(inputs=inputs, seal=seal, force=force)
         self._detached = False
         return self
 
@@ -777,7 +787,7 @@ class BatchHandle(Generic[T, X]):
 
         Cancelled: a part may be removed; call `cleanup` again to remove the rest.
         """
-        await self._batch.remove(jobs=k8s, objects=gcs)
+        await self._here().remove(jobs=k8s, objects=gcs)
 
     async def let_run(self) -> int:
         """At the interpreter's exit, submit all inputs that the batch has taken; internal.
@@ -785,7 +795,7 @@ class BatchHandle(Generic[T, X]):
         Takes no more inputs from the iterator, and ignores the ``window``. Returns how many inputs
         are yet to be submitted.
         """
-        batch = self._batch
+        batch = self._here()
         if not batch.submits or batch.coordinator is None:
             return 0
         batch.coordinator.window.lift()

@@ -26,7 +26,7 @@ from absl import logging
 
 from kinetic import _log_level, configuration
 from kinetic._messages import describe_error
-from kinetic._tasks import await_shared, in_thread, release, running_loop
+from kinetic._tasks import await_shared, in_thread, release, require_loop, running_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _engine as engine
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
@@ -62,7 +62,8 @@ class Client:
 
     The client closes at the end of ``async with Client() as client:``. Jobs and detached batches
     then continue; kinetic undoes submissions in progress. You can open any number of clients, in
-    one loop or several.
+    one loop or several. A client, its handles, and their iterators belong to the loop of the first
+    call; in another loop, they raise `PortalError`.
 
     Args:
         backend, project, zone, cluster, namespace: Where to run functions whose decorator
@@ -107,12 +108,30 @@ class Client:
         self._packing_limit = asyncio.Semaphore(MAX_PACKING)
         self._id = os.urandom(6).hex()
         self._process = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the first call; the client belongs to it from then on."""
         self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
         self._in_flight = InFlight()
         self.closed = False
 
+    def _require_loop(self) -> None:
+        self._loop = self._loop or running_loop()
+        require_loop(
+            self._loop,
+            "this client",
+            "open a client in each loop: `async with kinetic.aio.Client() as client:`. The "
+            "functions of kinetic.aio, such as `kinetic.aio.run`, open one for each loop",
+        )
+
+    def _require_open(self) -> None:
+        if os.getpid() != self._process:
+            raise ClientClosed("this client belongs to the parent process; open another client")
+        if self.closed:
+            raise ClientClosed(CLOSED)
+        self._require_loop()
+
     async def __aenter__(self) -> Self:
-        running_loop()
+        self._require_open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -124,10 +143,15 @@ class Client:
         A second call does nothing. A call in a forked child does nothing either, because the
         connections belong to the parent. Cancelled: undoing and closing still finish, each within
         30 s.
+
+        Raises:
+            PortalError: The client belongs to another event loop.
         """
-        self.closed = True
         if os.getpid() != self._process:
+            self.closed = True
             return
+        self._require_loop()
+        self.closed = True
         sessions, self._sessions = self._sessions, {}
         try:
             await release(self._in_flight.end(), operation="undoing submissions in progress")
@@ -185,6 +209,7 @@ class Client:
         return await self._submit(engine.prepare.single_call(function, args, kwargs, owned=True))
 
     async def _submit(self, call: Call) -> JobHandle[Any]:
+        self._require_open()
         async with self._in_flight.block():
             async with self._packing_limit:
                 session, call = await self._open_for_call(call)
@@ -257,7 +282,11 @@ class Client:
         inputs: Iterable[Any] | AsyncIterable[Any],
         **options: Unpack[MapOptions],
     ) -> BatchHandle[Any]:
-        """Run a function once for each input, and return the batch's handle at once.
+        """Run a function once for each input, and return the batch's handle.
+
+        kinetic pickles each input, and uploads its `Data`, before it pulls the next one. If the
+        length of *inputs* is known, it does so for all inputs before this method returns. So later
+        changes to an input have no effect.
 
         Args:
             function: A plain function, or one with a kinetic decorator.
@@ -298,6 +327,7 @@ class Client:
         settings = MapSettings.of(**options)
         check(inputs=inputs)
         call = engine.prepare.batch_call(function, settings.project, settings.cluster)
+        self._require_open()
         with display.showing_steps(settings.progress):
             async with self._in_flight.block():
                 session, call = await self._open_for_call(call)
@@ -561,10 +591,7 @@ class Client:
         self, settings: Mapping[str, str | None], accelerator: Accelerator | None = None
     ) -> Session:
         """Return the session for these settings; the first call opens its platform."""
-        if os.getpid() != self._process:
-            raise ClientClosed("this client belongs to the parent process; open another client")
-        if self.closed:
-            raise ClientClosed(CLOSED)
+        self._require_open()
         target = configuration.resolve(
             backend=settings["backend"],
             project=settings["project"],
@@ -577,8 +604,7 @@ class Client:
         session_key = (configuration.home(os.environ), target)
         opening = self._sessions.get(session_key)
         if opening is None or (opening.done() and opening.exception() is not None):
-            loop = running_loop()
-            opening = loop.create_task(self._open_session(target), name="kinetic open platform")
+            opening = asyncio.create_task(self._open_session(target), name="kinetic open platform")
             self._sessions[session_key] = opening
         return await await_shared(opening, "the client")
 

@@ -20,7 +20,7 @@ from absl import logging
 
 from kinetic._messages import handle_bundle, handle_repr
 from kinetic._runner.protocol import wire
-from kinetic._tasks import in_thread, release
+from kinetic._tasks import in_thread, one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
 from kinetic.aio import _engine as engine
@@ -165,15 +165,23 @@ class JobHandle(JobRecord, Generic[T]):
             self._ref, self._is_followed = at, True
         return self
 
+    def _known(self) -> JobRef | None:
+        """Return the reference, after a check that the caller runs on the loop of its client."""
+        if self._ref is not None:
+            remedy = f"to use it in this loop: `await kinetic.aio.attach({self.job_id!r})`"
+            require_loop(self._ref.session.loop, f"this handle of {self.job_id}", remedy)
+        return self._ref
+
     async def _follow(self) -> JobRef:
         """Find the job's platform and follow the job from now on.
 
         Raises:
             NotFound: There is no such job.
         """
-        if self._ref is None or not self._is_followed:
+        if self._known() is None or not self._is_followed:
             self._ref = await (self._find or implicit_client.follow)(self, whole=True)
             self._is_followed = True
+        assert self._ref is not None
         self._ref.submission.refuse_removed()
         return self._ref
 
@@ -183,7 +191,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: There is no such job.
         """
-        if self._ref is None and self.group_id is not None:
+        if self._known() is None and self.group_id is not None:
             ref = await (self._find or implicit_client.follow)(self, whole=False)
             self._ref = self._ref or ref  # another task may have followed the job meanwhile
         if self._ref is None:
@@ -589,6 +597,7 @@ class JobHandle(JobRecord, Generic[T]):
             submission.identity.attempt_name(ref.index, attempt) for attempt in range(1, last + 1)
         ]
 
+    @one_loop_stream
     async def logs(
         self, follow: bool = False, *, attempt: int | None = None
     ) -> AsyncGenerator[str]:
@@ -823,7 +832,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ConfigurationError: The directory is neither in this platform's store nor on a disk.
         """
-        ref = self._ref or await self._follow()  # the files outlive the job
+        ref = self._known() or await self._follow()  # the files outlive the job
         folder, store = ref.output_dir, ref.session.platform.store
         if folder.startswith(f"{store.url}/"):
             prefix = folder.removeprefix(f"{store.url}/") + "/"
@@ -848,7 +857,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Cancelled: some files may already be written.
         """
-        ref = self._ref or await self._follow()
+        ref = self._known() or await self._follow()
         store, names = ref.session.platform.store, await self.outputs()
         prefix = f"{ref.output_dir.removeprefix(f'{store.url}/')}/"
         for name in names:

@@ -203,8 +203,8 @@ class JobSpec:
 
     The client computes ``name`` before the first request, so that a repeated launch finds the
     first one's job. ``order`` is for the runner. ``environment`` is the same for all jobs of a
-    submission. @@`wire.Order.variables``. An ``owned`` job ends, and leaves nothing, when
-    the process that launched it dies, if the platform can detect that.
+    submission; the runner adds `wire.Order.variables`. An ``owned`` job ends, and leaves nothing,
+    when the process that launched it dies, if the platform can detect that.
     """
 
     name: str

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import hashlib
+import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from kinetic._runner.protocol import frames, signing, wire
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL
+from tests.engine.world import VIRTUAL, left_on
 
 
 @pytest.fixture
@@ -340,3 +342,179 @@ async def test_inputs_that_have_the_client_closed_and_wait_on_are_ended(
     async with asyncio.timeout(100):
         await ended.wait()
     await closing[0]
+
+
+# --- an input is fixed when it is pulled ---
+
+
+class Setting:
+    """An object that isn't built-in, so that a thread pickles it."""
+
+    def __init__(self) -> None:
+        self.number = -1
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.number
+
+
+def change_dict(target: dict[str, Any], number: int) -> None:
+    target["x"] = number
+
+
+def change_list(target: list[Any], number: int) -> None:
+    target[0] = number
+
+
+def change_nested(target: dict[str, Any], number: int) -> None:
+    target["x"][0]["y"] = number
+
+
+def change_object(target: Setting, number: int) -> None:
+    target.number = number
+
+
+def change_array(target: Any, number: int) -> None:
+    target[0] = number
+
+
+def new_array() -> Any:
+    import numpy
+
+    return numpy.zeros(20_000, dtype=int)  # larger than what the loop's thread pickles
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, int], None]]] = {
+    "dict": (lambda: {"x": -1}, change_dict),
+    "list": (lambda: [-1], change_list),
+    "nested": (lambda: {"x": [{"y": -1}]}, change_nested),
+    "object": (Setting, change_object),
+    "array": (new_array, change_array),
+}
+
+
+def first_number(*args: Any, **kwargs: Any) -> int:
+    number: Any = args or kwargs
+    while not hasattr(number, "__index__") or hasattr(number, "__len__"):
+        number = next(iter(number.values() if isinstance(number, dict) else number))
+    return int(number)
+
+
+def reused(kind: str, count: int) -> Iterator[Any]:
+    """Yield one object again and again, and change it before each time."""
+    make, change = KINDS[kind]
+    target = make()
+    for number in range(count):
+        change(target, number)
+        yield target
+
+
+async def async_reused(kind: str, count: int) -> AsyncIterator[Any]:
+    for target in reused(kind, count):
+        yield target
+
+
+@pytest.mark.parametrize("lazy", [reused, async_reused])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_reused_object_has_the_value_of_its_yield(
+    client: aio.Client, kind: str, lazy: Callable[[str, int], Any]
+) -> None:
+    batch = await client.run_async_map(first_number, lazy(kind, 30), max_concurrent=4)
+    found = [
+        (first_number(done.input), done.outcome.unwrap())
+        async for done in batch.outcomes(ordered=True)
+    ]
+    assert found == [(number, number) for number in range(30)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["list", "tuple", "deque", "values", "sized"])
+async def test_later_changes_to_inputs_that_exist_have_no_effect(
+    client: aio.Client, kind: str, form: str
+) -> None:
+    make, change = KINDS[kind]
+    targets = [make() for _ in range(5)]
+    for number, target in enumerate(targets):
+        change(target, number)
+    given: dict[str, Callable[[], Any]] = {
+        "list": lambda: targets,
+        "tuple": lambda: tuple(targets),
+        "deque": lambda: collections.deque(targets),
+        "values": lambda: dict(enumerate(targets)).values(),
+        "sized": lambda: collections.UserList(targets),
+    }
+    batch = await client.run_async_map(first_number, given[form](), max_concurrent=1)
+    for target in targets:
+        change(target, 99)
+    targets.clear()
+    found = [
+        (first_number(done.input), done.outcome.unwrap())
+        async for done in batch.outcomes(ordered=True)
+    ]
+    assert found == [(number, number) for number in range(5)]
+
+
+@pytest.mark.parametrize("inputs", [reused, async_reused, list])
+async def test_inputs_of_a_resumed_batch_are_fixed_likewise(
+    platform: Platform, inputs: Callable[..., Any]
+) -> None:
+    async def unfinished() -> AsyncIterator[Any]:
+        yield {"x": -1}
+        await asyncio.Event().wait()
+
+    async with aio.Client(platform=platform) as first:
+        batch = await first.run_async_map(first_number, unfinished(), max_concurrent=1)
+        await until_stored(batch)
+    async with aio.Client(platform=platform) as second:
+        found = await second.attach_batch(batch.group_id)
+        given = [{"x": number} for number in range(7)]
+        await found.resume(inputs=given if inputs is list else inputs("dict", 7), force=True)
+        if inputs is list:
+            for setting in given:
+                setting["x"] = 99
+        assert await found.results() == [*range(-1, 7)]
+
+
+async def test_arguments_of_a_call_may_change_as_soon_as_it_has_begun(client: aio.Client) -> None:
+    setting, row = {"x": [0]}, [0]
+
+    async def one(number: int) -> Any:
+        setting["x"][0] = row[0] = number
+        return await client.run(both, setting, row=row)
+
+    async def submit(number: int) -> Any:
+        setting["x"][0] = row[0] = number
+        job = await client.submit(both, setting, row=row)
+        setting["x"][0] = row[0] = 99
+        return await job
+
+    expected = [[number, number] for number in range(20)]
+    assert await asyncio.gather(*(one(number) for number in range(20))) == expected
+    assert [await submit(number) for number in range(3)] == expected[:3]
+
+
+def both(setting: dict[str, list[int]], *, row: list[int]) -> list[int]:
+    return [setting["x"][0], row[0]]
+
+
+async def test_a_cancelled_batch_whose_inputs_are_being_stored_leaves_nothing(
+    platform: Platform,
+) -> None:
+    begun = threading.Event()
+    may_go_on = threading.Event()
+
+    class Slow(collections.UserList[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 0
+            begun.set()
+            may_go_on.wait(30)
+            yield 1
+
+    async with aio.Client(platform=platform) as client:
+        starting = asyncio.ensure_future(client.run_async_map(same, Slow([0, 1])))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert await left_on(platform) == []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import pytest
 
-from kinetic import aio
+from kinetic import aio, errors
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio.platforms import Platform
@@ -28,18 +30,37 @@ Request = Callable[[], Coroutine[Any, Any, Any]]
 class Cancellation:
     """Cancel ``task`` at request number *number*: before it is sent, or after it is *answered*.
 
-    A *stubborn* cancellation repeats at every later request, like a user who keeps pressing
-    Ctrl-C.
+    A ``stubborn`` cancellation repeats at every later request, like a user who keeps pressing
+    Ctrl-C. A cancelled ``scope`` of anyio cancels every later ``await`` of the task.
     """
 
-    def __init__(self, number: int, *, answered: bool, stubborn: bool) -> None:
+    def __init__(self, number: int, *, answered: bool, kind: str) -> None:
         self.task: asyncio.Task[Any] | None = None
+        self.scope = anyio.CancelScope() if kind == "scope" else None
         self.reached = False
         self._left = number
         self._answered = answered
-        self._stubborn = stubborn
+        self._stubborn = kind == "stubborn"
+
+    async def begin(self, work: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
+        """Run *work* in a task; return whether it was cancelled, and its value."""
+
+        async def run() -> Any:
+            with self.scope or contextlib.nullcontext():
+                return await work
+            raise asyncio.CancelledError
+
+        self.task = asyncio.ensure_future(run())
+        await asyncio.wait({self.task})
+        return self.task.cancelled(), None if self.task.cancelled() else await self.task
+
+    def disarm(self) -> None:
+        """Cancel nothing at later requests."""
+        self._stubborn, self._left = False, 0
 
     async def __call__(self, request: Request) -> Any:
+        for _ in range(3):  # like a real request, it isn't answered in the same turn of the loop
+            await asyncio.sleep(0)
         self._left -= 1
         if self._left > 0 or (self._left < 0 and not self._stubborn):
             return await request()
@@ -54,7 +75,10 @@ class Cancellation:
     async def _cancel(self) -> None:
         self.reached = True
         assert self.task is not None
-        self.task.cancel()
+        if self.scope is not None:
+            self.scope.cancel()
+        else:
+            self.task.cancel()
         await asyncio.sleep(0)  # raises CancelledError in the task
 
 
@@ -119,24 +143,23 @@ async def interrupted(
     """Return whether the call was cancelled at *moment*, and the names that it left behind."""
     platform = memory_platform()
     async with aio.Client(platform=watched(platform, moment)) as client:
-        moment.task = asyncio.ensure_future(begin(client))
-        await asyncio.wait({moment.task})
-        if not moment.task.cancelled():
-            assert await moment.task
-        return moment.task.cancelled(), await left_on(platform)
+        cancelled, value = await moment.begin(begin(client))
+        assert cancelled or value
+        return cancelled, await left_on(platform)
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
+KINDS = pytest.mark.parametrize("kind", ["once", "stubborn", "scope"])
+
+
+@KINDS
 @pytest.mark.parametrize("answered", [False, True])
-async def test_a_submission_that_is_cancelled_leaves_nothing(
-    answered: bool, stubborn: bool
-) -> None:
+async def test_a_submission_that_is_cancelled_leaves_nothing(answered: bool, kind: str) -> None:
     async def submit(client: aio.Client) -> str:
         return (await client.submit(for_ever, 1)).job_id
 
     async with asyncio.timeout(DEADLINE_S):
         for number in range(1, 100):
-            moment = Cancellation(number, answered=answered, stubborn=stubborn)
+            moment = Cancellation(number, answered=answered, kind=kind)
             cancelled, left = await interrupted(submit, moment)
             if not moment.reached:
                 break
@@ -144,9 +167,9 @@ async def test_a_submission_that_is_cancelled_leaves_nothing(
         assert number > 8
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
+@KINDS
 @pytest.mark.parametrize("answered", [False, True])
-async def test_a_cancelled_call_leaves_nothing(answered: bool, stubborn: bool) -> None:
+async def test_a_cancelled_call_leaves_nothing(answered: bool, kind: str) -> None:
     """At any request: of the submission, the wait, the reading of the value and the cleanup."""
 
     async def call(client: aio.Client) -> object:
@@ -154,12 +177,59 @@ async def test_a_cancelled_call_leaves_nothing(answered: bool, stubborn: bool) -
 
     async with asyncio.timeout(DEADLINE_S):
         for number in range(1, 100):
-            moment = Cancellation(number, answered=answered, stubborn=stubborn)
+            moment = Cancellation(number, answered=answered, kind=kind)
             _, left = await interrupted(call, moment)
             assert left == [], f"at request {number}"
             if not moment.reached:
                 break
         assert number > 17
+
+
+@KINDS
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_batch_that_is_cancelled_while_it_begins_leaves_nothing(
+    answered: bool, kind: str
+) -> None:
+    async def begin(client: aio.Client) -> str:
+        return (await client.run_async_map(for_ever, [1, 2])).group_id
+
+    async with asyncio.timeout(DEADLINE_S):
+        for number in range(1, 100):
+            moment = Cancellation(number, answered=answered, kind=kind)
+            cancelled, left = await interrupted(begin, moment)
+            if not moment.reached:
+                break
+            if cancelled:
+                assert left == [], f"at request {number}"
+        assert number > 8
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["scope", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("once", "stubborn"))],
+)
+async def test_a_block_that_is_cancelled_ends_its_items(kind: str) -> None:
+    """At any request of the block, which waits, and of its end."""
+
+    async def use(client: aio.Client) -> None:
+        async with await client.run_async_map(for_ever, [1, 2, 3], max_concurrent=2) as batch:
+            begun.append(batch)
+            await batch.results(timeout=0.1)
+
+    async with asyncio.timeout(DEADLINE_S):
+        for number in range(1, 200, 2):
+            begun: list[aio.BatchHandle[Any]] = []
+            moment, platform = Cancellation(number, answered=False, kind=kind), memory_platform()
+            async with aio.Client(platform=watched(platform, moment)) as client:
+                with contextlib.suppress(errors.ResultTimeout):
+                    await moment.begin(use(client))
+                moment.disarm()
+                for batch in begun:
+                    assert {*dict(await batch.statuses()).values()} == {JobStatus.NOT_FOUND}
+                assert await platform.cluster.find() == [], f"at request {number}"
+            if not moment.reached:
+                break
+        assert number > 20
 
 
 async def test_cancelling_a_job_during_its_removal_raises_nothing() -> None:
@@ -250,3 +320,71 @@ async def test_cleanup_of_a_stopped_job_removes_its_objects() -> None:
         assert await job.status() is JobStatus.NOT_FOUND
         await job.cleanup()
         assert await left_on(platform) == []
+
+
+@contextlib.contextmanager
+def cancel_scope() -> Iterator[None]:
+    """Cancel the block from outside, as a web framework does when its client disconnects."""
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().call_later(0.1, scope.cancel)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def ended_by(kind: str) -> AsyncIterator[None]:
+    if kind == "asyncio.timeout":
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                yield
+    else:
+        with cancel_scope() if kind == "CancelScope" else anyio.move_on_after(0.1):
+            yield
+
+
+async def drained(stream: AsyncIterator[Any]) -> None:
+    async with contextlib.aclosing(stream):  # type: ignore[type-var]
+        async for _ in stream:
+            pass
+
+
+WAITS: dict[str, Callable[[Any, Any], Coroutine[Any, Any, Any]]] = {
+    "job.result": lambda job, batch: job.result(),
+    "job.wait": lambda job, batch: job.wait(),
+    "job.save_result": lambda job, batch: job.save_result("value"),
+    "job.logs": lambda job, batch: drained(job.logs(follow=True)),
+    "batch.wait": lambda job, batch: batch.wait(),
+    "batch.results": lambda job, batch: batch.results(),
+    "batch.outcomes": lambda job, batch: drained(batch.outcomes()),
+    "batch.as_completed": lambda job, batch: drained(batch.as_completed()),
+    "batch.progress": lambda job, batch: drained(batch.progress()),
+}
+
+
+@pytest.mark.parametrize("kind", ["asyncio.timeout", "move_on_after", "CancelScope"])
+async def test_a_wait_that_is_cancelled_ends_and_leaves_the_jobs(kind: str) -> None:
+    platform = memory_platform()
+    async with aio.Client(platform=platform) as client, asyncio.timeout(DEADLINE_S):
+        job = await client.submit(for_ever, 1)
+        batch = await client.run_async_map(for_ever, [1, 2])
+        await batch.submitted()
+        for name, wait in WAITS.items():
+            over = False
+            async with ended_by(kind):
+                with contextlib.suppress(errors.NoLog):  # a job in memory has no log
+                    await wait(job, batch)
+                    over = True
+            assert not over, name
+            assert (await job.status()).value in ("PENDING", "RUNNING"), name
+            assert len(await platform.cluster.find()) == 3, name
+        async with ended_by(kind):
+            await client.run(for_ever, 1)
+        assert len(await platform.cluster.find()) == 3
+        async with ended_by(kind):
+            async with batch:
+                await batch.wait()
+        assert await batch.status_counts() == {"NOT_FOUND": 2}
+        await job.cancel()
+    async with ended_by(kind):
+        async with aio.Client(platform=platform) as client:
+            await client.run(for_ever, 1)
+    assert await platform.cluster.find() == []

@@ -25,7 +25,7 @@ from kinetic.aio._engine.input_source import Source
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 from kinetic.testing import Run, carry_out, memory_platform
-from tests.engine.world import Passing, left_on
+from tests.engine.world import Passing, encoder, left_on
 
 
 @pytest.fixture
@@ -342,14 +342,14 @@ async def test_an_input_that_is_being_produced_counts_when_the_source_closes() -
         yield 3
 
     source = Source(inputs(), "auto")
-    assert await source.take(1) == [1]
-    taking = asyncio.ensure_future(source.take(1))
+    assert [taken.value for taken in await source.take(1, encoder())] == [1]
+    taking = asyncio.ensure_future(source.take(1, encoder()))
     await until(second_requested.is_set)
     taking.cancel()
     draining = asyncio.ensure_future(source.drain(30))
     await until(lambda: source._stopped)
     may_give.set()
-    assert await draining == [2]
+    assert [drained.value for drained in await draining] == [2]
     await source.aclose()
 
 
@@ -376,7 +376,8 @@ async def test_a_sync_iterator_is_read_also_if_no_thread_can_start(monkeypatch: 
 
     monkeypatch.setattr(threading.Thread, "start", start_none_for_inputs)
     source = Source(iter(range(3)), "auto")
-    assert [*await source.take(3), *await source.take(3)] == [0, 1, 2]
+    taken = [*await source.take(3, encoder()), *await source.take(3, encoder())]
+    assert [input_.value for input_ in taken] == [0, 1, 2]
     await source.aclose()
 
 
@@ -384,6 +385,7 @@ def test_the_program_ends_although_an_iterator_blocks() -> None:
     code = """
     import asyncio, threading
     from kinetic.aio._engine.input_source import Source
+    from tests.engine.world import encoder
 
     blocks = threading.Event()
 
@@ -394,8 +396,8 @@ def test_the_program_ends_although_an_iterator_blocks() -> None:
 
     async def main():
         source = Source(inputs(), "auto")
-        assert await source.take(1) == [1]
-        taking = asyncio.ensure_future(source.take(1))
+        assert len(await source.take(1, encoder())) == 1
+        taking = asyncio.ensure_future(source.take(1, encoder()))
         while not blocks.is_set():
             await asyncio.sleep(0.01)
         taking.cancel()

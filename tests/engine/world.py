@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 
 from kinetic._runner.protocol import outcomes, wire
+from kinetic.aio._engine.inputs import Encoder
 from kinetic.aio.platforms import Platform
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 from tests.engine.severed import on_loop_time
@@ -21,6 +23,7 @@ __all__ = [
     "World",
     "claim",
     "dies",
+    "encoder",
     "left_on",
     "platform_with",
     "preempted",
@@ -84,6 +87,12 @@ class Passing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.port, name)
+
+
+def encoder() -> Encoder:
+    """Return an encoder of plain inputs for a function with any parameters."""
+    uploaded: Any = SimpleNamespace(call=SimpleNamespace(function=None))
+    return Encoder(uploaded, "auto")
 
 
 async def left_on(platform: Platform) -> list[str]:

@@ -181,6 +181,51 @@ except KeyboardInterrupt:
     assert "interrupted again" in second and f"kinetic batches cancel {group}" in second
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("cause", ["Ctrl-C", "cancel scope"])
+def test_ctrl_c_while_an_async_block_is_cancelled_exits_at_once(
+    script, tmp_path: Path, cause: str
+) -> None:
+    """A cancel scope cancels each ``await``, but only the signal ends the wait for the items."""
+    code = f"""
+import anyio
+
+@remote
+def stubborn(folder):
+    signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(folder, "asked").touch())
+    pathlib.Path(folder, "runs").touch()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+
+async def main():
+    async with kinetic.aio.Client(backend="local") as client:
+        with anyio.CancelScope() as scope:
+            async with await client.run_async_map(stubborn, [here]) as batch:
+                while not pathlib.Path("runs").exists():
+                    await asyncio.sleep(0.01)
+                print("waiting")
+                if {cause!r} == "cancel scope":
+                    scope.cancel()
+                await batch.wait()
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("left")
+"""
+    with script(code) as process:
+        process.expect("waiting")
+        if cause == "Ctrl-C":
+            process.interrupt()
+        until((tmp_path / "asked").exists)
+        process.interrupt()
+        process.expect("left")
+        status, _, err = process.end()
+    assert status == 0
+    assert "interrupted again" in err and "kinetic batches cancel grp-local-" in err
+
+
 def test_ctrl_c_within_the_block_of_an_async_program_cancels_the_batch(script) -> None:
     code = """
 async def main():
@@ -292,6 +337,33 @@ print(next(reading).index, len(os.listdir(folder)) < 3)
     until(lambda: len([*(tmp_path / "done").iterdir()]) == 6)
 
 
+def test_a_file_that_is_written_again_has_the_content_of_its_yield(script) -> None:
+    code = """
+@remote
+def read(source):
+    return pathlib.Path(source).read_text()
+
+path = pathlib.Path("input.txt")
+path.touch()
+
+def rewritten():
+    for number in range(3):
+        path.write_text(str(number))
+        yield kinetic.Data(str(path))
+
+async def async_rewritten():
+    for source in rewritten():
+        yield source
+
+for inputs in rewritten(), async_rewritten(), [kinetic.Data(str(path))]:
+    batch = read.run_async_map(inputs)
+    if isinstance(inputs, list):
+        path.write_text("99")
+    print(batch.results())
+"""
+    script(code).prints("['0', '1', '2']", "['0', '1', '2']", "['2']")
+
+
 @pytest.mark.parametrize(
     "kind", ["iterator", pytest.param("async iterator", marks=pytest.mark.full)]
 )
@@ -331,7 +403,10 @@ except kinetic.errors.ConfigurationError as error:
 
 
 def test_a_child_forked_in_a_block_does_not_end_the_batch(script) -> None:
-    """The child may exit inside the block or at its end, and may run its own jobs."""
+    """The child may exit inside the block or at its end, and may run its own jobs.
+
+    It keeps the values in the store, because the parent may not have read them yet.
+    """
     code = """
 def exit_code_of_child(work):
     pid = os.fork()
@@ -341,7 +416,7 @@ def exit_code_of_child(work):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 def use_batch():
-    print(inverse(4), list(batch.results()))
+    print(inverse(4), list(batch.results(cleanup=False)))
     sys.exit(4)
 
 with waits_for.run_async_map([f"{here}/a", f"{here}/b"]) as batch:

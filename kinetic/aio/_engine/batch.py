@@ -207,14 +207,25 @@ class Batch:
 
     async def input_of(self, index: int) -> Any:
         """Return the input of an item: the user's own object, or one rebuilt from the store."""
-        if (own_input := self.own_input_of(index)) is not None:
+        if (own_input := await self.own_input_of(index)) is not None:
             return own_input[0]
         await self.refresh()
         return await self.inputs.value(index)
 
-    def own_input_of(self, index: int) -> tuple[Any] | None:
-        """Return the user's own object in a tuple, or None if this process doesn't have it."""
-        return self.coordinator.pump.input_of(index) if self.coordinator is not None else None
+    async def own_input_of(self, index: int) -> tuple[Any] | None:
+        """Return the user's own object in a tuple.
+
+        None if this process doesn't have the object, or if it has changed since it was stored.
+        """
+        return await self.coordinator.pump.input_of(index) if self.coordinator is not None else None
+
+    async def until_inputs_fixed(self) -> None:
+        """Wait until later changes to the inputs have no effect.
+
+        If the number of inputs is known, kinetic reads all of them before any of them starts.
+        """
+        if self.coordinator is not None and self.coordinator.pump.has_known_length:
+            await self.coordinator.pump.over.wait()
 
     # --- waiting ---
 
@@ -400,6 +411,7 @@ class Batch:
                     self.observe()
                 await release(lease.release(), operation=f"releasing {self.group_id}")
                 raise
+        await self.until_inputs_fixed()
 
     async def _load_environment(self) -> Mapping[str, str]:
         """Return the jobs' environment from the platform, or if it has none, from this process."""

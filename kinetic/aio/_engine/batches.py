@@ -10,10 +10,11 @@ from typing import Any
 
 from absl import logging
 
+from kinetic._progress.steps import step
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic._tasks import all_or_none, in_thread
+from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import beginning, prepare, removal
 from kinetic.aio._engine.batch import Batch
@@ -69,6 +70,13 @@ async def start(
         lease = await _create(session, identity, uploaded, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, uploaded, source, settings)
+    try:
+        with step(f"storing the inputs of {call.name}"):
+            await batch.until_inputs_fixed()
+    except BaseException:
+        removing = batch.remove(jobs=True, objects=True)
+        await release(removing, operation=f"removing the half-made {identity.id}")
+        raise
     return batch
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
-from kinetic._tasks import running_loop
 from kinetic.errors import ClientClosed
 
 CLOSED = "this client is closed; open another one"
@@ -50,9 +49,7 @@ class InFlight:
 
         Raises:
             ClientClosed: `end` was called.
-            PortalError: The block doesn't run on asyncio.
         """
-        running_loop()
         timeout = asyncio.timeout(None)
         try:
             async with timeout:

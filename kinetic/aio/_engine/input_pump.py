@@ -1,4 +1,4 @@
-"""Pull, pickle, and store the inputs of a batch before their attempts start.
+"""Store the inputs of a batch before their attempts start.
 
 The inputs lie in objects with consecutive numbers, the *slots*. The store creates an object only
 once. So if two processes want to fill the same slot, only one succeeds, and no two inputs get the
@@ -14,12 +14,19 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import anyio.to_thread
 from absl import logging
 
 from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import prepare, scheduler
 from kinetic.aio._engine.input_source import Source
-from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, encode
+from kinetic.aio._engine.inputs import (
+    CHUNK_ITEMS,
+    EncodedInput,
+    Encoder,
+    chunk_body,
+    first_chunk,
+)
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._net.retry import create_object, retry_forever
 from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
@@ -93,8 +100,8 @@ class InputPump:
     ) -> None:
         identity = context.submission.identity
         self._store = context.session.platform.store
-        self._uploaded = context.uploaded
         self._source = source
+        self._encoder = Encoder(context.uploaded, source.mode)
         self._inputs = context.inputs
         self._window = window
         self._state = state
@@ -137,8 +144,20 @@ class InputPump:
             self._room.set()
             self._source.stop()
 
-    def input_of(self, index: int) -> tuple[Any] | None:
-        """Return the user's input in a tuple, or None if this process doesn't have it any more."""
+    async def input_of(self, index: int) -> tuple[Any] | None:
+        """Return the user's input in a tuple, or None if this process doesn't have it any more.
+
+        An input that has changed since it was stored isn't the input of the item any more.
+        """
+        own, digest = self._own_object(index), self._inputs.known_digest(index)
+        if own is None or digest is None:
+            return own
+        encoded = self._encoder.encode_small(own[0])
+        if encoded is None:
+            encoded = await anyio.to_thread.run_sync(self._encoder.encode, own[0])
+        return own if encoded.digest == digest else None
+
+    def _own_object(self, index: int) -> tuple[Any] | None:
         if self._source.known_inputs is not None and 0 <= index - self._first_index < len(
             self._source.known_inputs
         ):
@@ -194,7 +213,7 @@ class InputPump:
         size = FIRST_CHUNK_ITEMS
         while wanted := await self._wait_for_room(size):
             try:
-                values = await self._source.take(wanted)
+                values = await self._source.take(wanted, self._encoder)
             except Exception as exc:
                 exc.add_note(
                     f"The iterator of the inputs of {self._batch} raised this. Running jobs go on, "
@@ -239,77 +258,82 @@ class InputPump:
         finished = self._state.ended if delivered is None else delivered
         return (slots or 0) + self._window.limit + finished
 
-    async def _store_inputs(self, values: list[Any]) -> None:
-        """Store *values* in as many slots as needed."""
-        while values:
-            for chunk in await encode(self._uploaded, values, self._source.mode):
-                await self._store_chunk(chunk, values)
-                values = values[len(chunk.parts) :]
+    async def _store_inputs(self, inputs: Sequence[EncodedInput]) -> None:
+        """Store *inputs* in as many slots as needed."""
+        while inputs:
+            chunk = first_chunk(inputs)
+            await self._store_chunk(chunk, inputs)
+            inputs = inputs[len(chunk) :]
 
-    async def _store_chunk(self, chunk: Chunk, values: list[Any]) -> None:
-        """Store *chunk*, the pickled form of the first ``len(chunk.parts)`` of *values*.
+    async def _store_chunk(
+        self, chunk: Sequence[EncodedInput], pulled: Sequence[EncodedInput]
+    ) -> None:
+        """Store *chunk*, the beginning of the *pulled* inputs.
 
         The chunk's items may start at once; with a known length, they wait for all chunks.
         """
         try:
-            first, failed = await self._claim_slot(chunk, values)
+            first, failed = await self._claim_slot(chunk, pulled)
         except SubmitterLost as exc:
-            exc.add_note(f"{len(values)} inputs were pulled and not stored: {_sample(values)}")
+            exc.add_note(f"{len(pulled)} inputs were pulled and not stored: {_sample(pulled)}")
             raise
-        count = len(chunk.parts)
+        count = len(chunk)
         if self._source.known_inputs is None:
-            self._remember(first, values[:count])
+            self._remember(first, chunk)
         for position, error in failed.items():
             self._post(scheduler.ItemsKnown(self._inputs.count))
             await self._report_refusal(first + position, error)
         known = scheduler.ItemsKnown(first + count)
         self._post(known if self.has_known_length else scheduler.Stored(first, count))
 
-    def _remember(self, first: int, values: Sequence[Any]) -> None:
+    def _remember(self, first: int, inputs: Sequence[EncodedInput]) -> None:
         """Keep the newest inputs for `input_of`; with a window, all undelivered inputs."""
-        for index, value in enumerate(values, start=first):
-            self._recent[index] = value
+        for index, encoded in enumerate(inputs, start=first):
+            self._recent[index] = encoded.value
         limit = self._window.limit or CHUNK_ITEMS
         while len(self._recent) > limit + (self._state.settings.max_concurrent or 0):
             self._recent.popitem(last=False)
 
     async def _claim_slot(
-        self, chunk: Chunk, values: list[Any]
+        self, chunk: Sequence[EncodedInput], pulled: Sequence[EncodedInput]
     ) -> tuple[int, Mapping[int, Exception]]:
         """Store a chunk in the next free slot.
 
         Return the index of its first input, and the errors of its failed inputs by position.
         """
         refs: dict[int, tuple[wire.DataRef, ...]] = {}
-        failed = {**chunk.failed}
-        for position, data in chunk.data.items():
-            try:
-                refs[position] = await prepare.upload_all(self._store, data, {})
-            except SubmissionError as exc:
-                failed[position] = exc
+        failed: dict[int, Exception] = {}
+        for position, encoded in enumerate(chunk):
+            if encoded.error is not None:
+                failed[position] = encoded.error
+            elif encoded.data:
+                try:
+                    refs[position] = await prepare.upload_all(self._store, encoded.data, {})
+                except SubmissionError as exc:
+                    failed[position] = exc
         while True:
             first = self._inputs.count
-            body = chunk.body(first, refs)
+            body = chunk_body(chunk, first, refs, failed)
             footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
-            slot = wire.Slot(first, len(chunk.parts), footer, len(body))
+            slot = wire.Slot(first, len(chunk), footer, len(body))
             name = wire.input_key(self._scope, self._inputs.slots)
             if await create_object(
                 self._store, name, body, slot.signed(self._key, self._scope, name)
             ):
                 break
-            await self._adopt(values)
+            await self._adopt(pulled)
         self._inputs.add(slot, chunk, refs, failed)
         return first, failed
 
-    async def _adopt(self, values: Sequence[Any]) -> None:
+    async def _adopt(self, pulled: Sequence[EncodedInput]) -> None:
         """Read a slot that an earlier submitter has filled, so that this process could not."""
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")
-        if self._inputs.total is not None and values:
+        if self._inputs.total is not None and pulled:
             raise InputsUnfinished(
                 f"{self._batch} was sealed with {self._inputs.total} inputs meanwhile; "
-                f"{len(values)} more inputs are not part of it: {_sample(values)}; submit them as "
+                f"{len(pulled)} more inputs are not part of it: {_sample(pulled)}; submit them as "
                 "another batch",
                 stored=self._inputs.total,
             )
@@ -319,6 +343,6 @@ class InputPump:
             self._post(scheduler.Stored(before, count))
 
 
-def _sample(values: Sequence[Any]) -> str:
-    shown = ", ".join(repr(value)[:60] for value in values[:3])
-    return f"{shown}, …" if len(values) > 3 else shown
+def _sample(inputs: Sequence[EncodedInput]) -> str:
+    shown = ", ".join(repr(encoded.value)[:60] for encoded in inputs[:3])
+    return f"{shown}, …" if len(inputs) > 3 else shown

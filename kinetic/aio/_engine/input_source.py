@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import itertools
 import queue
 import threading
 from collections import deque
@@ -24,6 +23,7 @@ from typing import Any, cast
 import anyio.to_thread
 
 from kinetic._tracebacks import of_the_caller
+from kinetic.aio._engine.inputs import CHUNK_BYTES, EncodedInput, Encoder
 from kinetic.errors import ConfigurationError
 
 FLUSH_S = 0.01
@@ -36,9 +36,14 @@ CLOSE_S = 5.0
 class Source:
     """The user's inputs, pulled only when asked for.
 
+    The source pickles each input before it pulls the next one, because an iterator may change an
+    input and yield it again. For the same reason, it pulls nothing after an input with a `Data`
+    until the caller has taken that input, and stored the files.
+
     A sync iterator is read in a thread of its own, because it may block, and may use a connection
     that works in one thread only. Cancelling `take` doesn't interrupt an iterator that is producing
-    an input. Later changes to a list have no effect, because the source copies the list.
+    an input. The source copies a list; the caller takes all its inputs before the user gets
+    the batch's handle, so later changes to the list or its elements have no effect.
 
     ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and
     ``known_inputs`` all inputs if they exist already.
@@ -50,11 +55,12 @@ class Source:
         self.known_inputs: Sequence[Any] | None = None
         self._async_iterator: AsyncIterator[Any] | None = None
         self._sync_iterator: Iterator[Any] | None = None
-        self._ready: deque[Any] = deque()
+        self._ready: deque[EncodedInput] = deque()
         self._arrived = asyncio.Event()
         self._pull_task: asyncio.Task[bool] | None = None
         self._thread_work: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._stopped = False
+        self._in_thread = False  # whether a thread is producing or pickling an input
         if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
             known = cast("Collection[Any]", inputs)
             self.known_inputs = inputs if isinstance(inputs, range) else tuple(known)
@@ -68,20 +74,24 @@ class Source:
                 kind = type(inputs).__name__
                 raise ConfigurationError(f"inputs must be an iterable, not {kind}") from None
 
-    async def take(self, wanted: int) -> list[Any]:
+    async def take(self, wanted: int, encoder: Encoder) -> list[EncodedInput]:
         """Return between 1 and *wanted* inputs; none if there are no more, or after `stop`.
+
+        Return fewer if they have `CHUNK_BYTES`, or if the last has a `Data`.
 
         Cancelled: inputs already pulled from the iterator stay in this object; `drain` returns
         them.
         """
         if self.known_inputs is not None and self._sync_iterator is not None:
-            return [*itertools.islice(self._sync_iterator, wanted)]
+            return await anyio.to_thread.run_sync(self._take_known, wanted, encoder)
         clock = asyncio.get_running_loop().time
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as timeout:
                 while len(self._ready) < wanted and not self._is_over:
                     if self._pull_task is None or self._pull_task.done():
-                        pulling = self._pull(wanted - len(self._ready))
+                        if _is_full(self._ready):
+                            break
+                        pulling = self._pull(wanted - len(self._ready), encoder)
                         self._pull_task = asyncio.ensure_future(pulling)
                         self._pull_task.add_done_callback(lambda _: self._arrived.set())
                     self._arrived.clear()
@@ -102,7 +112,19 @@ class Source:
             return self._stopped
         return pull_task.cancelled() or pull_task.exception() is not None or not pull_task.result()
 
-    def _take_ready(self, wanted: int) -> list[Any]:
+    def _take_known(self, wanted: int, encoder: Encoder) -> list[EncodedInput]:
+        assert self._sync_iterator is not None
+        taken: list[EncodedInput] = []
+        size = 0
+        while len(taken) < wanted and size < CHUNK_BYTES:
+            try:
+                taken.append(encoder.encode(next(self._sync_iterator)))
+            except StopIteration:
+                break
+            size += len(taken[-1].content)
+        return taken
+
+    def _take_ready(self, wanted: int) -> list[EncodedInput]:
         return [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
 
     def stop(self) -> None:
@@ -110,13 +132,13 @@ class Source:
         self._stopped = True
         self._arrived.set()
 
-    async def drain(self, timeout: float) -> list[Any]:
+    async def drain(self, timeout: float) -> list[EncodedInput]:
         """Stop, and return the inputs that were pulled but not taken.
 
-        Wait up to *timeout* seconds for the input that a thread is producing.
+        Wait up to *timeout* seconds for the input that a thread is producing or pickling.
         """
         self.stop()
-        if self._sync_iterator is not None and self._pull_task is not None:
+        if self._in_thread and self._pull_task is not None:
             await asyncio.wait({self._pull_task}, timeout=timeout)
         return self._take_ready(len(self._ready))
 
@@ -140,30 +162,47 @@ class Source:
         if aclose_iterator is not None:
             await aclose_iterator()
 
-    async def _pull(self, wanted: int) -> bool:
-        """Pull *wanted* inputs, or fewer after `stop`; return False at the iterator's end."""
+    async def _pull(self, wanted: int, encoder: Encoder) -> bool:
+        """Pull *wanted* inputs, or fewer if `_is_full` or after `stop`.
+
+        Return False at the iterator's end.
+        """
         if self._async_iterator is None:
-            return await self._call_thread(wanted)
-        while wanted and not self._stopped:
+            self._in_thread = True
             try:
-                self._ready.append(await anext(self._async_iterator))
+                return await self._call_thread(wanted, encoder)
+            finally:
+                self._in_thread = False
+        pulled: list[EncodedInput] = []
+        while len(pulled) < wanted and not self._stopped and not _is_full(pulled):
+            try:
+                value = await anext(self._async_iterator)
             except StopAsyncIteration:
                 return False
             except Exception as exc:
                 of_the_caller(exc)
                 raise
+            encoded = encoder.encode_small(value)
+            if encoded is None:
+                self._in_thread = True
+                try:
+                    encoded = await anyio.to_thread.run_sync(encoder.encode, value)
+                finally:
+                    self._in_thread = False
+            pulled.append(encoded)
+            self._ready.append(encoded)
             self._arrived.set()
-            wanted -= 1
         return True
 
-    async def _call_thread(self, wanted: int) -> bool:
+    async def _call_thread(self, wanted: int, encoder: Encoder) -> bool:
         """Have the iterator's thread pull *wanted* inputs; the first call starts the thread."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
 
         def work() -> None:
             try:
-                settle = functools.partial(answer.set_result, self._pull_in_thread(loop, wanted))
+                goes_on = self._pull_in_thread(loop, wanted, encoder)
+                settle = functools.partial(answer.set_result, goes_on)
             except Exception as exc:
                 settle = functools.partial(answer.set_exception, exc)
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -179,17 +218,18 @@ class Source:
             try:
                 thread.start()
             except RuntimeError:  # no thread can start while the interpreter exits
-                return await anyio.to_thread.run_sync(self._pull_in_thread, loop, wanted)
+                return await anyio.to_thread.run_sync(self._pull_in_thread, loop, wanted, encoder)
             self._thread_work = thread_work
         self._thread_work.put(work)
         return await answer
 
-    def _pull_in_thread(self, loop: asyncio.AbstractEventLoop, wanted: int) -> bool:
+    def _pull_in_thread(
+        self, loop: asyncio.AbstractEventLoop, wanted: int, encoder: Encoder
+    ) -> bool:
         """Do as `_pull` for a sync iterator; wake `take`, on *loop*, after each input."""
         assert self._sync_iterator is not None
-        for _ in range(wanted):
-            if self._stopped:
-                break
+        pulled: list[EncodedInput] = []
+        while len(pulled) < wanted and not self._stopped and not _is_full(pulled):
             try:
                 value = next(self._sync_iterator)
             except StopIteration:
@@ -199,11 +239,19 @@ class Source:
                 raise
             except BaseException as exc:  # such as SystemExit, which would end the loop
                 raise RuntimeError(f"the iterator of the inputs raised {exc!r}") from exc
-            self._ready.append(value)
+            pulled.append(encoder.encode(value))
+            self._ready.append(pulled[-1])
             if not self._arrived.is_set():
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._arrived.set)
         return True
+
+
+def _is_full(pulled: Sequence[EncodedInput]) -> bool:
+    """Return whether these inputs must be stored before the next one is pulled."""
+    return bool(pulled) and (
+        bool(pulled[-1].data) or sum(len(encoded.content) for encoded in pulled) >= CHUNK_BYTES
+    )
 
 
 def _work_off(work: queue.SimpleQueue[Callable[[], object] | None]) -> None:

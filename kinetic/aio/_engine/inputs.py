@@ -1,4 +1,4 @@
-"""Turn the inputs of a batch into calls, pickle the calls in chunks, and read stored chunks."""
+"""Turn the inputs of a batch into calls, pickle each call, and store and read them in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import keyword
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -22,7 +21,6 @@ from kinetic._runner.protocol import frames, notes, wire
 from kinetic._tasks import for_each
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.results import unpickled
-from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError, KineticError, NotFound, SubmissionError, WireError
@@ -110,13 +108,14 @@ class InputIndex:
     def add(
         self,
         slot: wire.Slot,
-        chunk: Chunk,
+        inputs: Sequence[EncodedInput],
         data: Mapping[int, tuple[wire.DataRef, ...]],
         failed: Mapping[int, Exception],
     ) -> None:
         """Add a slot just stored; the keys of *data* and *failed* are positions in the chunk."""
         stored = self._chunk_in(slot)
-        _add_footer(stored, map(len, chunk.parts), chunk.digests, data, failed)
+        sizes = (len(encoded.content) for encoded in inputs)
+        _add_footer(stored, sizes, (encoded.digest for encoded in inputs), data, failed)
         self._add(stored)
 
     def _chunk_in(self, slot: wire.Slot) -> _StoredChunk:
@@ -142,6 +141,16 @@ class InputIndex:
         digest = stored.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES].hex()
         start = ends[position - 1] if position else 0
         return wire.Input(stored.name, start, ends[position], digest), stored.data.get(position, ())
+
+    def known_digest(self, index: int) -> str | None:
+        """Return the digest of an input's pickle; None if it has none, or isn't read yet."""
+        with contextlib.suppress(NotFound):
+            stored = self._chunk_of(index)
+            position = index - stored.first
+            if position not in stored.failed and stored.digests:
+                start = position * DIGEST_BYTES
+                return stored.digests[start : start + DIGEST_BYTES].hex()
+        return None
 
     def known_data(self) -> Iterator[wire.DataRef]:
         """Yield the `Data` in the inputs, as far as this process has read their chunks."""
@@ -304,35 +313,60 @@ CHUNK_BYTES = 8 * 1024 * 1024
 """Maximum number of inputs in a chunk, and the size at which a chunk gets no more inputs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Some inputs as bytes, before they get their indices.
+@dataclass(frozen=True, slots=True)
+class EncodedInput:
+    """One input as bytes, before it gets its index.
 
-    ``modes`` has a letter for each input: ``s`` if the input is the single argument, ``a`` if its
-    elements are the arguments, ``k`` if its items are the keyword arguments. ``failed`` has the
-    errors of inputs that can't be pickled, and ``notes`` the scalars of the other inputs. The keys
-    of ``data``, ``failed``, and ``notes`` are positions in the chunk.
+    ``value`` is the user's object, which the user may change later. ``mode`` is ``s`` if the input
+    is the single argument, ``a`` if its elements are the arguments, and ``k`` if its items are the
+    keyword arguments. ``data`` are the `Data` that only this input has. ``error`` says why the
+    input can't be submitted. ``note`` has the scalars of the input.
     """
 
-    parts: tuple[bytes, ...]
-    digests: tuple[str, ...]
-    modes: str
-    data: Mapping[int, tuple[Data, ...]]
-    failed: Mapping[int, Exception]
-    notes: Mapping[int, notes.Note]
+    value: Any
+    content: bytes
+    digest: str
+    mode: str
+    data: tuple[Data, ...] = ()
+    error: Exception | None = None
+    note: notes.Note | None = None
 
-    def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
-        """Return the bytes of a slot; *first* is its first index, *refs* the `Data` by position."""
-        fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.modes}
-        if refs:
-            fields["data"] = {
-                position: [asdict(ref) for ref in data_refs] for position, data_refs in refs.items()
-            }
-        if self.failed:
-            fields["failed"] = {position: str(error) for position, error in self.failed.items()}
-        if self.notes:
-            fields["notes"] = self.notes
-        return frames.pack(self.parts, fields)
+
+def chunk_body(
+    inputs: Sequence[EncodedInput],
+    first: int,
+    refs: Mapping[int, tuple[wire.DataRef, ...]],
+    failed: Mapping[int, Exception],
+) -> bytes:
+    """Return the bytes of a slot with *inputs*; *first* is the index of the first.
+
+    *refs* has the uploaded `Data`, and *failed* the errors, by the position in the chunk.
+    """
+    fields: dict[str, Any] = {
+        "first": first,
+        "digests": [encoded.digest for encoded in inputs],
+        "how": "".join(encoded.mode for encoded in inputs),
+    }
+    if refs:
+        fields["data"] = {
+            position: [asdict(ref) for ref in data_refs] for position, data_refs in refs.items()
+        }
+    if failed:
+        fields["failed"] = {position: str(error) for position, error in failed.items()}
+    input_notes = {n: encoded.note for n, encoded in enumerate(inputs) if encoded.note is not None}
+    if input_notes:
+        fields["notes"] = input_notes
+    return frames.pack([encoded.content for encoded in inputs], fields)
+
+
+def first_chunk(inputs: Sequence[EncodedInput]) -> Sequence[EncodedInput]:
+    """Return the inputs at the beginning of *inputs* that fit into one chunk."""
+    size = 0
+    for count, encoded in enumerate(inputs[:CHUNK_ITEMS], start=1):
+        size += len(encoded.content)
+        if size >= CHUNK_BYTES:
+            return inputs[:count]
+    return inputs[:CHUNK_ITEMS]
 
 
 def call_mode_of(value: Any, mode: str) -> str:
@@ -403,79 +437,61 @@ def _is_name(key: object) -> bool:
 
 _EMPTY_DIGEST = hashlib.sha256().hexdigest()
 
-
-async def encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
-    """In a worker thread, pickle *values*, or about the first 8 MiB of them, into chunks."""
-    return await anyio.to_thread.run_sync(_encode_some, uploaded, values, mode)
+_Pickled = tuple[bytes, str, tuple[Data, ...]]
+"""One input's pickle, the pickle's digest, and the `Data` that only this input has."""
 
 
-def _encode_some(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
-    chunks: list[Chunk] = []
-    encoded = size = 0
-    while encoded < len(values) and size < CHUNK_BYTES:
-        chunk = _encode(uploaded, values[encoded : encoded + CHUNK_ITEMS], mode)
-        encoded += len(chunk.parts)
-        size += sum(map(len, chunk.parts))
-        chunks.append(chunk)
-    return chunks
+class Encoder:
+    """Pickle the inputs of a batch one by one, so that each has the value that it had when pulled.
 
+    *mode* is the batch's ``input_mode``. Any thread may call the methods.
+    """
 
-def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
-    """Pickle *values* into a chunk until it has `CHUNK_BYTES`; the chunk also keeps errors."""
-    parts: list[bytes] = []
-    digests: list[str] = []
-    modes: list[str] = []
-    data: dict[int, tuple[Data, ...]] = {}
-    failed: dict[int, Exception] = {}
-    input_notes: dict[int, notes.Note] = {}
-    size = 0
-    function = uploaded.call.function
-    binding = None if function is None else Binding(function)
-    with scratch() as folder:
-        for position, value in enumerate(values):
-            new_data: tuple[Data, ...] = ()
-            content, digest, call_mode = b"", _EMPTY_DIGEST, call_mode_of(value, mode)
-            try:
-                args, kwargs = as_call(value, call_mode)
-                if binding is not None and binding.find_mismatch(args, kwargs):
-                    raise SubmissionError(f"the input does not fit {_misfit(binding, value, mode)}")
-                if (plain := pickle_plain_call(args, kwargs)) is not None:
-                    content, digest = plain, hashlib.sha256(plain).hexdigest()
-                else:
-                    content, digest, new_data = _pickle_input(uploaded, args, kwargs, folder)
-                if (note := notes.note_of_call(args, kwargs)) is not None:
-                    input_notes[position] = note
-            except (KineticError, ValueError, TypeError) as exc:
-                failed[position] = exc
-            parts.append(content)
-            digests.append(digest)
-            modes.append(call_mode[0])
-            size += len(content)
-            if new_data:
-                data[position] = new_data
-            if size >= CHUNK_BYTES:
-                break
-    return Chunk(
-        parts=tuple(parts),
-        digests=tuple(digests),
-        modes="".join(modes),
-        data=data,
-        failed=failed,
-        notes=input_notes,
-    )
+    def __init__(self, uploaded: UploadedCall, mode: str) -> None:
+        self._uploaded = uploaded
+        self._mode = mode
+        function = uploaded.call.function
+        self._binding = None if function is None else Binding(function)
 
+    def encode(self, value: Any) -> EncodedInput:
+        """Pickle one input, or keep the error in the result; this blocks if the input is large."""
+        encoded = self.encode_small(value) or self._encode(value, self._pickle)
+        assert encoded is not None  # `_pickle` takes every input
+        return encoded
 
-def _pickle_input(
-    uploaded: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], folder: Path
-) -> tuple[bytes, str, tuple[Data, ...]]:
-    """Return one input's pickle, the pickle's digest, and the `Data` that only this input has."""
-    table = payload.DataTable(uploaded.data_table)
-    call = uploaded.call
-    pickled = payload.dump_arguments(
-        args, kwargs, uploaded.project, table, folder, call.name, function=call.function
-    )
-    content = pickled.content
-    if not isinstance(content, bytes):
-        path, content = content, content.read_bytes()
-        path.unlink()
-    return content, pickled.digest, tuple(table.items)[len(uploaded.data_table) :]
+    def encode_small(self, value: Any) -> EncodedInput | None:
+        """Pickle one input without blocking; None if it's large or has an object of other types."""
+
+        def pickle_small(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pickled | None:
+            if (content := pickle_plain_call(args, kwargs)) is None:
+                return None
+            return content, hashlib.sha256(content).hexdigest(), ()
+
+        return self._encode(value, pickle_small)
+
+    def _encode(
+        self, value: Any, dump: Callable[[tuple[Any, ...], dict[str, Any]], _Pickled | None]
+    ) -> EncodedInput | None:
+        call_mode = call_mode_of(value, self._mode)
+        try:
+            args, kwargs = as_call(value, call_mode)
+            if self._binding is not None and self._binding.find_mismatch(args, kwargs):
+                misfit = _misfit(self._binding, value, self._mode)
+                raise SubmissionError(f"the input does not fit {misfit}")
+            if (pickled := dump(args, kwargs)) is None:
+                return None
+            content, digest, data = pickled
+            note = notes.note_of_call(args, kwargs)
+        except (KineticError, ValueError, TypeError) as exc:
+            return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=exc)
+        return EncodedInput(value, content, digest, call_mode[0], data, note=note)
+
+    def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pickled:
+        uploaded, call = self._uploaded, self._uploaded.call
+        table = payload.DataTable(uploaded.data_table)
+        pickled = payload.dump_arguments(
+            args, kwargs, uploaded.project, table, None, call.name, function=call.function
+        )
+        assert isinstance(pickled.content, bytes)  # without a spool, it stays in memory
+        new_data = tuple(table.items)[len(uploaded.data_table) :]
+        return pickled.content, pickled.digest, new_data

@@ -6,6 +6,7 @@ lacks. A batch packs and uploads once for all its items.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -45,7 +46,8 @@ from kinetic.options import DEFAULT_ACCELERATOR, Options, settings_of, usage_hin
 class Call:
     """The user's call.
 
-    ``arguments`` is None for a batch. ``function`` is None if another process has uploaded it.
+    ``arguments`` is None for a batch; ``pickled`` is their pickle, made at the call, if they are
+    small and of built-in types. ``function`` is None if another process has uploaded it.
     ``inputs`` are a batch's inputs that exist already; the project's archive leaves out the
     `Data` in these inputs. An ``owned`` call is a single job that ends with this process.
     """
@@ -54,6 +56,7 @@ class Call:
     name: str
     options: Options
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    pickled: bytes | None = None
     inputs: Sequence[Any] = ()
     owned: bool = False
 
@@ -122,8 +125,15 @@ def single_call(
             *(usage_hint(name) for name in kwargs if not binding.accepts_keyword(name)),
         ]
         raise of_the_caller(TypeError("; ".join(filter(None, hints))))
-    name, arguments = _name_of(plain), (args, kwargs)
-    return Call(function=plain, name=name, options=settings, arguments=arguments, owned=owned)
+    return Call(
+        function=plain,
+        name=_name_of(plain),
+        options=settings,
+        arguments=(args, kwargs),
+        # The caller's other tasks may change the arguments while this one waits for its turn.
+        pickled=payload.pickle_plain_call(args, kwargs),
+        owned=owned,
+    )
 
 
 def batch_call(function: Callable[..., Any], project: str | None, cluster: str | None) -> Call:
@@ -182,7 +192,10 @@ def _pack(
     table = payload.DataTable(tuple(volumes.values()))
     function = payload.dump_function(call.function, project, table, spool)
     arguments = None
-    if call.arguments is not None:
+    if call.pickled is not None:
+        digest = hashlib.sha256(call.pickled).hexdigest()
+        arguments = Spooled(call.pickled, digest, len(call.pickled))
+    elif call.arguments is not None:
         args, kwargs = call.arguments
         arguments = payload.dump_arguments(
             args, kwargs, project, table, spool, call.name, function=call.function

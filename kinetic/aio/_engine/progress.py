@@ -145,7 +145,7 @@ class ItemCounter:
 
     async def _read(self, index: int) -> None:
         try:
-            label = f"item {index}{_input_text(self._batch, index)}"
+            label = f"item {index}{await _input_text(self._batch, index)}"
             message = f"{label}: {await _failure_message(self._batch, index)}"
         except Exception as exc:  # the counts don't need this message
             message = f"item {index}: its error can't be read: {exc}"
@@ -153,9 +153,9 @@ class ItemCounter:
         self.changed.set()
 
 
-def _input_text(batch: Batch, index: int) -> str:
+async def _input_text(batch: Batch, index: int) -> str:
     """Return the item's input, shortened, if this process still has it."""
-    held = batch.own_input_of(index)
+    held = await batch.own_input_of(index)
     return f" ({one_line(reprlib.repr(held[0]), 40)})" if held is not None else ""
 
 
