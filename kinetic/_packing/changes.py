@@ -1,0 +1,424 @@
+"""Find what the program has changed in the project's modules since their import.
+
+The job imports these modules anew. So that it sees what a direct call sees, it then sets:
+
+- plain values (numbers, text, None, and containers of them) that differ from the literals of the
+  module's file. Only names count of which every assignment at the level of the module, or of a
+  class, is a literal, or imports such a name;
+- `Data`, which becomes a path.
+
+A warning names, once, what else was replaced, such as a function, and a file that was edited after
+its import. The search goes from the functions and classes of the call to the names that their code
+uses. It can't see names that code computes, as for `getattr`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from absl import logging
+
+from kinetic._packing.discover import BY_VALUE_VARIABLE
+from kinetic._packing.modules import Modules
+from kinetic.data import Data
+from kinetic.options import STARTED
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_MUTABLE = (list, dict, set)
+_MAX_DEPTH = 20
+_NOTHING = object()
+
+_WRAPPERS = (
+    *(functools.partial, types.MethodType, staticmethod, classmethod, property),
+    *(functools.cached_property, type(functools.cache(len))),
+)
+_WRAPPED = ("__wrapped__", "__func__", "func", "fget")
+"""Objects around a function, and their attributes that have it."""
+
+_named: set[str] = set()
+"""What this process has named in a warning."""
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What the file of a module says about its names, or about those of a class in it.
+
+    ``literals`` has the possible values, and ``imports`` the module and name, of names with that
+    one kind of assignment. ``defined`` are functions and classes without a decorator and another
+    assignment. ``bound`` has all names, and ``own`` those that functions of the module assign.
+    ``is_open`` says that there may be others.
+    """
+
+    literals: dict[str, list[Any]] = field(default_factory=dict[str, "list[Any]"])
+    imports: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    defined: set[str] = field(default_factory=set[str])
+    bound: set[str] = field(default_factory=set[str])
+    own: set[str] = field(default_factory=set[str])
+    is_open: bool = False
+
+
+def find(used: Iterable[Any], modules: Modules) -> dict[str, dict[str, Any]]:
+    """Return the changed values by module and name, for a call that uses the objects *used*."""
+    search = _Search(modules)
+    search.visit(used)
+    search.compare()
+    if search.replaced:
+        names, packages = sorted(search.replaced), sorted({*search.replaced.values()})
+        logging.warning(
+            "The job doesn't get what this process put in place of %s, because it imports %s. Pass "
+            "the replacement as an argument, or set %s=%s to send definitions by value.",
+            ", ".join(names),
+            ", ".join(packages),
+            BY_VALUE_VARIABLE,
+            ",".join(packages),
+        )
+    for file in search.edited:
+        logging.warning(
+            "%s was changed on disk after this process imported it: the job runs the new text.",
+            file,
+        )
+    return search.changes
+
+
+class _Search:
+    def __init__(self, modules: Modules) -> None:
+        self.changes: dict[str, dict[str, Any]] = {}
+        self.replaced: dict[str, str] = {}
+        self.edited: list[str] = []
+        self._modules = modules
+        self._reached: dict[str, types.ModuleType] = {}
+        self._seen: dict[tuple[int, int], Any] = {}
+        self._parsed: dict[str, dict[str, _Scope]] = {}
+
+    def visit(self, used: Iterable[Any]) -> None:
+        """Follow the names that the code of *used* has, through functions, classes, and modules."""
+        stack: list[tuple[Any, frozenset[str]]] = [(value, frozenset()) for value in used]
+        while stack:
+            value, names = stack.pop()
+            key = (id(value), id(names) if isinstance(value, types.ModuleType) else 0)
+            if key not in self._seen:
+                self._seen[key] = (value, names)  # keeps both alive, so Python reuses no ID
+                stack.extend(self._parts(value, names))
+
+    def _parts(self, value: Any, names: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
+        """Yield the values that *value* uses, with the names that the code around them uses."""
+        if isinstance(value, types.FunctionType):
+            yield from self._parts_of_function(value)
+        elif isinstance(value, types.ModuleType):
+            if self._reach(value.__name__):
+                for name in names & vars(value).keys():
+                    yield from self._part(value.__name__, name, vars(value)[name], names)
+        elif isinstance(value, type):
+            if self._reach(value.__module__):
+                for name, part in list(vars(value).items()):
+                    if isinstance(part, Data):
+                        self._change(value.__module__, f"{value.__qualname__}.{name}", part)
+                    else:
+                        yield part, names
+            yield from ((base, names) for base in value.__bases__)
+        else:
+            if isinstance(value, _WRAPPERS) or hasattr(type(value), "__kinetic__"):
+                inner = (_attribute(value, name) for name in _WRAPPED)
+                yield from ((part, names) for part in inner if isinstance(part, types.FunctionType))
+            yield type(value), names
+
+    def _parts_of_function(
+        self, function: types.FunctionType
+    ) -> Iterator[tuple[Any, frozenset[str]]]:
+        names = _names_of(function.__code__)
+        space = function.__globals__
+        home = space.get("__name__")
+        module = self._reach(home)
+        if module is not None and vars(module) is not space:
+            module = None  # a function of an earlier module of this name
+        if module is not None:
+            self._check_edited(module, function)
+        for name in names & space.keys():
+            yield from self._part(module and module.__name__, name, space[name], names)
+        package = space.get("__package__")
+        for name in names:  # modules that the function itself imports
+            for candidate in (name, f"{package}.{name}"):
+                if (imported := self._modules.imported(candidate)) is not None:
+                    yield imported, names
+        cells = [_attribute(cell, "cell_contents") for cell in function.__closure__ or ()]
+        yield from ((part, names) for part in (*cells, vars(function).get("__wrapped__")))
+
+    def _part(
+        self, module: str | None, name: str, value: Any, names: frozenset[str]
+    ) -> Iterator[tuple[Any, frozenset[str]]]:
+        """Yield the *value* of a global; note the `Data` in it, and a replacement."""
+        if module is not None:
+            if _has_data(value):
+                self._change(module, name, value)
+            elif f"{module}.{name}" not in _named and self._is_replaced(module, name, value):
+                _named.add(f"{module}.{name}")
+                self.replaced[f"{module}.{name}"] = module
+        yield value, names
+
+    def _reach(self, name: Any) -> types.ModuleType | None:
+        module = self._modules.imported(name)
+        if module is not None:
+            self._reached[module.__name__] = module
+        return module
+
+    def _change(self, module: str, name: str, value: Any) -> None:
+        self.changes.setdefault(module, {})[name] = value
+
+    def _scopes(self, module: types.ModuleType) -> dict[str, _Scope]:
+        """Return the scopes of a module's file: its own under "", those of its classes by name."""
+        name = module.__name__
+        if name not in self._parsed:
+            file = getattr(module, "__file__", None) or ""
+            package = str(vars(module).get("__package__") or "")
+            try:
+                status = os.stat(file)
+            except OSError:
+                status = None
+            known = status is not None and file.endswith(".py")
+            self._parsed[name] = (
+                parse(file, status.st_mtime_ns, status.st_size, package) if known else {}
+            )
+        return self._parsed[name]
+
+    def compare(self) -> None:
+        """Compare the plain values of the modules that were reached with those of their files."""
+        for module in list(self._reached.values()):
+            for owner, scope in self._scopes(module).items():
+                holder: Any = _attribute(module, owner) if owner else module
+                if owner and not isinstance(holder, type):
+                    continue
+                for name, literals in self._expected(owner, scope, vars(holder)).items():
+                    value = vars(holder).get(name, _NOTHING)
+                    if _is_plain(value) and not any(_same(value, one) for one in literals):
+                        self._change(module.__name__, f"{owner}.{name}".lstrip("."), value)
+
+    def _expected(
+        self, owner: str, scope: _Scope, values: Mapping[str, Any]
+    ) -> dict[str, list[Any]]:
+        """Return the possible values of each name of a scope; none for a name that it lacks."""
+        expected = dict(scope.literals)
+        for name, origin in scope.imports.items():
+            if (literals := self._literals_at(*origin)) is not None:
+                expected[name] = literals
+        if not owner and not scope.is_open:
+            new = values.keys() - scope.bound
+            expected |= {name: [] for name in new if not name.startswith("__")}
+        return expected
+
+    def _literals_at(self, module: str, name: str, depth: int = _MAX_DEPTH) -> list[Any] | None:
+        """Return the possible values of *name* in a module, if its file has literals; else None."""
+        found = self._modules.imported(module)
+        scope = self._scopes(found).get("") if found is not None else None
+        if scope is None or not depth:
+            return None
+        if name in scope.imports:
+            return self._literals_at(*scope.imports[name], depth - 1)
+        return scope.literals.get(name)
+
+    def _is_replaced(self, module: str, name: str, value: Any) -> bool:
+        """Return whether the program has put *value* in place of what the file defines."""
+        scope = self._scopes(sys.modules[module]).get("")
+        if scope is None or isinstance(value, types.ModuleType):
+            return False
+        is_definition = isinstance(value, (types.FunctionType, type))
+        origin = value.__module__ if is_definition else type(value).__module__
+        if name in scope.defined:
+            own = is_definition and (origin, value.__qualname__) == (module, name)
+            globals_ = value.__globals__ if isinstance(value, types.FunctionType) else None
+            return not own or globals_ not in (None, vars(sys.modules[module]))
+        if origin in ("__main__", "unittest.mock"):
+            return True
+        is_set_outside = name in scope.literals and name not in scope.own
+        return is_set_outside and not _is_plain(value) and type(value) not in _MUTABLE
+
+    def _check_edited(self, module: types.ModuleType, function: types.FunctionType) -> None:
+        file = getattr(module, "__file__", None) or ""
+        try:
+            if os.stat(file).st_mtime <= STARTED or file in _named:
+                return
+        except OSError:
+            return
+        code = function.__code__
+        found = [other for other in _codes_of(module) if other.co_qualname == code.co_qualname]
+        if code.co_filename == file and code not in found:
+            _named.add(file)
+            self.edited.append(file)
+
+
+def _attribute(value: Any, dotted: str) -> Any:
+    """Return an attribute of *value*; None if it has none, or its own code raises."""
+    try:
+        for name in dotted.split("."):
+            value = getattr(value, name)
+    except Exception:  # the user's code may compute attributes
+        return None
+    return value
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_of(code: types.CodeType) -> frozenset[str]:
+    """Return the globals, attributes, and imports that *code* names, or a function in it."""
+    inner = (_names_of(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+# --- values -------------------------------------------------------------------------------
+
+
+def _is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind not in _CONTAINERS or not depth:
+        return False
+    parts = (*value.keys(), *value.values()) if kind is dict else tuple(value)
+    return all(_is_plain(part, depth - 1) for part in parts)
+
+
+def _has_data(value: Any, depth: int = _MAX_DEPTH) -> bool:
+    """Return whether *value* is a `Data`, or a container of plain values and `Data`."""
+    if isinstance(value, Data):
+        return True
+    if type(value) not in (list, tuple, dict) or not depth:
+        return False
+    parts = tuple(value.values()) if isinstance(value, dict) else tuple(value)
+    found = [_has_data(part, depth - 1) for part in parts]
+    return any(found) and all(
+        has or _is_plain(part) for has, part in zip(found, parts, strict=True)
+    )
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Return whether two plain values are equal and of the same types: 1 differs from True."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        return [*first] == [*second] and all(_same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool(first == second)
+
+
+# --- files --------------------------------------------------------------------------------
+
+
+def _codes_of(module: types.ModuleType) -> list[types.CodeType]:
+    """Return the code of all functions in a module's file."""
+    try:
+        with open(str(module.__file__), "rb") as file:
+            stack = [compile(file.read(), str(module.__file__), "exec", dont_inherit=True)]
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found: list[types.CodeType] = []
+    while stack:
+        found.append(stack.pop())
+        stack += [part for part in found[-1].co_consts if isinstance(part, types.CodeType)]
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(file: str, changed: int, size: int, package: str) -> dict[str, _Scope]:
+    """Parse a file that was *changed* at a time and has a *size*, which are keys of the cache."""
+    try:
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return {}
+    scopes: dict[str, _Scope] = {}
+    _read_scope(tree.body, "", package, scopes)
+    return scopes
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def _read_scope(body: list[ast.stmt], owner: str, package: str, scopes: dict[str, _Scope]) -> None:
+    """Read the scope of a module (*owner* is empty) or a class, and those of classes in it."""
+    scope = scopes[owner] = _Scope()
+    literals: dict[str, list[tuple[ast.stmt, Any]]] = {}
+    definitions: dict[str, list[ast.stmt]] = {}
+    imports: dict[str, list[tuple[str, str]]] = {}
+    other: set[str] = set()
+    mentioned: set[str] = set()
+    stack: list[ast.AST] = list(body)
+    while stack:
+        node = stack.pop()
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                try:
+                    literal = ast.literal_eval(value)
+                    literals.setdefault(name, []).append((node, literal))
+                    continue
+                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                    pass
+            case ast.AnnAssign(value=None):
+                continue
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                definitions.setdefault(node.name, []).append(node)
+                stack += node.decorator_list
+                if isinstance(node, ast.ClassDef):
+                    _read_scope(node.body, f"{owner}.{node.name}".lstrip("."), package, scopes)
+                else:
+                    stack += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+                scope.own |= _globals_in(node)
+                continue
+            case ast.Lambda():
+                continue
+            case ast.ImportFrom():
+                source = _absolute(node, package)
+                for alias in node.names:
+                    scope.is_open |= alias.name == "*"
+                    imports.setdefault(alias.asname or alias.name, []).append((source, alias.name))
+                continue
+            case ast.Import():
+                other |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+                continue
+            case ast.Name(id=name, ctx=context):
+                (mentioned if isinstance(context, ast.Load) else other).add(name)
+                scope.is_open |= name in ("globals", "exec", "vars", "setattr", "locals")
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                other.add(name)
+            case _:
+                pass
+        stack += ast.iter_child_nodes(node)
+    scope.bound = other | literals.keys() | definitions.keys() | imports.keys()
+    for name, assigned in literals.items():
+        assigned.sort(key=lambda found: found[0].lineno)
+        if all(node in body for node, _ in assigned):
+            del assigned[:-1]  # without a condition, the last one counts
+        values = [value for _, value in assigned]
+        fills_it = name in mentioned and isinstance(values[-1], _MUTABLE)
+        if name not in other | definitions.keys() | imports.keys() and not fills_it:
+            scope.literals[name] = values
+    once = scope.bound - other - literals.keys()
+    for name, origins in imports.items():
+        if name in once - definitions.keys() and len(origins) == 1:
+            scope.imports[name] = origins[0]
+    for name, nodes in definitions.items():
+        is_plain = len(nodes) == 1 and not getattr(nodes[0], "decorator_list", ())
+        if is_plain and name in once - imports.keys():
+            scope.defined.add(name)
+
+
+def _globals_in(node: ast.AST) -> set[str]:
+    """Return the names that functions in *node* declare as global."""
+    return {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """Return the module that ``from … import`` names."""
+    if not node.level:
+        return node.module or ""
+    base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+    return f"{base}.{node.module}" if node.module else base
