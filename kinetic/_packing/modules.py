@@ -23,6 +23,7 @@ import cloudpickle
 
 from kinetic._packing import discover
 from kinetic._packing.discover import Project
+from kinetic._runner.protocol import stand_ins
 from kinetic.errors import PackError
 
 _cloudpickle: Any = cloudpickle.cloudpickle
@@ -53,12 +54,17 @@ class Modules:
         self.files: dict[str, str] = {}
         """The file of each module that the job loads from its file, because its name differs."""
 
-    def mode_of(self, name: object) -> PicklingMode:
-        """Return how the module *name* gets to the job."""
+    def mode_of(self, name: object, module: types.ModuleType | None = None) -> PicklingMode:
+        """Return how the module *name* gets to the job.
+
+        Python may have forgotten *module*, which a function still refers to.
+        """
         if not isinstance(name, str):
             return PicklingMode.DEFAULT  # an object may name anything as its module
         if (mode := self._modes.get(name)) is None:
-            mode = self._modes[name] = self._decide(name)
+            mode = self._decide(name, sys.modules.get(name, module))
+            if name in sys.modules:
+                self._modes[name] = mode
         return mode
 
     def is_by_value(self, name: object) -> bool:
@@ -69,8 +75,16 @@ class Modules:
         """Return the module *name* if the job imports it from the archive; else None."""
         return sys.modules[str(name)] if self.mode_of(name) is PicklingMode.REFERENCE else None
 
-    def refuse_outside(self, name: object) -> None:
-        """Raise PackError if module *name* is neither installed nor in the project."""
+    def check(self, name: object) -> None:
+        """Check that a job can import module *name*, before anything is sent.
+
+        Raises:
+            PackError: The module is neither installed nor in the project. Or this process imports
+                it now: its top level makes the call, which the job's import would repeat.
+        """
+        module = self.imported(name)
+        if module is not None and getattr(module.__spec__, "_initializing", False):
+            raise PackError(stand_ins.refusal_during_import(stand_ins.importing(), "kinetic"))
         if self.mode_of(name) is PicklingMode.DEFAULT and str(name) in self._outside:
             file = self._outside[str(name)]
             if not _is_installed_elsewhere(str(name).partition(".")[0]):
@@ -83,8 +97,7 @@ class Modules:
                     culprit=str(name),
                 )
 
-    def _decide(self, name: str) -> PicklingMode:
-        module = sys.modules.get(name)
+    def _decide(self, name: str, module: types.ModuleType | None) -> PicklingMode:
         top = name.partition(".")[0]
         if module is None or name in ("__main__", "builtins") or top in _KINETIC_PACKAGES:
             return PicklingMode.DEFAULT

@@ -181,6 +181,7 @@ class CallPickler(pickles.Pickler):
         name, kind = getattr(obj, "__module__", None), type(obj)
         if isinstance(obj, (type, types.FunctionType)):
             self._used.append(obj)
+        self._modules.check(name)
         if (reference := self._reference(obj)) is not None:
             _, (module, _, wrappers) = reference
             # pickle's own reference imports the module by its name.
@@ -190,7 +191,6 @@ class CallPickler(pickles.Pickler):
         if kind in import_hints.REDUCERS and self._modules.is_by_value(name):
             return import_hints.REDUCERS[kind](obj)
         if mode is PicklingMode.DEFAULT:
-            self._modules.refuse_outside(name)
             return self._reduce_default(obj)
         # Reduce *obj* as cloudpickle reduces what it can't import, or what is registered for it.
         if isinstance(obj, types.FunctionType):
@@ -264,7 +264,8 @@ class CallPickler(pickles.Pickler):
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
         self._used.append(module)
-        match self._modules.mode_of(module.__name__):
+        self._modules.check(module.__name__)
+        match self._modules.mode_of(module.__name__, module):
             case PicklingMode.VALUE:
                 # The pickle of a function refers to its module as an empty skeleton. Here the
                 # module's globals fill the skeleton.
@@ -280,7 +281,6 @@ class CallPickler(pickles.Pickler):
                     return importlib.import_module, (module.__name__,)
                 return stand_ins.module_at, (module.__name__, self._path_in_job(file))
             case PicklingMode.DEFAULT:
-                self._modules.refuse_outside(module.__name__)
                 return self._reduce_default(module)
 
     def _skeleton(self, module: types.ModuleType) -> _StandIn:

@@ -111,11 +111,16 @@ def importing() -> str:
 def refuse_during_import(operation: str) -> None:
     """Raise RuntimeError if a module of this process is being imported: a job would start jobs."""
     if place := importing():
-        raise RuntimeError(
-            f"{place}: {operation} is called while the job imports this module; a job imports the "
-            "modules of your project. Put the call below "
-            '`if __name__ == "__main__":`, or into a function'
-        )
+        raise RuntimeError(refusal_during_import(place, operation))
+
+
+def refusal_during_import(place: str, operation: str) -> str:
+    """Return why *operation* can't be called at *place*, which is a file and a line."""
+    return (
+        f"{place}: {operation} is called while this module is imported. A job imports the modules "
+        "of your project, so the job would make the same call. Put the call below "
+        '`if __name__ == "__main__":`, or into a function'
+    )
 
 
 _FUNCTION_ATTRIBUTES = frozenset({"__doc__", "__module__"})
