@@ -17,14 +17,14 @@ from __future__ import annotations
 import ast
 import functools
 import os
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from absl import logging
 
+from kinetic._packing.culprit import is_instance
 from kinetic._packing.discover import BY_VALUE_VARIABLE
 from kinetic._packing.modules import Modules
 from kinetic.data import Data
@@ -115,7 +115,7 @@ class _Search:
         elif isinstance(value, types.ModuleType):
             if self._reach(value.__name__):
                 for name in names & vars(value).keys():
-                    yield from self._part(value.__name__, name, vars(value)[name], names)
+                    yield from self._part(value, name, vars(value)[name], names)
         elif isinstance(value, type):
             if self._reach(value.__module__):
                 for name, part in list(vars(value).items()):
@@ -125,7 +125,9 @@ class _Search:
                         yield part, names
             yield from ((base, names) for base in value.__bases__)
         else:
-            if isinstance(value, _WRAPPERS) or hasattr(type(value), "__kinetic__"):
+            if is_instance(value, *_WRAPPERS) or hasattr(
+                type(cast("object", value)), "__kinetic__"
+            ):
                 inner = (_attribute(value, name) for name in _WRAPPED)
                 yield from ((part, names) for part in inner if isinstance(part, types.FunctionType))
             yield type(value), names
@@ -142,7 +144,7 @@ class _Search:
         if module is not None:
             self._check_edited(module, function)
         for name in names & space.keys():
-            yield from self._part(module and module.__name__, name, space[name], names)
+            yield from self._part(module, name, space[name], names)
         package = space.get("__package__")
         for name in names:  # modules that the function itself imports
             for candidate in (name, f"{package}.{name}"):
@@ -152,15 +154,16 @@ class _Search:
         yield from ((part, names) for part in (*cells, vars(function).get("__wrapped__")))
 
     def _part(
-        self, module: str | None, name: str, value: Any, names: frozenset[str]
+        self, module: types.ModuleType | None, name: str, value: Any, names: frozenset[str]
     ) -> Iterator[tuple[Any, frozenset[str]]]:
         """Yield the *value* of a global; note the `Data` in it, and a replacement."""
         if module is not None:
+            place = f"{module.__name__}.{name}"
             if _has_data(value):
-                self._change(module, name, value)
-            elif f"{module}.{name}" not in _named and self._is_replaced(module, name, value):
-                _named.add(f"{module}.{name}")
-                self.replaced[f"{module}.{name}"] = module
+                self._change(module.__name__, name, value)
+            elif place not in _named and self._is_replaced(module, name, value):
+                _named.add(place)
+                self.replaced[place] = module.__name__
         yield value, names
 
     def _reach(self, name: Any) -> types.ModuleType | None:
@@ -174,19 +177,11 @@ class _Search:
 
     def _scopes(self, module: types.ModuleType) -> dict[str, _Scope]:
         """Return the scopes of a module's file: its own under "", those of its classes by name."""
-        name = module.__name__
-        if name not in self._parsed:
-            file = getattr(module, "__file__", None) or ""
+        if module.__name__ not in self._parsed:
             package = str(vars(module).get("__package__") or "")
-            try:
-                status = os.stat(file)
-            except OSError:
-                status = None
-            known = status is not None and file.endswith(".py")
-            self._parsed[name] = (
-                parse(file, status.st_mtime_ns, status.st_size, package) if known else {}
-            )
-        return self._parsed[name]
+            file = _file_of(module)
+            self._parsed[module.__name__] = {} if file is None else parse(*file, package)
+        return self._parsed[module.__name__]
 
     def compare(self) -> None:
         """Compare the plain values of the modules that were reached with those of their files."""
@@ -223,32 +218,34 @@ class _Search:
             return self._literals_at(*scope.imports[name], depth - 1)
         return scope.literals.get(name)
 
-    def _is_replaced(self, module: str, name: str, value: Any) -> bool:
+    def _is_replaced(self, module: types.ModuleType, name: str, value: Any) -> bool:
         """Return whether the program has put *value* in place of what the file defines."""
-        scope = self._scopes(sys.modules[module]).get("")
+        scope = self._scopes(module).get("")
         if scope is None or isinstance(value, types.ModuleType):
             return False
         is_definition = isinstance(value, (types.FunctionType, type))
         origin = value.__module__ if is_definition else type(value).__module__
         if name in scope.defined:
-            own = is_definition and (origin, value.__qualname__) == (module, name)
-            globals_ = value.__globals__ if isinstance(value, types.FunctionType) else None
-            return not own or globals_ not in (None, vars(sys.modules[module]))
+            if isinstance(value, types.FunctionType) and value.__globals__ is not vars(module):
+                return True
+            here = (module.__name__, name)
+            return not is_definition or (origin, value.__qualname__) != here
         if origin in ("__main__", "unittest.mock"):
             return True
         is_set_outside = name in scope.literals and name not in scope.own
         return is_set_outside and not _is_plain(value) and type(value) not in _MUTABLE
 
     def _check_edited(self, module: types.ModuleType, function: types.FunctionType) -> None:
-        file = getattr(module, "__file__", None) or ""
-        try:
-            if os.stat(file).st_mtime <= STARTED or file in _named:
-                return
-        except OSError:
+        """Note the file of *module* if its text has another code for *function*."""
+        if (state := _file_of(module)) is None or state[0] in _named:
             return
-        code = function.__code__
-        found = [other for other in _codes_of(module) if other.co_qualname == code.co_qualname]
-        if code.co_filename == file and code not in found:
+        file, changed, size = state
+        is_of_file = function.__code__.co_filename == file
+        if (
+            is_of_file
+            and changed / 1e9 > STARTED
+            and _essence(function.__code__) not in _codes(file, changed, size)
+        ):
             _named.add(file)
             self.edited.append(file)
 
@@ -274,7 +271,7 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 
 def _is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
-    kind = type(value)
+    kind = type(cast("object", value))
     if kind in _PLAIN:
         return True
     if kind not in _CONTAINERS or not depth:
@@ -289,7 +286,7 @@ def _has_data(value: Any, depth: int = _MAX_DEPTH) -> bool:
         return True
     if type(value) not in (list, tuple, dict) or not depth:
         return False
-    parts = tuple(value.values()) if isinstance(value, dict) else tuple(value)
+    parts: list[Any] = list(value.values() if is_instance(value, dict) else value)
     found = [_has_data(part, depth - 1) for part in parts]
     return any(found) and all(
         has or _is_plain(part) for has, part in zip(found, parts, strict=True)
@@ -298,11 +295,11 @@ def _has_data(value: Any, depth: int = _MAX_DEPTH) -> bool:
 
 def _same(first: Any, second: Any) -> bool:
     """Return whether two plain values are equal and of the same types: 1 differs from True."""
-    if type(first) is not type(second):
+    if type(cast("object", first)) is not type(cast("object", second)):
         return False
-    if isinstance(first, dict):
+    if is_instance(first, dict):
         return [*first] == [*second] and all(_same(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
+    if is_instance(first, list, tuple):
         return len(first) == len(second) and all(map(_same, first, second))
     return bool(first == second)
 
@@ -310,18 +307,41 @@ def _same(first: Any, second: Any) -> bool:
 # --- files --------------------------------------------------------------------------------
 
 
-def _codes_of(module: types.ModuleType) -> list[types.CodeType]:
-    """Return the code of all functions in a module's file."""
+def _file_of(module: types.ModuleType) -> tuple[str, int, int] | None:
+    """Return the source file of a module, its time in ns, and its size; None without a source."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return None
     try:
-        with open(str(module.__file__), "rb") as file:
-            stack = [compile(file.read(), str(module.__file__), "exec", dont_inherit=True)]
+        status = os.stat(file)
+    except OSError:
+        return None
+    return file, status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=256)
+def _codes(file: str, changed: int, size: int) -> frozenset[Any]:
+    """Return what is essential of each function's code in a file; see `parse` for the arguments."""
+    try:
+        with open(file, "rb") as source:
+            stack = [compile(source.read(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError):
-        return []
-    found: list[types.CodeType] = []
+        return frozenset()
+    found: set[Any] = set()
     while stack:
-        found.append(stack.pop())
-        stack += [part for part in found[-1].co_consts if isinstance(part, types.CodeType)]
-    return found
+        inner = [part for part in stack.pop().co_consts if isinstance(part, types.CodeType)]
+        found.update(map(_essence, inner))
+        stack += inner
+    return frozenset(found)
+
+
+def _essence(code: types.CodeType) -> Any:
+    """Return what *code* does, without its name and lines, which a reload may leave different."""
+    constants: list[Any] = [
+        _essence(part) if isinstance(part, types.CodeType) else (type(part), part)
+        for part in code.co_consts
+    ]
+    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -178,7 +178,7 @@ class CallPickler(pickles.Pickler):
 
     def _reduce_definition(self, obj: Any) -> Any:
         """Return how to pickle a definition of a module, such as a class."""
-        name, kind = getattr(obj, "__module__", None), type(obj)
+        name, kind = getattr(obj, "__module__", None), type(typing.cast("object", obj))
         if isinstance(obj, (type, types.FunctionType)):
             self._used.append(obj)
         self._modules.check(name)
@@ -206,7 +206,7 @@ class CallPickler(pickles.Pickler):
         A decorated function is found through the ``__wrapped__`` of what its name refers to.
         """
         module = self._modules.imported(getattr(obj, "__module__", None))
-        name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", "")
+        name: Any = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", "")
         if module is None:
             return None
         found: Any = module

@@ -98,7 +98,8 @@ def with_changes(value: Any, changes: Iterable[tuple[str, str | None, Mapping[st
 
 def importing() -> str:
     """Return the file and line at which a module is being imported; empty if none is."""
-    for thread in list(sys._current_frames().values()):
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    for thread in list(frames.values()):
         frame: types.FrameType | None = thread
         while frame is not None:
             spec = frame.f_globals.get("__spec__")
@@ -203,13 +204,13 @@ class _DecoratedInImport(Decorated):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         refuse_during_import(f"{getattr(self, '__name__', self.func)}()")
-        self.__class__ = Decorated
+        self.__class__ = Decorated  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
         return self(*args, **kwargs)
 
 
 def run(*args: Any, **settings: Any) -> Any:
     """Do in a job what ``kinetic.run`` does in the caller's program; the job needs no settings."""
-    if args and (callable(args[0]) or hasattr(type(args[0]), "__get__")):
+    if args and not isinstance(args[0], str):
         return _DecoratedInImport(args[0])
     return _DecoratedInImport
 
