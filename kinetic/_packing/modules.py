@@ -137,9 +137,9 @@ class Modules:
         if not expected.isdisjoint(map(_importable_path, paths)):
             return True
         package = name.rpartition(".")[0]
-        if package and self.mode_of(package) is not PicklingMode.REFERENCE:
-            return False
-        if paths[0].endswith(".py"):
+        has_package = not package or self.imported(package) is not None
+        # A module loaded from its file can import its own package only by name.
+        if has_package and package not in self.files and paths[0].endswith(".py"):
             self.files[name] = paths[0]
         return name in self.files
 
