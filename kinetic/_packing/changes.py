@@ -18,9 +18,9 @@ import ast
 import functools
 import os
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
 from absl import logging
 
@@ -34,7 +34,6 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _MUTABLE = (list, dict, set)
 _MAX_DEPTH = 20
-_NOTHING = object()
 
 _WRAPPERS = (
     *(functools.partial, types.MethodType, staticmethod, classmethod, property),
@@ -47,22 +46,50 @@ _named: set[str] = set()
 """What this process has named in a warning."""
 
 
-@dataclass(slots=True)
+class _Literal(NamedTuple):
+    """A literal that a line of a file assigns, perhaps only under a condition."""
+
+    line: int
+    value: Any
+    is_conditional: bool
+
+
 class _Scope:
     """What the file of a module says about its names, or about those of a class in it.
 
-    ``literals`` has the possible values, and ``imports`` the module and name, of names with that
-    one kind of assignment. ``defined`` are functions and classes without a decorator and another
-    assignment. ``bound`` has all names, and ``own`` those that functions of the module assign.
-    ``is_open`` says that there may be others.
+    ``given`` has what each statement gives to a name: a literal, the module and name that it
+    imports, its definition, or None. ``read`` are the names that statements use, and ``own`` those
+    that functions of the module assign. ``is_open`` says that there may be other names.
     """
 
-    literals: dict[str, list[Any]] = field(default_factory=dict[str, "list[Any]"])
-    imports: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
-    defined: set[str] = field(default_factory=set[str])
-    bound: set[str] = field(default_factory=set[str])
-    own: set[str] = field(default_factory=set[str])
-    is_open: bool = False
+    def __init__(self) -> None:
+        self.given: defaultdict[str, list[Any]] = defaultdict(list)
+        self.read: set[str] = set()
+        self.own: set[str] = set()
+        self.is_open = False
+
+    def literals(self, name: str) -> list[Any] | None:
+        """Return the possible values of a name that gets only literals; else None."""
+        found = sorted(self.given.get(name, ()), key=lambda given: getattr(given, "line", 0))
+        if not found or not all(isinstance(given, _Literal) for given in found):
+            return None
+        if name in self.read and isinstance(found[-1].value, _MUTABLE):
+            return None  # the module may fill it
+        last_counts = not any(given.is_conditional for given in found)
+        return [given.value for given in (found[-1:] if last_counts else found)]
+
+    def origin(self, name: str) -> tuple[str, str] | None:
+        """Return the module and name that *name* is imported from, if nothing else assigns it."""
+        match self.given.get(name):
+            case [(str(module), str(original))]:
+                return module, original
+            case _:
+                return None
+
+    def defines(self, name: str) -> bool:
+        """Return whether *name* is a function or class without a decorator, and nothing else."""
+        given = self.given.get(name, [])
+        return len(given) == 1 and getattr(given[0], "decorator_list", None) == []
 
 
 def find(used: Iterable[Any], modules: Modules) -> dict[str, dict[str, Any]]:
@@ -190,33 +217,22 @@ class _Search:
                 holder: Any = _attribute(module, owner) if owner else module
                 if owner and not isinstance(holder, type):
                     continue
-                for name, literals in self._expected(owner, scope, vars(holder)).items():
-                    value = vars(holder).get(name, _NOTHING)
-                    if _is_plain(value) and not any(_same(value, one) for one in literals):
+                for name, value in list(vars(holder).items()):
+                    literals = self._literals(scope, name)
+                    if not (owner or scope.is_open or name in scope.given or name[:2] == "__"):
+                        literals = []  # the file lacks the name
+                    if literals is None or not _is_plain(value):
+                        continue
+                    if not any(_same(value, literal) for literal in literals):
                         self._change(module.__name__, f"{owner}.{name}".lstrip("."), value)
 
-    def _expected(
-        self, owner: str, scope: _Scope, values: Mapping[str, Any]
-    ) -> dict[str, list[Any]]:
-        """Return the possible values of each name of a scope; none for a name that it lacks."""
-        expected = dict(scope.literals)
-        for name, origin in scope.imports.items():
-            if (literals := self._literals_at(*origin)) is not None:
-                expected[name] = literals
-        if not owner and not scope.is_open:
-            new = values.keys() - scope.bound
-            expected |= {name: [] for name in new if not name.startswith("__")}
-        return expected
-
-    def _literals_at(self, module: str, name: str, depth: int = _MAX_DEPTH) -> list[Any] | None:
-        """Return the possible values of *name* in a module, if its file has literals; else None."""
-        found = self._modules.imported(module)
-        scope = self._scopes(found).get("") if found is not None else None
-        if scope is None or not depth:
-            return None
-        if name in scope.imports:
-            return self._literals_at(*scope.imports[name], depth - 1)
-        return scope.literals.get(name)
+    def _literals(self, scope: _Scope, name: str, depth: int = _MAX_DEPTH) -> list[Any] | None:
+        """Return the possible values of a name that gets only literals, or imports such a name."""
+        if (origin := scope.origin(name)) is None or not depth:
+            return scope.literals(name)
+        module = self._modules.imported(origin[0])
+        found = self._scopes(module).get("") if module is not None else None
+        return None if found is None else self._literals(found, origin[1], depth - 1)
 
     def _is_replaced(self, module: types.ModuleType, name: str, value: Any) -> bool:
         """Return whether the program has put *value* in place of what the file defines."""
@@ -225,14 +241,14 @@ class _Search:
             return False
         is_definition = isinstance(value, (types.FunctionType, type))
         origin = value.__module__ if is_definition else type(value).__module__
-        if name in scope.defined:
+        if scope.defines(name):
             if isinstance(value, types.FunctionType) and value.__globals__ is not vars(module):
                 return True
             here = (module.__name__, name)
             return not is_definition or (origin, value.__qualname__) != here
         if origin in ("__main__", "unittest.mock"):
             return True
-        is_set_outside = name in scope.literals and name not in scope.own
+        is_set_outside = scope.literals(name) is not None and name not in scope.own
         return is_set_outside and not _is_plain(value) and type(value) not in _MUTABLE
 
     def _check_edited(self, module: types.ModuleType, function: types.FunctionType) -> None:
@@ -357,17 +373,9 @@ def parse(file: str, changed: int, size: int, package: str) -> dict[str, _Scope]
     return scopes
 
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-
-
 def _read_scope(body: list[ast.stmt], owner: str, package: str, scopes: dict[str, _Scope]) -> None:
     """Read the scope of a module (*owner* is empty) or a class, and those of classes in it."""
     scope = scopes[owner] = _Scope()
-    literals: dict[str, list[tuple[ast.stmt, Any]]] = {}
-    definitions: dict[str, list[ast.stmt]] = {}
-    imports: dict[str, list[tuple[str, str]]] = {}
-    other: set[str] = set()
-    mentioned: set[str] = set()
     stack: list[ast.AST] = list(body)
     while stack:
         node = stack.pop()
@@ -375,65 +383,47 @@ def _read_scope(body: list[ast.stmt], owner: str, package: str, scopes: dict[str
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-            ):
-                try:
-                    literal = ast.literal_eval(value)
-                    literals.setdefault(name, []).append((node, literal))
-                    continue
-                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                    pass
-            case ast.AnnAssign(value=None):
+            ) if (literal := _literal(value)) is not None:
+                scope.given[name].append(_Literal(node.lineno, literal[0], node not in body))
+                continue
+            case ast.AnnAssign(value=None) | ast.Lambda():
                 continue
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                definitions.setdefault(node.name, []).append(node)
+                scope.given[node.name].append(node)
+                inner = [part for part in ast.walk(node) if isinstance(part, ast.Global)]
+                scope.own.update(name for part in inner for name in part.names)
                 stack += node.decorator_list
                 if isinstance(node, ast.ClassDef):
                     _read_scope(node.body, f"{owner}.{node.name}".lstrip("."), package, scopes)
                 else:
                     stack += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-                scope.own |= _globals_in(node)
-                continue
-            case ast.Lambda():
                 continue
             case ast.ImportFrom():
-                source = _absolute(node, package)
                 for alias in node.names:
+                    origin = (_absolute(node, package), alias.name)
+                    scope.given[alias.asname or alias.name].append(origin)
                     scope.is_open |= alias.name == "*"
-                    imports.setdefault(alias.asname or alias.name, []).append((source, alias.name))
-                continue
             case ast.Import():
-                other |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-                continue
-            case ast.Name(id=name, ctx=context):
-                (mentioned if isinstance(context, ast.Load) else other).add(name)
+                for alias in node.names:
+                    scope.given[alias.asname or alias.name.partition(".")[0]].append(None)
+            case ast.Name(id=name, ctx=ast.Load()):
+                scope.read.add(name)
                 scope.is_open |= name in ("globals", "exec", "vars", "setattr", "locals")
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
-                other.add(name)
+            case (
+                ast.Name(id=name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name))
+            ):
+                scope.given[name].append(None)
             case _:
                 pass
         stack += ast.iter_child_nodes(node)
-    scope.bound = other | literals.keys() | definitions.keys() | imports.keys()
-    for name, assigned in literals.items():
-        assigned.sort(key=lambda found: found[0].lineno)
-        if all(node in body for node, _ in assigned):
-            del assigned[:-1]  # without a condition, the last one counts
-        values = [value for _, value in assigned]
-        fills_it = name in mentioned and isinstance(values[-1], _MUTABLE)
-        if name not in other | definitions.keys() | imports.keys() and not fills_it:
-            scope.literals[name] = values
-    once = scope.bound - other - literals.keys()
-    for name, origins in imports.items():
-        if name in once - definitions.keys() and len(origins) == 1:
-            scope.imports[name] = origins[0]
-    for name, nodes in definitions.items():
-        is_plain = len(nodes) == 1 and not getattr(nodes[0], "decorator_list", ())
-        if is_plain and name in once - imports.keys():
-            scope.defined.add(name)
 
 
-def _globals_in(node: ast.AST) -> set[str]:
-    """Return the names that functions in *node* declare as global."""
-    return {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+def _literal(node: ast.expr) -> tuple[Any] | None:
+    """Return, in a tuple, the value of a literal; None for other expressions."""
+    try:
+        return (ast.literal_eval(node),)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

@@ -107,7 +107,7 @@ class Invocation:
         function_bytes = self._read_input(order.function)
         arguments = arguments or self._read_input(order.arguments)
         self._phase = "payload unpickle"
-        sys.meta_path.append(stand_ins.MissingKineticFinder)
+        sys.meta_path.append(stand_ins.MissingKinetic)
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments)
         return function, args, kwargs

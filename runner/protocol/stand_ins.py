@@ -215,16 +215,32 @@ def run(*args: Any, **settings: Any) -> Any:
     return _DecoratedInImport
 
 
-class _MissingKinetic(types.ModuleType):
-    """What ``import kinetic`` gives in a job whose image lacks kinetic."""
+class MissingKinetic(types.ModuleType):
+    """What ``import kinetic`` gives in a job whose image lacks kinetic.
+
+    The class is also the last finder in ``sys.meta_path``, and the loader of this module.
+    """
 
     run = staticmethod(run)
+    exec_module = staticmethod(id)  # the module has no code to execute
 
     class Data:
-        """A `Data` that a module of the project defines; see `with_changes`."""
+        """A `Data` that a module of the project defines; `with_changes` replaces those in use."""
 
         def __init__(self, path: Any, *args: Any, **kwargs: Any) -> None:
             self.path = str(path)
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> Any:
+        """Return the spec of the module kinetic; None for other modules."""
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, typing.cast("Any", cls)) if name == "kinetic" else None
+
+    @classmethod
+    def create_module(cls, spec: Any) -> types.ModuleType:
+        """Return the module."""
+        return cls(spec.name)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -234,25 +250,3 @@ class _MissingKinetic(types.ModuleType):
             "kinetic.run and kinetic.Data; add kinetic-aio to the job's image",
             name="kinetic",
         )
-
-
-class MissingKineticFinder:
-    """Find `_MissingKinetic` after all other finders; a module that decorates needs no more."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> Any:
-        """Return the spec of the module kinetic; None for other modules."""
-        if name != "kinetic":
-            return None
-        from importlib.machinery import ModuleSpec
-
-        return ModuleSpec(name, MissingKineticFinder)  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: Any) -> types.ModuleType:
-        """Return the module."""
-        return _MissingKinetic(spec.name)
-
-    @staticmethod
-    def exec_module(module: types.ModuleType) -> None:
-        """Do nothing: the module has no code."""

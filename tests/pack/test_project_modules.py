@@ -244,7 +244,7 @@ def test_an_edit_after_the_import_is_named_once(
 def test_which_names_have_literals(text: str, expected: list[Any] | None, tmp_path: Path) -> None:
     file = tmp_path / "m.py"
     file.write_text(text)
-    assert changes.parse(str(file), 0, 0, "")[""].literals.get("X") == expected
+    assert changes.parse(str(file), 0, 0, "")[""].literals("X") == expected
 
 
 # --- which modules ------------------------------------------------------------------------

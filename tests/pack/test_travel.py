@@ -43,7 +43,7 @@ import json, os, pathlib, sys, zipfile
 from kinetic_runner.protocol import pickles, stand_ins
 class Hidden:  # a job may lack kinetic
     def find_spec(self, name, path=None, target=None):
-        return stand_ins.MissingKineticFinder.find_spec(name)
+        return stand_ins.MissingKinetic.find_spec(name)
 sys.meta_path.insert(0, Hidden())
 out, facts = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 workspace = out / "workspace"
