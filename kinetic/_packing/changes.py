@@ -34,6 +34,8 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _MUTABLE = (list, dict, set)
 _MAX_DEPTH = 20
+_MAX_ITEMS = 10_000
+"""The search for `Data` and for replacements leaves out larger containers."""
 
 _WRAPPERS = (
     *(functools.partial, types.MethodType, staticmethod, classmethod, property),
@@ -41,6 +43,9 @@ _WRAPPERS = (
 )
 _WRAPPED = ("__wrapped__", "__func__", "func", "fget")
 """Objects around a function, and their attributes that have it."""
+
+_OUTSIDE = ("__main__", "unittest.mock")
+"""No module of the project has values of these modules at its import."""
 
 _named: set[str] = set()
 """What this process has named in a warning."""
@@ -144,12 +149,10 @@ class _Search:
                 for name in names & vars(value).keys():
                     yield from self._part(value, name, vars(value)[name], names)
         elif isinstance(value, type):
-            if self._reach(value.__module__):
-                for name, part in list(vars(value).items()):
-                    if isinstance(part, Data):
-                        self._change(value.__module__, f"{value.__qualname__}.{name}", part)
-                    else:
-                        yield part, names
+            module = self._reach(value.__module__)
+            has_name = _attribute(module, value.__qualname__) is value
+            for name, part in list(vars(value).items()) if module and has_name else ():
+                yield from self._part(module, f"{value.__qualname__}.{name}", part, names)
             yield from ((base, names) for base in value.__bases__)
         else:
             if is_instance(value, *_WRAPPERS) or hasattr(
@@ -234,21 +237,25 @@ class _Search:
         found = self._scopes(module).get("") if module is not None else None
         return None if found is None else self._literals(found, origin[1], depth - 1)
 
-    def _is_replaced(self, module: types.ModuleType, name: str, value: Any) -> bool:
+    def _is_replaced(self, module: types.ModuleType, place: str, value: Any) -> bool:
         """Return whether the program has put *value* in place of what the file defines."""
-        scope = self._scopes(module).get("")
-        if scope is None or isinstance(value, types.ModuleType):
+        owner, _, name = place.rpartition(".")
+        scopes = self._scopes(module)
+        if (scope := scopes.get(owner)) is None or isinstance(value, types.ModuleType):
             return False
-        is_definition = isinstance(value, (types.FunctionType, type))
-        origin = value.__module__ if is_definition else type(value).__module__
-        if scope.defines(name):
-            if isinstance(value, types.FunctionType) and value.__globals__ is not vars(module):
-                return True
-            here = (module.__name__, name)
-            return not is_definition or (origin, value.__qualname__) != here
-        if origin in ("__main__", "unittest.mock"):
+        if any(_origin(part) in _OUTSIDE for part in (value, *_contents(value))):
             return True
-        is_set_outside = scope.literals(name) is not None and name not in scope.own
+        if scope.defines(name):
+            outer, _, class_name = owner.rpartition(".")
+            # A decorator of the class may have wrapped its methods.
+            is_as_written = not owner or (outer in scopes and scopes[outer].defines(class_name))
+            space = getattr(value, "__globals__", None) if is_as_written else None
+            if space is not None and space is not vars(module):
+                return True
+            here = (module.__name__, place)
+            return (_origin(value), getattr(value, "__qualname__", None)) != here
+        # A class may turn the literals of its body into anything.
+        is_set_outside = not owner and scope.literals(name) is not None and name not in scope.own
         return is_set_outside and not _is_plain(value) and type(value) not in _MUTABLE
 
     def _check_edited(self, module: types.ModuleType, function: types.FunctionType) -> None:
@@ -283,6 +290,19 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*inner)
 
 
+def _origin(value: Any) -> Any:
+    """Return the name of the module that defines a function, a class, or the class of *value*."""
+    is_definition = is_instance(value, types.FunctionType, type)
+    return value.__module__ if is_definition else type(cast("object", value)).__module__
+
+
+def _contents(value: Any) -> list[Any]:
+    """Return the parts of a container, such as a registry; none of a large container."""
+    if not is_instance(value, dict, list, set, tuple) or len(value) > _MAX_ITEMS:
+        return []
+    return list(value.values() if is_instance(value, dict) else value)
+
+
 # --- values -------------------------------------------------------------------------------
 
 
@@ -302,7 +322,7 @@ def _has_data(value: Any, depth: int = _MAX_DEPTH) -> bool:
         return True
     if type(value) not in (list, tuple, dict) or not depth:
         return False
-    parts: list[Any] = list(value.values() if is_instance(value, dict) else value)
+    parts = _contents(value)
     found = [_has_data(part, depth - 1) for part in parts]
     return any(found) and all(
         has or _is_plain(part) for has, part in zip(found, parts, strict=True)

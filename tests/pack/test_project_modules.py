@@ -163,7 +163,10 @@ def test_modules_that_the_call_uses_are_searched(write: Write) -> None:
 REPLACED = """
     import functools
     def load(): return 1
-    class Model: pass
+    class Model:
+        rate = 1
+        def fit(self): return 1
+        class Inner: pass
     @functools.cache
     def cached(): return 1
     client = None
@@ -184,6 +187,10 @@ REPLACED = """
         ("Model = type('Model', (), {'__module__': '__main__'})", "Model"),
         ("client = object()", "client"),
         ("cached = __import__('unittest.mock').mock.Mock()", "cached"),
+        ("registry['mine'] = type('Mine', (), {'__module__': '__main__'})", "registry"),
+        ("Model.rate = type('Mine', (), {'__module__': '__main__'})()", "Model.rate"),
+        ("Model.fit = lambda self: 2", "Model.fit"),
+        ("Model.Inner = dict", "Model.Inner"),
         ("connect()", ""),
         ("registry['x'] = object()", ""),
         ("cached()", ""),
