@@ -239,6 +239,8 @@ class _Search:
 
     def _is_replaced(self, module: types.ModuleType, place: str, value: Any) -> bool:
         """Return whether the program has put *value* in place of what the file defines."""
+        if is_instance(value, classmethod, staticmethod):
+            value = value.__func__  # Python makes these of methods such as ``__new__``
         owner, _, name = place.rpartition(".")
         scopes = self._scopes(module)
         if (scope := scopes.get(owner)) is None or isinstance(value, types.ModuleType):

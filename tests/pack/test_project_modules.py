@@ -165,6 +165,9 @@ REPLACED = """
     def load(): return 1
     class Model:
         rate = 1
+        def __new__(cls): return super().__new__(cls)
+        def __init_subclass__(cls): pass
+        def __class_getitem__(cls, key): return cls
         def fit(self): return 1
         class Inner: pass
     @functools.cache
