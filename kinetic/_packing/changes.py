@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import sys
 import types
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -176,10 +177,10 @@ class _Search:
         for name in names & space.keys():
             yield from self._part(module, name, space[name], names)
         package = space.get("__package__")
-        for name in names:  # modules that the function itself imports
-            for candidate in (name, f"{package}.{name}"):
-                if (imported := self._modules.imported(candidate)) is not None:
-                    yield imported, names
+        local = [f"{package}.{name}" for name in names] if module and package else []
+        for name in (*names, *local):  # modules that the function itself imports
+            if name in sys.modules and (imported := self._modules.imported(name)) is not None:
+                yield imported, names
         cells = [_attribute(cell, "cell_contents") for cell in function.__closure__ or ()]
         yield from ((part, names) for part in (*cells, vars(function).get("__wrapped__")))
 
@@ -431,6 +432,8 @@ def _read_scope(body: list[ast.stmt], owner: str, package: str, scopes: dict[str
             case ast.Name(id=name, ctx=ast.Load()):
                 scope.read.add(name)
                 scope.is_open |= name in ("globals", "exec", "vars", "setattr", "locals")
+            case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
+                scope.given[name].append(None)  # changes what the name has
             case (
                 ast.Name(id=name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name))
             ):

@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,6 +105,10 @@ class Project:
     sys_path: tuple[str, ...]
     by_value: frozenset[str] = frozenset()
     """The modules and packages that `KINETIC_BY_VALUE` names: the job doesn't import them."""
+    changes: dict[tuple[int, ...], tuple[list[Any], dict[str, dict[str, Any]]]] = field(
+        default_factory=dict[Any, Any], compare=False, repr=False
+    )
+    """What `changes` has found for the classes of arguments."""
 
 
 def find_project(

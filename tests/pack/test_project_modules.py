@@ -16,6 +16,7 @@ import pytest
 
 from kinetic._packing import changes, discover, payload
 from kinetic._packing.modules import Modules, PicklingMode
+from kinetic._runner.protocol import pickles
 from kinetic.errors import PackError
 
 from .conftest import Make
@@ -255,6 +256,31 @@ def test_which_names_have_literals(text: str, expected: list[Any] | None, tmp_pa
     file = tmp_path / "m.py"
     file.write_text(text)
     assert changes.parse(str(file), 0, 0, "")[""].literals("X") == expected
+
+
+def test_all_items_of_a_batch_see_the_same_values(write: Write, tmp_path: Path) -> None:
+    (module,) = write(
+        "item_class",
+        item_class="RATE = 1\nclass Item:\n    def rate(self): return RATE\n",
+    )
+    module.RATE = 2
+    project = discover.find_project(module.Item.rate, environ=os.environ, cwd=Path.cwd())
+
+    def sent(project: discover.Project) -> int:
+        args = ([module.Item()],)
+        stored = payload.dump_arguments(
+            args, {}, project, payload.DataTable(), tmp_path, "f"
+        ).content
+        module.RATE = 1  # the value of the file
+        assert isinstance(stored, bytes)
+        pickles.load(stored)
+        found: int = module.RATE
+        module.RATE = 3
+        return found
+
+    assert [sent(project), sent(project), sent(dataclasses.replace(project, changes={}))] == [
+        *(2, 2, 3)
+    ]
 
 
 # --- which modules ------------------------------------------------------------------------
