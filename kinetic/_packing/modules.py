@@ -167,13 +167,10 @@ def _importable_path(path: str) -> str:
 
 @functools.cache
 def _is_installed_elsewhere(name: str) -> bool:
-    """Return whether another process of this interpreter finds the module, by an editable install.
+    """Return whether another process of this interpreter finds the module without ``sys.path``.
 
-    Such a process has neither this process's ``sys.path`` nor its `PYTHONPATH`.
+    It does so after an editable install, or by `PYTHONPATH`, which a job may capture.
     """
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    environment = {key: text for key, text in os.environ.items() if not key.startswith("PYTHON")}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, name], env=environment, capture_output=True, check=False
-    )
-    return done.returncode == 0
+    command = [sys.executable, "-P", "-c", code, name]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
