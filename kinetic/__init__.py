@@ -1,6 +1,7 @@
 """Run any Python function on cloud TPUs and GPUs, or isolated on this machine."""
 
 import os as _os
+import sys as _sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     module = "kinetic._version" if name == "__version__" else _MODULES.get(name)
+    if name == "run" and "kinetic_runner" in _sys.modules:  # in a job
+        module = "kinetic_runner.protocol.stand_ins"
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(module), name) if module else import_module(f"kinetic.{name}")

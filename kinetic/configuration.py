@@ -85,6 +85,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_DEBUG_PORT": "the port where f() with debug=True listens for the editor (5678)",
     "KINETIC_DEBUG_WAIT_S": "seconds a job waits for a debugger, and debug_attach for a job (600)",
     "KINETIC_PACKAGE_ROOT": "the project's root, instead of the one found by its markers",
+    "KINETIC_BY_VALUE": "modules and packages to send by value; jobs import all others (none)",
     "KINETIC_NO_DEFAULT_EXCLUDES": "1: also ship the files that are excluded by default (off)",
     "KINETIC_SHIP": "all, or git: the project without what git ignores (all)",
     "KINETIC_CONTEXT_SIZE_WARN_MB": "warn about a larger project archive, in MB (100)",

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Data", "is_data_ref", "make_data_ref", "parse_gcs_uri"]
 
+JOB_VARIABLE = "KINETIC_JOB_ID"
+"""The environment variable that only jobs have."""
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -68,7 +71,8 @@ class Data:
         is_dir = _is_directory_uri(location, fuse) if _SCHEME.match(location) else None
         if is_dir is None:
             location = os.path.abspath(os.path.expanduser(location))
-            if not os.path.exists(location):
+            # A job gets the content by its path, and may import a module that defines a `Data`.
+            if not os.path.exists(location) and JOB_VARIABLE not in os.environ:
                 raise FileNotFoundError(f"Data: there is nothing at {location} (given as {path!r})")
             is_dir = os.path.isdir(location)
         self.__setstate__((location, bool(fuse), bool(hf_trust_remote_code), is_dir))

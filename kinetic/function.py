@@ -24,6 +24,7 @@ from typing import (
 )
 
 from kinetic._tracebacks import count_own_frames, of_the_caller, own_frames_left_out
+from kinetic.data import JOB_VARIABLE
 from kinetic.options import (
     MapOptions,
     MapSettings,
@@ -46,10 +47,6 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 Owner = TypeVar("Owner")
-
-JOB_VARIABLE = "KINETIC_JOB_ID"
-"""The environment variable that only jobs have."""
-
 
 if TYPE_CHECKING:
 
@@ -114,6 +111,9 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
             Exception: The exception that the function raised.
         """
         if JOB_VARIABLE in os.environ:
+            from kinetic._runner.protocol import stand_ins
+
+            stand_ins.refuse_during_import(f"{self.__name__}()")
             return self.local(*args, **kwargs)
         from kinetic import aio, jobs
 

@@ -13,6 +13,7 @@ import inspect
 import math
 import posixpath
 import re
+import time
 import types
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["MapOptions", "Options", "RunOptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+STARTED = time.time()
+"""When this process loaded kinetic, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

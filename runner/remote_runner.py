@@ -78,7 +78,6 @@ def main() -> int:
         return run_in_pod()
     attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
     workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
-    importlib.import_module("kinetic_runner.job.by_value").patch_multiprocessing()
     wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
     with open(int(os.environ.pop("KINETIC_ORDER_FD")), "rb") as file:
         local, secrets, order_line = read_order(file.read())

@@ -38,12 +38,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """A part that can't be pickled, its location, and the modules around it, outermost first."""
+    """A part that can't be pickled, and its location."""
 
     location: str
     value: Any
     error: Exception
-    modules: tuple[str, ...]
 
 
 def find(
@@ -68,11 +67,8 @@ def find(
         if failing is None:
             break
         part, error = failing
-        modules = found.modules if found else ()
-        if (module := _module_of(part.value)) is not None and is_by_value(module):
-            modules = (*modules, module)
         location = join_location(found.location if found else "", part.label)
-        found = Culprit(location=location, value=part.value, error=error, modules=modules)
+        found = Culprit(location=location, value=part.value, error=error)
         if id(part.value) in enclosing_ids or time.monotonic() > deadline:
             break
         enclosing_ids.add(id(part.value))

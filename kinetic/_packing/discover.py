@@ -87,6 +87,7 @@ PROJECT_MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg"
 """A directory with one of these entries is a project; in a worktree, ``.git`` is a file."""
 
 ROOT_VARIABLE = "KINETIC_PACKAGE_ROOT"
+BY_VALUE_VARIABLE = "KINETIC_BY_VALUE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,12 @@ class Project:
     entry_dir: Path
     cwd: str | None
     sys_path: tuple[str, ...]
-    unpicklable: set[str] = field(default_factory=set[str], compare=False, repr=False)
-    """Modules that failed to pickle; the next dump of this project doesn't try them again."""
+    by_value: frozenset[str] = frozenset()
+    """The modules and packages that `KINETIC_BY_VALUE` names: the job doesn't import them."""
+    changes: dict[tuple[int, ...], tuple[list[Any], dict[str, dict[str, Any]]]] = field(
+        default_factory=dict[Any, Any], compare=False, repr=False
+    )
+    """What `changes` has found for the classes of arguments."""
 
 
 def find_project(
@@ -120,6 +125,7 @@ def find_project(
             function.
     """
     working_directory = os.path.realpath(cwd)
+    by_value = frozenset(environ.get(BY_VALUE_VARIABLE, "").replace(",", " ").split())
     code_directory = _code_directory(function) or working_directory
     root = _configured_root(code_directory, environ, working_directory) or _nearest_root(
         code_directory, _forbidden_roots(environ)
@@ -131,12 +137,15 @@ def find_project(
             code_directory,
             ROOT_VARIABLE,
         )
-        return Project(root=None, entry_dir=Path(code_directory), cwd=None, sys_path=())
+        return Project(
+            root=None, entry_dir=Path(code_directory), cwd=None, sys_path=(), by_value=by_value
+        )
     return Project(
         root=Path(root),
         entry_dir=Path(code_directory),
         cwd=_relative_path(working_directory, root) if is_within(working_directory, root) else None,
         sys_path=_import_paths(root, working_directory, sys.path if path is None else path),
+        by_value=by_value,
     )
 
 
@@ -145,6 +154,9 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
     code = unwrap_callable(function)
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
+    namespace = getattr(code, "__globals__", None)
+    if namespace is not None and module is not None and vars(module) is not namespace:
+        file = namespace.get("__file__") or file  # a profiler runs the script in its own __main__
     if file is None and module is None:  # the module isn't in sys.modules
         file = getattr(getattr(code, "__code__", None), "co_filename", None)
     if not file or is_installed(resolve_directory(file)):

@@ -1,8 +1,7 @@
 """Pickle the function and its arguments; each pickle has a digest.
 
-An error names the part that can't be pickled. If a module of the project has such a part, such as
-a lock, the job imports the module from the archive instead. A warning reports that, because the job
-then doesn't get the changes that this process made to the module's values.
+An error names the part that can't be pickled. A pickle also has the values of the project's modules
+that the program has changed (see `changes`), because the job imports these modules.
 """
 
 from __future__ import annotations
@@ -21,15 +20,11 @@ from absl import logging
 
 from kinetic import configuration
 from kinetic._messages import format_size
-from kinetic._packing import culprit, discover, tree
+from kinetic._packing import changes, culprit, tree
 from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
-from kinetic._packing.pickler import (
-    CallPickler,
-    PicklingModes,
-    is_importable_in_job,
-    refuse_data_as_key,
-)
+from kinetic._packing.modules import Modules
+from kinetic._packing.pickler import CallPickler, Changed, refuse_data_as_key
 from kinetic._packing.pickler import DataTable as DataTable
 from kinetic._runner.protocol import frames, pickles
 from kinetic._runner.protocol.spool import Spool, Spooled
@@ -191,7 +186,7 @@ def dump_function(
         return [Part(f"function {name!r}", function)]
 
     pickling = _Pickling(project, table, name, parts)
-    pickled = pickling.dump(function, spool, own_modules=_modules_of(function))
+    pickled = pickling.dump(function, spool)
     if pickled.size > FUNCTION_BYTES:
         logging.warning(
             "The function %s is %s when pickled.%s Pass large values as arguments or as Data.",
@@ -262,13 +257,6 @@ def _argument_names(function: Callable[..., Any] | None, count: int) -> list[str
     return names
 
 
-def _modules_of(function: Any) -> frozenset[str]:
-    """Return the modules of *function*. The job must not import them: an import may submit jobs."""
-    candidates = (function, discover.unwrap_callable(function))
-    names = {"__main__", *(getattr(candidate, "__module__", None) for candidate in candidates)}
-    return frozenset(name for name in names if isinstance(name, str))
-
-
 class _Pickling:
     """Pickle one object, and explain a failure."""
 
@@ -283,47 +271,42 @@ class _Pickling:
         self._table = table
         self._function_name = function_name
         self._parts = parts
-        self._modes = PicklingModes(project)
+        self._modules = Modules(project)
 
-    def dump(
-        self, value: Any, spool: Path | None, own_modules: frozenset[str] = frozenset()
-    ) -> Spooled:
-        """Pickle *value*; the job imports modules that fail to pickle, except *own_modules*."""
+    def dump(self, value: Any, spool: Path | None) -> Spooled:
+        """Pickle *value*, and the values that it needs of the project's modules."""
         path = None if spool is None else spool / f"{os.urandom(8).hex()}.pkl"
-        while True:
-            sink, uses = Spool(path, MEMORY_BYTES), self._table.uses
-            try:
-                self._write(value, sink)
-                if self._table.uses > uses:
-                    refuse_data_as_key(self._parts(), self._function_name)
-                return sink.finish()
-            except BaseException as exc:
+        sink, uses, used = Spool(path, MEMORY_BYTES), self._table.uses, list[Any]()
+        try:
+            self._write(value, sink, used=used)
+            if changed := self._find_changes(used):
                 sink.discard()
-                if isinstance(exc, KineticError) or not isinstance(exc, Exception):
-                    raise
-                self._replace_module(exc, value, own_modules)
-
-    def _replace_module(self, exc: Exception, value: Any, own_modules: frozenset[str]) -> None:
-        """Have the job import the module whose part failed with *exc*.
-
-        Raises:
-            PackError: No module has the part, or the job can't import that module.
-        """
-        found = culprit.find(self._parts(), self._try_pickle, self._modes.is_by_value, value)
-        module = self._replaceable_module(found, own_modules | self._project.unpicklable)
-        if found is None or module is None:
+                sink = Spool(path, MEMORY_BYTES)
+                self._write(Changed(value, changed), sink)
+            if self._table.uses > uses:
+                refuse_data_as_key(self._parts(), self._function_name)
+            return sink.finish()
+        except BaseException as exc:
+            sink.discard()
+            if isinstance(exc, KineticError) or not isinstance(exc, Exception):
+                raise
+            found = culprit.find(self._parts(), self._try_pickle, self._modules.is_by_value, value)
             # A traceback helps only if it has a line of user code.
             exc.__traceback__ = without_own_frames(exc.__traceback__)
             raise self._pack_error(found, exc) from exc if exc.__traceback__ else None
-        logging.warning(
-            "The job imports %s, which can't travel with %s: %s. Values of that module that were "
-            "changed in memory don't travel.",
-            module,
-            self._function_name,
-            _describe(found),
-        )
-        self._project.unpicklable.add(module)
-        self._modes = PicklingModes(self._project)
+
+    def _find_changes(self, used: list[Any]) -> dict[str, dict[str, Any]]:
+        """Find changes for the objects *used*; for classes alone, once per submission.
+
+        So all items of a batch see the same values, and a search doesn't slow each item.
+        """
+        known, key = self._project.changes, tuple(map(id, used))
+        if key not in known:
+            found = changes.find(used, self._modules)
+            if not all(isinstance(item, type) for item in used):
+                return found
+            known[key] = (used, found)  # keeps *used* alive, so Python reuses no ID
+        return known[key][1]
 
     def describe_largest(self, parts: Iterable[Part], prefix: str) -> str:
         """Name the largest of *parts* in a sentence that begins with *prefix*."""
@@ -340,15 +323,20 @@ class _Pickling:
         return f"{prefix} {', '.join(descriptions)}." if descriptions else ""
 
     def _write(
-        self, value: Any, sink: Spool | ByteCounter, excluded_ids: Collection[int] = ()
+        self,
+        value: Any,
+        sink: Spool | ByteCounter,
+        excluded_ids: Collection[int] = (),
+        used: list[Any] | None = None,
     ) -> None:
         """Pickle *value* into *sink*, with None for the objects of *excluded_ids*."""
         pickler: Any = functools.partial(
             CallPickler,
             project=self._project,
-            modes=self._modes,
+            modules=self._modules,
             table=self._table,
             excluded_ids=excluded_ids,
+            used=used,
         )
         pickles.dump(value, sink, pickler=pickler)
 
@@ -358,15 +346,6 @@ class _Pickling:
         except Exception as exc:
             return exc
         return None
-
-    def _replaceable_module(
-        self, found: culprit.Culprit | None, excluded: frozenset[str]
-    ) -> str | None:
-        """Return the module that defines the culprit, if the job can import it."""
-        module = found.modules[-1] if found is not None and found.modules else None
-        if module is None or module in excluded or not is_importable_in_job(module, self._project):
-            return None
-        return None if _uses_kinetic(module) else module
 
     def _pack_error(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
         """Return an error about the culprit *found*, or about *exc* if there is no culprit."""
@@ -383,15 +362,6 @@ class _Pickling:
             "create it, and create it in the function.",
             culprit=found.location,
         )
-
-
-def _uses_kinetic(module: str) -> bool:
-    """Return whether importing *module* needs kinetic, which a job may lack."""
-    for value in list(vars(sys.modules[module]).values()):
-        name = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
-        if name == "kinetic" or name.startswith("kinetic."):
-            return True
-    return False
 
 
 def _describe(found: culprit.Culprit) -> str:

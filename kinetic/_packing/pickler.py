@@ -2,10 +2,11 @@
 
 kinetic's pickler differs from cloudpickle's in these rules:
 
-- Definitions of the project's modules travel by value, except modules that are compiled or
-  installed in a virtual environment of the project.
-- In the job, a module of the project has one namespace, which its functions share. If a function
-  assigns a global, all functions of the module see it. Modules may refer to each other.
+- `modules` decides which definitions travel by value. The job imports all others by their names.
+  What has no name in a module of the project, such as a lambda, travels by value. In the job, its
+  globals are those of the imported module.
+- In the job, a module that travels by value has one namespace, which its functions share. If a
+  function assigns a global, all functions of the module see it. Modules may refer to each other.
 - ``__file__`` of the project's modules names the file in the job's workspace.
 - Code keeps the name of its file. The job finds the source in its workspace, or
   in the pickle if the project doesn't have the file.
@@ -15,9 +16,7 @@ kinetic's pickler differs from cloudpickle's in these rules:
 
 from __future__ import annotations
 
-import enum
 import importlib
-import importlib.machinery
 import linecache
 import os
 import sys
@@ -31,95 +30,17 @@ import cloudpickle
 from kinetic._packing import culprit, discover
 from kinetic._packing.culprit import Part, is_instance
 from kinetic._packing.discover import Project
+from kinetic._packing.modules import Modules, PicklingMode
 from kinetic._runner.protocol import import_hints, pickles, stand_ins
 from kinetic.data import Data
-from kinetic.errors import DataError
+from kinetic.errors import DataError, PackError
 
 _cloudpickle: Any = cloudpickle.cloudpickle
-_KINETIC_PACKAGES = frozenset({"kinetic", "kinetic_runner"})
 SOURCE_CHARACTERS = 256 * 1024
 """Maximum length of a source in a pickle; tracebacks show no lines of a longer source."""
 
-_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-
-
-class PicklingMode(enum.Enum):
-    """How the definitions of a module get to the job."""
-
-    VALUE = "the module's code travels with the function"
-    REFERENCE = "the job imports the module"
-    DEFAULT = "cloudpickle decides: by value for ``__main__``, by reference for other modules"
-
-
-class PicklingModes:
-    """Decide how each module of one project gets to the job."""
-
-    def __init__(self, project: Project) -> None:
-        self._base = str(project.root or project.entry_dir)
-        self._unpicklable = project.unpicklable
-        self._modes: dict[str, PicklingMode] = {}
-
-    def mode_of(self, name: object) -> PicklingMode:
-        """Return how the module *name* gets to the job."""
-        if not isinstance(name, str):
-            return PicklingMode.DEFAULT  # an object may name anything as its module
-        if (mode := self._modes.get(name)) is None:
-            mode = self._modes[name] = self._decide(name)
-        return mode
-
-    def is_by_value(self, name: object) -> bool:
-        """Return whether the code of the module *name* travels with the function."""
-        return name == "__main__" or self.mode_of(name) is PicklingMode.VALUE
-
-    def _decide(self, name: str) -> PicklingMode:
-        module = sys.modules.get(name)
-        if (
-            module is None
-            or name in ("__main__", "builtins")
-            or name.partition(".")[0] in _KINETIC_PACKAGES
-        ):
-            return PicklingMode.DEFAULT
-        if getattr(module, "__name__", None) != name:
-            return PicklingMode.DEFAULT  # an alias; cloudpickle registers modules by ``__name__``
-        paths = _module_paths(module)
-        if not paths or not all(discover.is_within(path, self._base) for path in paths):
-            return PicklingMode.DEFAULT
-        if any(self._is_foreign(path) for path in paths) or name in self._unpicklable:
-            return PicklingMode.REFERENCE
-        return PicklingMode.VALUE
-
-    def _is_foreign(self, path: str) -> bool:
-        """Return whether a module is compiled, or installed in an environment of the project."""
-        return (
-            path.endswith(_EXTENSIONS)
-            or discover.is_installed(path, self._base)
-            or discover.is_in_environment(os.path.dirname(path), self._base)
-        )
-
-
-def _module_paths(module: types.ModuleType) -> list[str]:
-    """Return the file of a module, or the directories of a namespace package."""
-    file = getattr(module, "__file__", None)
-    if isinstance(file, str):
-        return [discover.resolve_directory(file)]
-    try:
-        return [os.path.realpath(path) for path in getattr(module, "__path__", ())]
-    except (TypeError, ValueError):
-        return []
-
-
-def is_importable_in_job(name: str, project: Project) -> bool:
-    """Return whether the job can import module *name* from the project's archive."""
-    module = sys.modules.get(name)
-    if module is None or project.root is None or name == "__main__":
-        return False
-    tail = name.replace(".", "/")
-    roots = [os.path.join(project.root, *entry.split("/")) for entry in project.sys_path]
-    # An entry "" leaves a trailing separator, which `normpath` removes.
-    expected = {os.path.normpath(os.path.join(root, tail)) for root in roots}
-    found = {os.path.splitext(path)[0] for path in _module_paths(module)}
-    found |= {os.path.dirname(path) for path in found if os.path.basename(path) == "__init__"}
-    return not expected.isdisjoint(found)
+MAX_WRAPPERS = 16
+"""How many decorators around a function to look through."""
 
 
 class DataTable:
@@ -189,21 +110,26 @@ _NOT_CARRIED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"
 
 
 class CallPickler(pickles.Pickler):
-    """Pickle one object, as the module's docstring describes."""
+    """Pickle one object, as the module's docstring describes.
+
+    *used* collects the functions, classes, and modules that the pickle has or refers to.
+    """
 
     def __init__(
         self,
         sink: Any,
         *,
         project: Project,
-        modes: PicklingModes,
+        modules: Modules,
         table: DataTable,
         excluded_ids: Collection[int] = (),
+        used: list[Any] | None = None,
     ) -> None:
         super().__init__(sink)
+        self._used = [] if used is None else used
         self._project = project
         self._excluded_ids = excluded_ids  # they become None in a search for the culprit
-        self._modes = modes
+        self._modules = modules
         self._table = table
         self._skeletons: dict[str, _StandIn] = {}
         self._file_names: dict[str, Any] = {}
@@ -220,16 +146,29 @@ class CallPickler(pickles.Pickler):
             return type(None), ()
         if kind is types.FunctionType:
             return self._reduce_function(obj)
-        if issubclass(kind, type) or kind is typing.TypeVar:
+        if issubclass(kind, type) or kind is typing.TypeVar or kind in import_hints.REDUCERS:
             return self._reduce_definition(obj)
-        if kind in import_hints.REDUCERS and self._modes.is_by_value(obj.__module__):
-            return import_hints.REDUCERS[kind](obj)
         if kind is types.ModuleType:
             return self._reduce_module(obj)
         if isinstance(obj, Data):
             return stand_ins.data_path, (self._table.index(obj),)
         if self._remote_function_type is not None and issubclass(kind, self._remote_function_type):
-            return stand_ins.Decorated, (obj.__wrapped__,)
+            self._used.append(obj)
+            return self._reference(obj) or (stand_ins.Decorated, (obj.__wrapped__,))
+        if kind is Changed:
+            modules = self._modules.files
+            changes = [
+                (name, self._path_in_job(modules.get(name)), values)
+                for name, values in obj.changes.items()
+            ]
+            return stand_ins.with_changes, (obj.value, changes)
+        if kind is types.MethodType and obj.__name__ == "get_ipython":
+            raise PackError(
+                "The function has a magic (%…) or a shell line (!…), which works only in a "
+                "notebook, not in a job. Use subprocess.run or a library instead, or put the line "
+                "into a cell of its own.",
+                culprit="global 'get_ipython'",
+            )
         if issubclass(kind, _StandIn):
             return typing.cast("_StandIn", obj).reduced
         return self._reduce_default(obj)
@@ -239,10 +178,19 @@ class CallPickler(pickles.Pickler):
 
     def _reduce_definition(self, obj: Any) -> Any:
         """Return how to pickle a definition of a module, such as a class."""
-        mode = self._modes.mode_of(getattr(obj, "__module__", None))
-        if mode is PicklingMode.REFERENCE and _is_importable_by_name(obj):
-            return NotImplemented
-        if mode is not PicklingMode.VALUE:
+        name, kind = getattr(obj, "__module__", None), type(typing.cast("object", obj))
+        if isinstance(obj, (type, types.FunctionType)):
+            self._used.append(obj)
+        self._modules.check(name)
+        if (reference := self._reference(obj)) is not None:
+            _, (module, _, wrappers) = reference
+            # pickle's own reference imports the module by its name.
+            by_file = wrappers or module.__name__ in self._modules.files
+            return reference if by_file else NotImplemented
+        mode = self._modules.mode_of(name)
+        if kind in import_hints.REDUCERS and self._modules.is_by_value(name):
+            return import_hints.REDUCERS[kind](obj)
+        if mode is PicklingMode.DEFAULT:
             return self._reduce_default(obj)
         # Reduce *obj* as cloudpickle reduces what it can't import, or what is registered for it.
         if isinstance(obj, types.FunctionType):
@@ -251,6 +199,27 @@ class CallPickler(pickles.Pickler):
             reduced = _cloudpickle._dynamic_class_reduce(obj)
             return pickles.with_slots(obj, import_hints.with_annotations(obj, reduced))
         return _cloudpickle._make_typevar, _cloudpickle._decompose_typevar(obj)
+
+    def _reference(self, obj: Any) -> Any:
+        """Return how the job finds *obj* in a module that it imports; None if it can't.
+
+        A decorated function is found through the ``__wrapped__`` of what its name refers to.
+        """
+        module = self._modules.imported(getattr(obj, "__module__", None))
+        name: Any = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", "")
+        if module is None:
+            return None
+        found: Any = module
+        try:
+            for part in name.split("."):
+                found = getattr(found, part)
+            for count in range(MAX_WRAPPERS):
+                if found is obj:
+                    return stand_ins.attribute, (module, name, count)
+                found = found.__wrapped__
+        except Exception:  # the module's own code may look names up
+            pass
+        return None
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         """Return how to pickle a function, with the globals and paths that it has in the job."""
@@ -261,12 +230,16 @@ class CallPickler(pickles.Pickler):
                 pass
             case _:
                 return reduced
+        job_globals = reduced[1][1]
+        module = _module_of(function)
+        mode = self._modules.mode_of(module.__name__) if module else PicklingMode.DEFAULT
+        if mode is PicklingMode.REFERENCE:
+            job_globals, state["__globals__"] = _StandIn((vars, (module,))), {}
+            return (constructor, (code, job_globals, *more), (attributes, state), *rest)
         used_globals = state.get("__globals__")
         if isinstance(used_globals, dict):
             state["__globals__"] = self._relocate(typing.cast("dict[str, Any]", used_globals))
-        job_globals = reduced[1][1]
-        module = _module_of(function)
-        if module is not None and self._modes.mode_of(module.__name__) is PicklingMode.VALUE:
+        if module is not None and mode is PicklingMode.VALUE:
             job_globals = _StandIn((vars, (self._skeleton(module),)))
         else:
             job_globals.update(self._relocate(namespace))
@@ -290,7 +263,9 @@ class CallPickler(pickles.Pickler):
         return _StandIn((stand_ins.source_of, (file, text)))
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        match self._modes.mode_of(module.__name__):
+        self._used.append(module)
+        self._modules.check(module.__name__)
+        match self._modules.mode_of(module.__name__, module):
             case PicklingMode.VALUE:
                 # The pickle of a function refers to its module as an empty skeleton. Here the
                 # module's globals fill the skeleton.
@@ -301,7 +276,10 @@ class CallPickler(pickles.Pickler):
                 }
                 return typing.cast, (None, self._skeleton(module)), self._relocate(state)
             case PicklingMode.REFERENCE:
-                return importlib.import_module, (module.__name__,)
+                file = self._modules.files.get(module.__name__)
+                if file is None:
+                    return importlib.import_module, (module.__name__,)
+                return stand_ins.module_at, (module.__name__, self._path_in_job(file))
             case PicklingMode.DEFAULT:
                 return self._reduce_default(module)
 
@@ -343,6 +321,14 @@ class CallPickler(pickles.Pickler):
         )
 
 
+class Changed:
+    """A value, and the *changes* of modules that the job makes after it has loaded the value."""
+
+    def __init__(self, value: Any, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        self.value = value
+        self.changes = changes
+
+
 class _StandIn:
     """A placeholder whose pickle is *reduced*: a function and its arguments."""
 
@@ -367,11 +353,3 @@ def _module_of(function: types.FunctionType) -> types.ModuleType | None:
     if isinstance(module, types.ModuleType) and vars(module) is function.__globals__:
         return module
     return None
-
-
-def _is_importable_by_name(obj: Any) -> bool:
-    """Return whether the module of *obj* has *obj* under its qualified name."""
-    found: Any = sys.modules.get(obj.__module__)
-    for part in getattr(obj, "__qualname__", obj.__name__).split("."):
-        found = getattr(found, part, None)
-    return found is obj

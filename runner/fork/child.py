@@ -62,7 +62,6 @@ def preload() -> None:
     """Import the runner's modules that all jobs need, once, in the warm parent."""
     global _attempt_main, _make_place, _prefer_jax
     remote_runner.enable_crash_tracebacks()
-    importlib.import_module("..job.by_value", __package__).patch_multiprocessing()
     _attempt_main = importlib.import_module("..job.attempt", __package__).main
     workspace: Any = importlib.import_module("..job.workspace", __package__)
     _make_place, _prefer_jax = workspace.JobPlace.of, workspace.prefer_jax

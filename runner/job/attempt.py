@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..pauses import pauses
-from ..protocol import frames, outcomes, pickles, wire
+from ..protocol import frames, outcomes, pickles, stand_ins, wire
 from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Spooled
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
@@ -107,6 +107,7 @@ class Invocation:
         function_bytes = self._read_input(order.function)
         arguments = arguments or self._read_input(order.arguments)
         self._phase = "payload unpickle"
+        sys.meta_path.append(stand_ins.MissingKinetic)
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments)
         if levels := order.client.get("log_levels"):
@@ -304,13 +305,22 @@ def _advice(error: BaseException, phase: str, place: workspace.JobPlace) -> str:
     """Return advice that the message of *error* lacks; empty if there is none."""
     if _is_disk_full(error) and phase != "execute":
         return f"The disk of {place.cache} is full: free some space there"
+    module = _failed_module(error, place) if phase == "payload unpickle" else ""
+    if module:
+        module = (
+            f"The job imports {module}, as your program does. If it can't be imported where the "
+            "job runs, set KINETIC_BY_VALUE to the module's name: its definitions then travel by "
+            "value"
+        )
     if isinstance(error, ModuleNotFoundError) and error.name:
         advice = place.install_advice(error.name.partition(".")[0])
         return (
             f"The module {error.name!r} is not installed where the job runs: {advice}. If the "
             "module is your own, move it into the project's directory, or set KINETIC_PACKAGE_ROOT "
-            "to a directory that contains the module and the project"
+            f"to a directory that contains the module and the project{module and '. '}{module}"
         )
+    if module:
+        return module
     if isinstance(error, KeyError) and _is_of_environ(error):
         variable = f"The environment variable {error.args[0]!r}"
         return f"{variable} is not set in the job: add it to capture_env_vars="
@@ -319,6 +329,19 @@ def _advice(error: BaseException, phase: str, place: workspace.JobPlace) -> str:
         memory = f"{limit / (1 << 20):,.0f} MiB"
         return f"memory= limits the job to {memory}: raise memory= if the job needs more"
     return ""
+
+
+def _failed_module(error: BaseException, place: workspace.JobPlace) -> str:
+    """Return the file and line of the project at which an import failed; empty without one."""
+    found, trace, root = "", error.__traceback__, f"{place.work}/workspace/"
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name == "<module>" and code.co_filename.startswith(root):
+            name = trace.tb_frame.f_globals.get("__name__")
+            file = code.co_filename.removeprefix(root)
+            found = f"the module {name} ({file}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
 
 
 def _is_disk_full(error: BaseException) -> bool:

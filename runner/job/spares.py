@@ -144,8 +144,13 @@ def _restore(
     files: dict[str, list[int]],
     fill: Callable[[Iterable[str]], object],
 ) -> bool:
-    """Restore folders and files; return whether a file had to be copied."""
+    """Restore folders and files; return whether a file had to be copied.
+
+    If no file has changed, the bytecode of these files stays, which saves compiling them again.
+    """
     missing = dict.fromkeys(files)
+    bytecode: list[str] = []
+    foreign: list[str] = []
     for folder, mode in folders.items():  # a folder comes before its subfolders
         path = root + folder
         try:
@@ -158,16 +163,39 @@ def _restore(
                 name = f"{folder}/{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     if name not in folders:
-                        import shutil  # it maps compression libraries, which forks would inherit
-
-                        shutil.rmtree(entry.path)
+                        is_bytecode = _has_bytecode_of(files, folder, entry)
+                        (bytecode if is_bytecode else foreign).append(entry.path)
                 elif files.get(name) == _file_state(entry.stat(follow_symlinks=False)):
                     del missing[name]
                 else:
                     os.unlink(entry.path)
     if missing:
+        foreign += bytecode
+    if foreign:
+        import shutil  # it maps compression libraries, which forks would inherit
+
+        for path in foreign:
+            shutil.rmtree(path)
+    if missing:
         fill(missing)
     return bool(missing)
+
+
+def _has_bytecode_of(files: Collection[str], folder: str, candidate: os.DirEntry[str]) -> bool:
+    """Return whether *candidate* in *folder* has only the bytecode of *files* of the project.
+
+    Python compares a file's time in seconds, so it could take bytecode of a file that an earlier
+    job has written for that of a later job's file.
+    """
+    if candidate.name != "__pycache__":
+        return False
+    with os.scandir(candidate) as entries:
+        return all(
+            entry.name.endswith(".pyc")
+            and entry.is_file(follow_symlinks=False)
+            and f"{folder}/{entry.name.partition('.')[0]}.py" in files
+            for entry in entries
+        )
 
 
 def _file_state(status: os.stat_result) -> list[int]:

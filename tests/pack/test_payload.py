@@ -35,7 +35,13 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture
 def project() -> Project:
-    return Project(root=REPOSITORY, entry_dir=REPOSITORY / "tests/pack", cwd="", sys_path=("",))
+    return Project(
+        root=REPOSITORY,
+        entry_dir=REPOSITORY / "tests/pack",
+        cwd="",
+        sys_path=("",),
+        by_value=frozenset({"tests.pack"}),
+    )
 
 
 Dump = Callable[..., Spooled]
@@ -322,55 +328,6 @@ def test_the_search_for_the_culprit_has_a_time_limit() -> None:
     assert len(tried) < 10
 
 
-def test_a_module_that_imports_kinetic_is_not_imported_by_the_job(
-    imported: Callable[..., ModuleType], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The job may lack kinetic, so the module cannot be imported there."""
-    module = imported(
-        "submits_main",
-        submits_main="""
-            import submits_helper
-            from submits_helper import safe
-            def train(): return safe()
-            """,
-        submits_helper="""
-            import threading
-            from kinetic import errors
-            lock = threading.Lock()
-            def safe(): return lock
-            """,
-    )
-    project = project_of(module.train)
-    with pytest.raises(PackError) as caught:
-        payload.dump_function(module.train, project, payload.DataTable())
-    assert caught.value.culprit == "global 'safe', global 'lock'"
-    assert not caplog.records
-
-
-def test_the_warning_about_an_imported_module_appears_once(
-    imported: Callable[..., ModuleType], caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    module = imported(
-        "said_main",
-        said_main="import said_helper\ndef train(x): return said_helper.lock\n",
-        said_helper="""
-            import threading
-            lock = threading.Lock()
-            class Config:
-                def get(self): return lock
-            """,
-    )
-    project = project_of(module.train)
-    table = payload.DataTable()
-    payload.dump_function(module.train, project, table)
-    for _ in range(3):
-        config = module.said_helper.Config()
-        payload.dump_arguments((config,), {}, project, table, tmp_path, "train")
-    (record,) = caplog.records
-    assert "The job imports said_helper" in record.getMessage()
-    assert "global 'said_helper'.lock" in record.getMessage()
-
-
 def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path, python: Python) -> None:
     script = """
 import json, os, pathlib, resource, signal
@@ -426,13 +383,14 @@ def test_the_warning_of_large_arguments_names_them(
 def test_threads_may_pickle_functions_of_the_same_modules(
     imported: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
-    """Every pickle has the functions and classes of the project by value."""
+    """Every pickle has the functions and classes of these modules by value."""
     module = imported(
         "threads_main",
         threads_main="import threads_helper\ndef train(): return threads_helper.value()\n",
         threads_helper="def value(): return 7\nclass Config:\n    def x(self): return 1\n",
     )
-    project = project_of(module.train)
+    by_value = frozenset({"threads_main", "threads_helper"})
+    project = dataclasses.replace(project_of(module.train), by_value=by_value)
     wrong: list[object] = []
 
     def submit() -> None:

@@ -176,6 +176,36 @@ def test_files_that_a_job_has_added_are_removed_without_a_copy(job: Job) -> None
     assert not (job.root / "package" / "__pycache__").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "stays"),
+    [
+        ("package/__pycache__/e.cpython-311.pyc", "", True),
+        ("package/__pycache__/e.cpython-311.pyc", "package/e.py", False),
+        ("package/__pycache__/e.cpython-311.pyc", "a", False),
+        ("package/__pycache__/other.cpython-311.pyc", "", False),
+        ("package/__pycache__/e.cpython-311.nbi", "", False),
+        ("package/cache/e.cpython-311.pyc", "", False),
+    ],
+)
+def test_bytecode_of_unchanged_files_stays(
+    name: str, change: str, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that changes a module leaves bytecode that a later job could take for its own."""
+    monkeypatch.setitem(FILES, "package/e.py", b"5")
+    if not spares.can_keep(str(tmp_path)):
+        pytest.skip("this file system doesn't show every change of a file")
+    job = Job(tmp_path)
+    path = job.root / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"code")
+    if change:
+        (job.root / change).write_bytes(b"9")
+    assert job.restore()
+    assert path.exists() == stays and path.parent.exists() == stays
+    assert job.copied == ([change] if change else [])
+    assert job.read_files().items() >= FILES.items()
+
+
 @pytest.mark.parametrize("damage", ["record", "link"])
 def test_a_workspace_that_cannot_be_restored_is_deleted(
     job: Job, tmp_path: Path, damage: str

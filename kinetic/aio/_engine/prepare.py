@@ -26,7 +26,7 @@ from kinetic._log_level import shown_levels
 from kinetic._messages import format_size
 from kinetic._packing import archive, discover, payload
 from kinetic._progress.steps import Step, step
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import stand_ins, wire
 from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
 from kinetic._runner.protocol.spool import Spooled
 from kinetic._tasks import all_or_none, in_thread
@@ -37,7 +37,7 @@ from kinetic.aio._engine.scratch import scratch_folder
 from kinetic.aio._engine.session import Session
 from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
-from kinetic.data import Data
+from kinetic.data import JOB_VARIABLE, Data
 from kinetic.errors import ConfigurationError
 from kinetic.options import DEFAULT_ACCELERATOR, Options, settings_of, usage_hint
 
@@ -117,7 +117,7 @@ def single_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, owned: bool
 ) -> Call:
     """Return the call of a single job."""
-    plain, settings = settings_of(function)
+    plain, settings = _checked(function)
     binding = payload.Binding(plain)
     if misfit := binding.find_mismatch(args, kwargs):
         hints = [
@@ -138,11 +138,22 @@ def single_call(
 
 def batch_call(function: Callable[..., Any], project: str | None, cluster: str | None) -> Call:
     """Return the call of a batch, without inputs; None keeps the function's project or cluster."""
-    plain, settings = settings_of(function)
+    plain, settings = _checked(function)
     settings = settings.changed(
         project=project or settings.project, cluster=cluster or settings.cluster
     )
     return Call(function=plain, name=_name_of(plain), options=settings)
+
+
+def _checked(function: Callable[..., Any]) -> tuple[Callable[..., Any], Options]:
+    """Return the plain function and its settings.
+
+    Raises:
+        RuntimeError: A job imports a module of the project, which submits at its top level.
+    """
+    if JOB_VARIABLE in os.environ:
+        stand_ins.refuse_during_import("a function of kinetic")
+    return settings_of(function)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
