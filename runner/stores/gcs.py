@@ -330,7 +330,7 @@ class Bucket:
             cause = getattr(exc, "cause", None)  # a RetryError has the last failure
             raise self._as_storage_error(operation, cause or exc) from exc
 
-    def _as_storage_error(self, operation: str, exc: BaseException) -> StorageError:
+    def _as_storage_error(self, operation: str, exc: Any) -> StorageError:
         """Return *exc* as a `StorageError` whose message says what to do."""
         advice, message, reasons = "", str(exc), frozenset[str]()
         if isinstance(exc, self._errors.GoogleAPICallError) and exc.response is not None:

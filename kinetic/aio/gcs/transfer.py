@@ -170,6 +170,7 @@ async def write(
             )
         return int(answer["generation"])
 
+    refusal = HttpError(PRECONDITION_FAILED)
     for _ in range(2):  # the object may change between a refusal and the look at it
         try:
             return await client.perform(
