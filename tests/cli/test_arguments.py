@@ -65,7 +65,7 @@ def takes(
     """Has a parameter of each kind."""
 
 
-ID = uuid.uuid4()
+ID = uuid.UUID(int=7)
 CONVERTED: list[tuple[str, str, object]] = [
     *(("text", text, text) for text in ("1.10", "297e3", "true", "null", "007", '"x"', "", "[1]")),
     ("number", "5", 5),
