@@ -19,23 +19,27 @@ from typing import Any, cast
 
 import cloudpickle
 
-from . import import_hints
+from . import exceptions, import_hints
 from .frames import FramesError, Sink, unpack, write_footer
 
 
 def with_slots(defined: type, reduced: Any) -> Any:
-    """Add the slots to *reduced*, cloudpickle's form of a class that is pickled by value."""
+    """Add the slots, and the name inside a class or function, to *reduced*.
+
+    *reduced* is cloudpickle's form of a class that is pickled by value.
+    """
     slots: Any = vars(defined).get("__slots__")
     match reduced:
         case (make, (kind, name, bases, {**namespace}, *more), ({**state}, slot_state), *rest) if (
-            isinstance(slots, (str, tuple, list, dict))
-            and make.__name__ == "_make_skeleton_class"
-            and not issubclass(defined, tuple)  # a named tuple has empty slots and loses nothing
+            make.__name__ == "_make_skeleton_class"
         ):
-            for slot in cast("Iterable[str]", [slots] if isinstance(slots, str) else slots):
-                # The new class makes its own descriptor.
-                state.pop(_mangle(slot, defined.__name__), None)
-            namespace["__slots__"] = slots
+            namespace["__qualname__"] = defined.__qualname__
+            # A named tuple has empty slots and loses nothing.
+            if isinstance(slots, (str, tuple, list, dict)) and not issubclass(defined, tuple):
+                for slot in cast("Iterable[str]", [slots] if isinstance(slots, str) else slots):
+                    # The new class makes its own descriptor.
+                    state.pop(_mangle(slot, defined.__name__), None)
+                namespace["__slots__"] = slots
             return (make, (kind, name, bases, namespace, *more), (state, slot_state), *rest)
         case _:
             return reduced
@@ -106,6 +110,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def reducer_override(self, obj: object) -> Any:
         """Return how to pickle *obj*; the C pickler asks for all but the plainest types."""
         kind = type(obj)
+        if issubclass(kind, BaseException):
+            return exceptions.reduce(cast("BaseException", obj))
         if kind in import_hints.REDUCERS and not import_hints.is_importable(obj):
             return import_hints.REDUCERS[kind](obj)
         if kind is types.CodeType:

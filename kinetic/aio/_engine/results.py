@@ -1,10 +1,11 @@
 """Turn an outcome into its value, or into the exception to raise.
 
-In the job, `kinetic._runner.protocol.exceptions` packs the exception.
+In the job, `kinetic._runner.protocol.failures` packs the exception.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import sys
@@ -111,17 +112,41 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
         path.unlink()  # in this worker thread: removing a large file takes long
 
 
+NOT_RAISED = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""Exceptions that would end the caller's program, generator, or task, so they aren't raised."""
+
+
 def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
     """Return the exception of a failed outcome; add *cause* as a note if its text lacks it.
 
     The result is the user's exception with the remote traceback as a note. If that exception can't
-    be rebuilt here, the result is a `JobFailed` with its text. Call this in a worker
-    thread: it may import a module.
+    be rebuilt here, or is of `NOT_RAISED`, the result is a `JobFailed` with its text. Call this in
+    a worker thread: it may import a module.
     """
     error = _rebuild(outcome, body, job_id)
-    if cause and cause not in str(error):
+    if cause and cause not in _text(error):
         _add_note(error, cause)
     return error
+
+
+def item_failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> Exception:
+    """Return what `failure_of` does, or a `JobFailed` that it caused if it's no `Exception`.
+
+    The outcomes of a batch promise an `Exception`.
+    """
+    error = failure_of(outcome, body, job_id, cause)
+    if isinstance(error, Exception):
+        return error
+    failed = _failed_error(outcome, frames.unpack(body).fields.get("error", {}), job_id)
+    failed.__cause__ = error
+    return failed
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the class is the user's
+        return ""
 
 
 def _add_note(error: BaseException, note: str) -> None:
@@ -140,11 +165,11 @@ def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
         return _lost_error(outcome, message, job_id)
     if content.frames:
         try:
-            error = pickles.load(content.frames[0], unpickler=_ExceptionUnpickler)
+            error: BaseException = pickles.load(content.frames[0], unpickler=_ExceptionUnpickler)
         except Exception as exc:
             error_fields = {**error_fields, "withheld": f"{type(exc).__name__}: {exc}"}
         else:
-            if isinstance(error, Exception):
+            if not isinstance(error, NOT_RAISED):
                 _add_note(error, f"{REMOTE_TRACEBACK}{job_id}:\n{traceback_text.rstrip()}")
                 return error
     return _failed_error(outcome, error_fields, job_id)
