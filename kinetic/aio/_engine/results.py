@@ -6,7 +6,6 @@ In the job, `kinetic._runner.protocol.failures` packs the exception.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic._replacing import replacing
-from kinetic._runner.protocol import frames, pickles, wire
+from kinetic._runner.protocol import by_value, frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
 from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import Object, Store
@@ -193,37 +192,18 @@ class _ExceptionUnpickler(pickles.Unpickler):
     class of the same name in the loaded module of the same name.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._known_classes: list[type] = []
-
     def find_class(self, module: str, name: str, /) -> Any:
         found = super().find_class(module, name)
-        if module == "cloudpickle.cloudpickle":
-            if name == "_make_skeleton_class":
-                return functools.partial(self._make_class, found)
-            if name == "_class_setstate":
-                return functools.partial(self._fill_class, found)
-        return found
+        return _make_class if found is by_value.make_class else found
 
-    def _make_class(self, make: Any, *args: Any) -> Any:
-        """Return this process's class of the same ID or name; if it has none, make the class."""
-        _, name, bases, namespace, tracker, *_ = args
-        known = _SENT_CLASSES.get(tracker)
-        if known is None and any(issubclass(base, BaseException) for base in bases):
-            module = sys.modules.get(namespace.get("__module__"))
-            known = getattr(module, name, None)
-        if not isinstance(known, type):
-            return make(*args)
-        self._known_classes.append(known)
+
+def _make_class(make: Any, *args: Any) -> Any:
+    """Return this process's exception class of the same ID or name; without one, make it."""
+    made = by_value.make_class(make, *args)
+    known = getattr(sys.modules.get(made.__module__), made.__name__, None)
+    if issubclass(made, BaseException) and isinstance(known, type):
         return known
-
-    def _fill_class(self, fill: Any, cls: type, state: Any) -> Any:
-        return cls if any(cls is known for known in self._known_classes) else fill(cls, state)
-
-
-# The classes that cloudpickle has sent by value, while something else still refers to them.
-_SENT_CLASSES: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
+    return made
 
 
 def _lost_error(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
