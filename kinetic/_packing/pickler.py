@@ -191,8 +191,8 @@ class CallPickler(pickles.Pickler):
         if not is_own or kind in _COPIED or kind in copyreg.dispatch_table:
             return NotImplemented
         reduced: Any = obj.__reduce_ex__(5)
-        if isinstance(reduced, tuple):
-            _check_copy(kind, *typing.cast("tuple[Any, ...]", reduced)[:2])
+        if not isinstance(reduced, str):
+            _check_copy(kind, *reduced[:2])
         _COPIED.add(kind)
         return reduced
 
@@ -265,11 +265,12 @@ class CallPickler(pickles.Pickler):
         if module is not None and mode is PicklingMode.VALUE:
             job_globals = _StandIn((vars, (self._skeleton(module),)))
         elif module is not None and module.__name__ == "__main__":
-            state["__globals__"] = {**self._relocate(namespace), **state["__globals__"]}
+            own_globals = {**self._relocate(namespace), **typing.cast("Any", state["__globals__"])}
+            state["__globals__"] = own_globals
             job_globals = _StandIn((vars, (_StandIn((importlib.import_module, ("__main__",))),)))
             if vars(module).get(function.__name__) is function:
                 # In the job, too, pickle and the children of multiprocessing find it by its name.
-                state["__globals__"][function.__name__] = function
+                own_globals[function.__name__] = function
                 args = (constructor, function.__name__, code, job_globals, *more)
                 filling = (None, None, by_value.fill_function)
                 return (by_value.make_function, args, (attributes, state), *filling)

@@ -96,20 +96,19 @@ def make_class(make: Callable[..., type], *args: Any) -> type:
     *_, tracker, _ = args
     if (known := _KNOWN_CLASSES.get(tracker)) is not None:
         return cast("type", known)
+    made: Any = None
     try:
         made = make(*args)
     except Exception:
-        try:
+        with contextlib.suppress(Exception):
             made = _cloudpickle._lookup_class_or_track(tracker, _make_without_hooks(make, *args))
-        except Exception:
-            made = None
         if made is None:
             raise
     _unfilled.add(made)
     if made.__module__ == "__main__" and "." not in made.__qualname__:
         # pickle, and the children of multiprocessing, find the class by its name.
         vars(sys.modules["__main__"]).setdefault(made.__name__, made)
-    return made
+    return cast("type", made)
 
 
 def fill_class(made: type, state: tuple[Any, Any, dict[str, Any], dict[str, Any]]) -> type:
@@ -213,10 +212,15 @@ def named(module: str, name: str, make: Callable[..., Any], args: tuple[Any, ...
 
 
 def _place_of(obj: object, modules: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first of *modules* that has *obj* as a global, and the name of that global."""
-    for module in ("__main__", *modules):
-        namespace: dict[str, Any] = getattr(sys.modules.get(module), "__dict__", {})
-        for name, value in tuple(namespace.items()):
+    """Return the first of *modules* that has *obj* as a global, and the name of that global.
+
+    ``__main__`` is the last, because a script may have imported the object from another module.
+    """
+    main = sys.modules["__main__"]
+    found = {module: sys.modules.get(module) for module in modules}
+    others = {name: module for name, module in found.items() if module is not main}
+    for module, loaded in {**others, "__main__": main}.items():
+        for name, value in tuple(getattr(loaded, "__dict__", {}).items()):
             if value is obj:
                 return module, name
     return None
@@ -255,9 +259,9 @@ def make_cached(wrapped: Any, parameters: dict[str, Any]) -> Any:
 def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Any:
     """Return how to pickle a context variable with its value in this context."""
     parts: list[Any] = []
-    for get in (functools.partial(contextvars.Context().run, variable.get), variable.get):
+    for context in (contextvars.Context(), contextvars.copy_context()):
         try:
-            parts.append((get(),))
+            parts.append((context.run(variable.get),))
         except LookupError:
             parts.append(())
     return make_context_variable, (_place_of(variable, tuple(sys.modules)), variable.name, *parts)
@@ -267,12 +271,11 @@ def make_context_variable(
     place: tuple[str, str] | None, label: str, default: tuple[Any, ...], value: tuple[Any, ...]
 ) -> Any:
     """Return a context variable, set as in the caller's context; pickles refer to this function."""
-    make = functools.partial(
-        contextvars.ContextVar, label, **({"default": default[0]} if default else {})
-    )
+    keywords = {"default": default[0]} if default else {}
+    make: Any = functools.partial(contextvars.ContextVar, label, **keywords)
     variable = named(*place, make, ()) if place else make()
-    if value != default:
-        variable.set(*value)
+    if value and not (default and value[0] is default[0]):
+        variable.set(value[0])
     return variable
 
 

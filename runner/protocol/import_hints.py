@@ -63,7 +63,8 @@ def is_importable(obj: Any) -> bool:
     """Return whether the module of *obj* has it by its name, so that it pickles by reference."""
     module = getattr(obj, "__module__", None) or "__main__"
     found: Any = sys.modules.get(module)
-    for part in (getattr(obj, "__qualname__", None) or obj.__name__).split("."):
+    name: str = getattr(obj, "__qualname__", None) or obj.__name__
+    for part in name.split("."):
         found = getattr(found, part, None)
     return found is obj and module != "__main__"
 
