@@ -177,10 +177,10 @@ class CallPickler(pickles.Pickler):
             return typing.cast("_StandIn", obj).reduced
         reduced = self._reduce_default(obj)
         if reduced is NotImplemented and kind.__flags__ & by_value.HEAP_TYPE:
-            return self._reduce_instance(obj, kind)
+            return self._reduce_instance(obj, typing.cast("Any", kind))
         return reduced
 
-    def _reduce_instance(self, obj: Any, kind: type) -> Any:
+    def _reduce_instance(self, obj: Any, kind: Any) -> Any:
         """Return how to pickle an instance; check once for each class that a copy can be made.
 
         Otherwise, the job would find out. This calls no constructor: it may load what only the job
@@ -402,7 +402,7 @@ def _check_copy(kind: type, make: Any, args: tuple[Any, ...]) -> None:
             ) from None
     if make is object.__new__ and hasattr(kind, "__getattr__"):
         try:  # as unpickling does, before the copy has attributes
-            getattr(object.__new__(kind), "__setstate__", None)
+            getattr(typing.cast("Any", object.__new__(kind)), "__setstate__", None)
         except RecursionError:
             raise TypeError(
                 "__getattr__ of its class looks itself up before the copy has attributes; let it "

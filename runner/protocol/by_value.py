@@ -40,11 +40,12 @@ def reduce_class(defined: type, reduced: Any) -> Any:
     """
     make, args, (state, slot_state), *_ = reduced
     members: dict[str, Any] = {}
+    own: Any = vars(defined)
     if issubclass(defined, enum.Enum):
-        members = {member.name: _attributes(member) for member in defined}
+        members = {name: _attributes(member) for name, member in own["_member_map_"].items()}
     else:
         kind, name, bases, namespace, *more = args
-        slots: Any = vars(defined).get("__slots__")
+        slots: Any = own.get("__slots__")
         namespace = {**namespace, "__qualname__": defined.__qualname__}
         # A named tuple has empty slots and loses nothing.
         if isinstance(slots, (str, tuple, list, dict)) and not issubclass(defined, tuple):
@@ -53,22 +54,20 @@ def reduce_class(defined: type, reduced: Any) -> Any:
                 state.pop(_mangle(slot, defined.__name__), None)
             namespace["__slots__"] = slots
         args = (kind, name, bases, namespace, *more)
-    state = (state, slot_state, members, _globals_of_annotations(defined))
+    hints = own.get("__annotations__", {})
+    state = (state, slot_state, members, _globals_of_annotations(defined.__module__, hints))
     return make_class, (make, *args), state, None, None, fill_class
 
 
-def _globals_of_annotations(defined: Any) -> dict[str, Any]:
-    """Return the globals of ``__main__`` that annotations of a class or function name as text.
+def _globals_of_annotations(module: str, annotations: dict[str, Any]) -> dict[str, Any]:
+    """Return the globals of ``__main__`` that *annotations* of that *module* name as text.
 
     `typing.get_type_hints` looks them up when, for example, a library reads a dataclass.
     """
-    if defined.__module__ != "__main__":
+    if module != "__main__":
         return {}
     used = set[str]()
-    annotations = (
-        vars(defined) if isinstance(defined, type) else {"__annotations__": defined.__annotations__}
-    )
-    for text in annotations.get("__annotations__", {}).values():
+    for text in annotations.values():
         if isinstance(text, str):
             with contextlib.suppress(SyntaxError):
                 used.update(compile(text, "", "eval").co_names)
@@ -118,7 +117,8 @@ def fill_class(made: type, state: tuple[Any, Any, dict[str, Any], dict[str, Any]
         attributes, slot_state, members, hints = state
         _cloudpickle._class_setstate(made, (attributes, slot_state))
         for name, values in members.items():
-            vars(cast("Any", made)[name]).update(values)
+            member: Any = cast("Any", made)[name]
+            member.__dict__.update(values)
         _define(hints)
     return made
 
@@ -166,6 +166,10 @@ def _make_without_hooks(make: Any, *args: Any) -> type:
     return cast("type", made)
 
 
+def _do_nothing(*_: Any) -> None:
+    pass
+
+
 def _make_enum(
     bases: tuple[type, ...], name: str, qualname: str, members: dict[str, Any], module: str, *_: Any
 ) -> type:
@@ -178,14 +182,14 @@ def _make_enum(
     if bases[0] is not enum_base:
         data = next(base for base in bases[0].__mro__ if not base.__flags__ & HEAP_TYPE)
 
-    def make_member(cls: type, *_: Any) -> Any:
+    def make_member(cls: Any, *_: Any) -> Any:
         value = next(values)
-        member = object.__new__(cls) if data is object else data.__new__(cls, value)
+        member: Any = object.__new__(cls) if data is object else data.__new__(cls, value)
         member._value_ = value
         return member
 
     namespace["__new__"] = make_member
-    namespace["__init__"] = lambda *_: None
+    namespace["__init__"] = _do_nothing
     for member, value in members.items():
         namespace[member] = value
     made: Any = metaclass.__new__(metaclass, name, bases, namespace)
@@ -231,10 +235,13 @@ def reduce_marker(obj: Any) -> Any:
 
     A marker has no state, and ``is`` tests for it. Return None for all other objects.
     """
-    kind: Any = type(obj)
+    kind: Any = type(cast("object", obj))
     if kind is not object:
-        if not kind.__flags__ & HEAP_TYPE or getattr(obj, "__dict__", None):
+        if not kind.__flags__ & HEAP_TYPE:
             return None
+        with contextlib.suppress(AttributeError):  # it may have slots
+            if object.__getattribute__(obj, "__dict__"):
+                return None
         methods = ("__reduce_ex__", "__reduce__", "__eq__", "__getstate__")
         own = any(getattr(kind, name) is not getattr(object, name) for name in methods)
         if own or object.__getstate__(obj):
@@ -247,7 +254,8 @@ def reduce_cached(cached: Any) -> Any:
     """Return how to pickle what `functools.lru_cache` made, without what it has cached."""
     wrapped, known = cached.__wrapped__, {"__wrapped__", "cache_parameters"}
     known |= {*functools.WRAPPER_ASSIGNMENTS, *getattr(wrapped, "__dict__", ())}
-    attributes = {name: value for name, value in vars(cached).items() if name not in known}
+    attributes = cast("dict[str, Any]", vars(cached))
+    attributes = {name: value for name, value in attributes.items() if name not in known}
     return make_cached, (wrapped, cached.cache_parameters()), attributes
 
 
@@ -272,7 +280,8 @@ def make_context_variable(
 ) -> Any:
     """Return a context variable, set as in the caller's context; pickles refer to this function."""
     keywords = {"default": default[0]} if default else {}
-    make: Any = functools.partial(contextvars.ContextVar, label, **keywords)
+    constructor: Any = contextvars.ContextVar
+    make = functools.partial(constructor, label, **keywords)
     variable = named(*place, make, ()) if place else make()
     if value and not (default and value[0] is default[0]):
         variable.set(value[0])
@@ -280,8 +289,8 @@ def make_context_variable(
 
 
 def _reduce_weak(container: Any) -> Any:
-    items = [*container] if type(container) is weakref.WeakSet else dict(container)
-    return type(container), (), items, None, None, fill_weak
+    items: Any = [*container] if isinstance(container, weakref.WeakSet) else dict(container)
+    return cast("Any", container).__class__, (), items, None, None, fill_weak
 
 
 def fill_weak(container: Any, items: Any) -> None:
@@ -294,7 +303,8 @@ def fill_weak(container: Any, items: Any) -> None:
 
 
 def _reduce_cached_property(cached: Any) -> Any:
-    attributes = {name: value for name, value in vars(cached).items() if name != "lock"}
+    attributes = cast("dict[str, Any]", vars(cached))
+    attributes = {name: value for name, value in attributes.items() if name != "lock"}
     return make_cached_property, (type(cached),), attributes
 
 
@@ -309,7 +319,8 @@ def make_cached_property(kind: Any) -> Any:
 def reduce_validated(wrapper: Any) -> Any:
     """Return how to pickle what pydantic's ``validate_call`` calls, without all of ``__main__``."""
     function, config = wrapper.function, wrapper.config_wrapper.config_dict
-    hints = _globals_of_annotations(getattr(function, "func", function))
+    annotated = getattr(function, "func", function)  # of a partial call
+    hints = _globals_of_annotations(annotated.__module__, annotated.__annotations__)
     return make_validated, (type(wrapper), hints, function, config, wrapper.validate_return)
 
 

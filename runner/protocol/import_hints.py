@@ -63,7 +63,7 @@ def is_importable(obj: Any) -> bool:
     """Return whether the module of *obj* has it by its name, so that it pickles by reference."""
     module = getattr(obj, "__module__", None) or "__main__"
     found: Any = sys.modules.get(module)
-    name: str = getattr(obj, "__qualname__", None) or obj.__name__
+    name: Any = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", "")
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is obj and module != "__main__"
@@ -71,8 +71,9 @@ def is_importable(obj: Any) -> bool:
 
 def _named(hint: Any, make: Any, *args: Any) -> Any:
     """Return how to pickle *hint*: by its name in the job's ``__main__`` if it is global there."""
-    if vars(sys.modules["__main__"]).get(hint.__name__) is hint:
-        return by_value.named, ("__main__", hint.__name__, make, args)
+    name = hint.__name__
+    if vars(sys.modules["__main__"]).get(name) is hint:
+        return by_value.named, ("__main__", name, make, args)
     return make, args
 
 
@@ -119,7 +120,7 @@ def _text_annotations(annotated: Any) -> dict[str, Any]:
 
 
 REDUCERS: dict[Any, Callable[[Any], Any]] = {
-    functools._lru_cache_wrapper: by_value.reduce_cached,
+    type(functools.lru_cache(len)): by_value.reduce_cached,
     typing.ParamSpec: lambda hint: _named(hint, typing.ParamSpec, hint.__name__),
     typing.TypeVarTuple: lambda hint: _named(hint, typing.TypeVarTuple, hint.__name__),
     typing.NewType: lambda hint: _named(hint, typing.NewType, hint.__name__, hint.__supertype__),

@@ -199,7 +199,7 @@ class _ExceptionUnpickler(pickles.Unpickler):
 
 def _make_class(make: Any, *args: Any) -> Any:
     """Return this process's exception class of the same ID or name; without one, make it."""
-    made = by_value.make_class(make, *args)
+    made: Any = by_value.make_class(make, *args)
     known = getattr(sys.modules.get(made.__module__), made.__name__, None)
     if issubclass(made, BaseException) and isinstance(known, type):
         return known
