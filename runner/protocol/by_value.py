@@ -35,14 +35,18 @@ _unfilled: weakref.WeakSet[Any] = weakref.WeakSet()
 def reduce_class(defined: type, reduced: Any) -> Any:
     """Return *reduced*, cloudpickle's form of the class *defined*, with what it leaves out.
 
-    cloudpickle leaves out slots, the name inside a class or function, and attributes of members of
-    an enum.
+    cloudpickle leaves out slots, the name inside a class or function, and of an enum the aliases
+    and the attributes of members.
     """
     make, args, (state, slot_state), *_ = reduced
     members: dict[str, Any] = {}
     own: Any = vars(defined)
     if issubclass(defined, enum.Enum):
-        members = {name: _attributes(member) for name, member in own["_member_map_"].items()}
+        all_members: dict[str, Any] = own["_member_map_"]  # with the aliases
+        members = {name: _attributes(member) for name, member in all_members.items()}
+        state = {name: value for name, value in state.items() if name not in all_members}
+        values = {name: member._value_ for name, member in all_members.items()}
+        args = (*args[:3], values, *args[4:])
     else:
         kind, name, bases, namespace, *more = args
         slots: Any = own.get("__slots__")

@@ -331,7 +331,7 @@ def use_enums(x: Any) -> Any:
             matched = "red"
         case _:
             matched = "other"
-    identical = [x[0] is Color.RED, x[0] is Color.CRIMSON, x[1] is Level.HIGH, x[2] is Mode.READ]
+    identical = [x[0] is Color.RED, x[0] is Color["CRIMSON"], x[1] is Level.HIGH, x[2] is Mode.READ]
     identical += [x[3] == Flags.A | Flags.B, x[4] is Planet.EARTH, Planet(3) is x[4]]
     return matched, identical, x[0].shout, x[1] + 1, x[2].upper(), Flags.A in x[3], x[4].mass
 
