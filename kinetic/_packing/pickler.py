@@ -211,7 +211,8 @@ class CallPickler(pickles.Pickler):
             by_file = wrappers or module.__name__ in self._modules.files
             return reference if by_file else NotImplemented
         mode = self._modules.mode_of(name)
-        if kind in import_hints.REDUCERS and self._modules.is_by_value(name):
+        is_own = mode is not PicklingMode.DEFAULT or self._modules.is_by_value(name)
+        if kind in import_hints.REDUCERS and is_own:
             return import_hints.REDUCERS[kind](obj)
         if mode is PicklingMode.DEFAULT:
             return self._reduce_default(obj)

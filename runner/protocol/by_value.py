@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import contextvars
+import copyreg
 import enum
 import functools
 import importlib
@@ -24,6 +25,8 @@ import cloudpickle
 _cloudpickle: Any = cloudpickle.cloudpickle
 _KNOWN_CLASSES: Any = _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
 """The classes that cloudpickle has pickled or loaded by value, while something refers to them."""
+
+_NEW: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - type checkers do not know it
 
 HEAP_TYPE = 1 << 9
 """The flag of classes that Python code has defined."""
@@ -248,10 +251,15 @@ def reduce_marker(obj: Any) -> Any:
                 return None
         methods = ("__reduce_ex__", "__reduce__", "__eq__", "__getstate__")
         own = any(getattr(kind, name) is not getattr(object, name) for name in methods)
-        if own or object.__getstate__(obj):
+        in_python = kind.__new__ is object.__new__ or isinstance(kind.__new__, types.FunctionType)
+        if own or not in_python or object.__getstate__(obj):
+            return None
+        try:
+            obj.__reduce_ex__(5)
+        except Exception:  # such as of a lock, whose class is written in C
             return None
     place = _place_of(obj, (kind.__module__,) if kind is not object else tuple(sys.modules))
-    return place and (named, (*place, object.__new__, (kind,)))
+    return place and (named, (*place, _NEW, (kind,)))
 
 
 def reduce_cached(cached: Any) -> Any:

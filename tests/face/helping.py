@@ -182,6 +182,19 @@ def use_cache(x: Any) -> Any:
     return x(3) is x(3), cached(4)
 
 
+def memoized() -> Any:
+    @functools.cache
+    def square(n: int) -> int:
+        return n * n
+
+    return square
+
+
+@kind(memoized)
+def use_cache_in_a_function(x: Any) -> Any:
+    return x(3), x.cache_info().misses
+
+
 @kind(lambda: Memoized(3))
 def use_memoized_methods(x: Any) -> Any:
     return x.times(4), x.double(5), x.name(), Memoized.double(3), type(x) is Memoized
@@ -322,6 +335,21 @@ class Planet(enum.Enum):
     @classmethod
     def _missing_(cls, value: object) -> Planet:
         return cls.EARTH
+
+
+class Status(enum.IntEnum):
+    FINE = (200, "fine")
+    GOOD = (200, "good")
+
+    def __new__(cls, value: int, phrase: str) -> typing.Self:
+        member = int.__new__(cls, value)
+        member._value_, member.phrase = value, phrase
+        return member
+
+
+@kind(lambda: Status.FINE)
+def use_enum_with_its_own_new(x: Any) -> Any:
+    return x is Status.FINE, x is Status["GOOD"], x.phrase, x + 1, Status(200) is x
 
 
 @kind(lambda: [Color.RED, Level.HIGH, Mode.READ, Flags.A | Flags.B, Planet.EARTH])
