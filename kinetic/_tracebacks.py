@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -101,7 +101,7 @@ class _OwnFramesLeftOut:
             cause = error.__cause__ or error.__context__
             error.__cause__ = None  # a traceback then shows neither the cause nor the context
             error.__context__ = cause
-        if line not in getattr(error, "__notes__", ()):
+        if line not in _notes(error):
             error.add_note(line)
 
 
@@ -130,9 +130,14 @@ def _hides_own_frames(error: BaseException) -> bool:
     cancelled: Any = getattr(sys.modules.get("asyncio.exceptions"), "CancelledError", ())
     if hint(error) or isinstance(error, (KeyboardInterrupt, cancelled)):
         return True
-    if hasattr(error, "__kinetic_of_the_caller__"):
+    if "__kinetic_of_the_caller__" in vars(error):
         return True
-    return any(str(note).startswith(REMOTE_TRACEBACK) for note in getattr(error, "__notes__", ()))
+    return any(str(note).startswith(REMOTE_TRACEBACK) for note in _notes(error))
+
+
+def _notes(error: BaseException) -> Iterable[object]:
+    # The class may have a `__getattr__` that raises anything.
+    return cast("Iterable[object]", vars(error).get("__notes__", ()))
 
 
 own_frames_left_out = _OwnFramesLeftOut()

@@ -240,8 +240,9 @@ class JobHandle(JobRecord, Generic[T]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobCancelled: The job was cancelled.
             JobLost: The job died without an outcome.
-            JobFailed: The job failed, and its exception can't be rebuilt here.
-            Exception: The exception that the function raised, with the remote traceback as a note.
+            JobFailed: The job failed, and its exception can't be rebuilt here, or is one that would
+                end the caller: SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError.
+            BaseException: The exception of the function, with the remote traceback as a note.
 
         Ctrl-C ends the wait; the job keeps running.
 
@@ -794,7 +795,7 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
 @own_frames_left_out
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
-    with _plain_call.ending_on_sigterm(_exit_on_sigterm):
+    with _plain_call.EndingOnSigterm(_exit_on_sigterm):
         value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
         return value
 

@@ -12,6 +12,7 @@ import dis
 import functools
 import time
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +146,7 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
 
 def parts_of(value: Any, is_by_value: Callable[[str], bool]) -> Iterator[Part]:
     """Yield the parts of *value*; a module or class has parts only if *is_by_value* accepts it."""
-    if is_instance(value, dict):
+    if is_instance(value, dict, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
         return _parts_of_dict(value)
     if is_instance(value, list, tuple, set, frozenset, collections.deque):
         return (Part(f"[{index}]", item) for index, item in enumerate(value))

@@ -357,9 +357,13 @@ class _Pickling:
             )
         if found is None:
             return PackError(f"{exc}: {self._function_name} cannot be shipped")
+        remedy = "pass the data to create it, and create it in the function."
+        if "global " in found.location:
+            remedy += (
+                " Or move it from the script into a module of the project: the job imports it."
+            )
         return PackError(
-            f"{_describe(found)}. So {self._function_name} cannot be shipped: pass the data to "
-            "create it, and create it in the function.",
+            f"{_describe(found)}. So {self._function_name} cannot be shipped: {remedy}",
             culprit=found.location,
         )
 

@@ -16,12 +16,15 @@ kinetic's pickler differs from cloudpickle's in these rules:
 
 from __future__ import annotations
 
+import copyreg
 import importlib
+import inspect
 import linecache
 import os
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -31,11 +34,12 @@ from kinetic._packing import culprit, discover
 from kinetic._packing.culprit import Part, is_instance
 from kinetic._packing.discover import Project
 from kinetic._packing.modules import Modules, PicklingMode
-from kinetic._runner.protocol import import_hints, pickles, stand_ins
+from kinetic._runner.protocol import by_value, import_hints, pickles, stand_ins
 from kinetic.data import Data
 from kinetic.errors import DataError, PackError
 
 _cloudpickle: Any = cloudpickle.cloudpickle
+_NEW: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - type checkers do not know it
 SOURCE_CHARACTERS = 256 * 1024
 """Maximum length of a source in a pickle; tracebacks show no lines of a longer source."""
 
@@ -171,7 +175,26 @@ class CallPickler(pickles.Pickler):
             )
         if issubclass(kind, _StandIn):
             return typing.cast("_StandIn", obj).reduced
-        return self._reduce_default(obj)
+        reduced = self._reduce_default(obj)
+        if reduced is NotImplemented and kind.__flags__ & by_value.HEAP_TYPE:
+            return self._reduce_instance(obj, typing.cast("Any", kind))
+        return reduced
+
+    def _reduce_instance(self, obj: Any, kind: Any) -> Any:
+        """Return how to pickle an instance; check once for each class that a copy can be made.
+
+        Otherwise, the job would find out. This calls no constructor: it may load what only the job
+        has.
+        """
+        mode = self._modules.mode_of(kind.__module__)
+        is_own = kind.__module__ == "__main__" or mode is not PicklingMode.DEFAULT
+        if not is_own or kind in _COPIED or kind in copyreg.dispatch_table:
+            return NotImplemented
+        reduced: Any = obj.__reduce_ex__(5)
+        if not isinstance(reduced, str):
+            _check_copy(kind, *reduced[:2])
+        _COPIED.add(kind)
+        return reduced
 
     def _reduce_default(self, obj: Any) -> Any:
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -188,7 +211,8 @@ class CallPickler(pickles.Pickler):
             by_file = wrappers or module.__name__ in self._modules.files
             return reference if by_file else NotImplemented
         mode = self._modules.mode_of(name)
-        if kind in import_hints.REDUCERS and self._modules.is_by_value(name):
+        is_own = mode is not PicklingMode.DEFAULT or self._modules.is_by_value(name)
+        if kind in import_hints.REDUCERS and is_own:
             return import_hints.REDUCERS[kind](obj)
         if mode is PicklingMode.DEFAULT:
             return self._reduce_default(obj)
@@ -197,7 +221,7 @@ class CallPickler(pickles.Pickler):
             return self._dynamic_function_reduce(obj)
         if isinstance(obj, type):
             reduced = _cloudpickle._dynamic_class_reduce(obj)
-            return pickles.with_slots(obj, import_hints.with_annotations(obj, reduced))
+            return self._reduce_class(obj, reduced)
         return _cloudpickle._make_typevar, _cloudpickle._decompose_typevar(obj)
 
     def _reference(self, obj: Any) -> Any:
@@ -241,6 +265,16 @@ class CallPickler(pickles.Pickler):
             state["__globals__"] = self._relocate(typing.cast("dict[str, Any]", used_globals))
         if module is not None and mode is PicklingMode.VALUE:
             job_globals = _StandIn((vars, (self._skeleton(module),)))
+        elif module is not None and module.__name__ == "__main__":
+            own_globals = {**self._relocate(namespace), **typing.cast("Any", state["__globals__"])}
+            state["__globals__"] = own_globals
+            job_globals = _StandIn((vars, (_StandIn((importlib.import_module, ("__main__",))),)))
+            if vars(module).get(function.__name__) is function:
+                # In the job, too, pickle and the children of multiprocessing find it by its name.
+                own_globals[function.__name__] = function
+                args = (constructor, function.__name__, code, job_globals, *more)
+                filling = (None, None, by_value.fill_function)
+                return (by_value.make_function, args, (attributes, state), *filling)
         else:
             job_globals.update(self._relocate(namespace))
         return (constructor, (code, job_globals, *more), (attributes, state), *rest)
@@ -345,6 +379,38 @@ def _is_of_kinetic(value: Any) -> bool:
     else:
         return False
     return isinstance(name, str) and name.partition(".")[0] == "kinetic"
+
+
+_COPIED: weakref.WeakSet[type] = weakref.WeakSet()
+"""The classes whose instances a job can make."""
+
+
+def _check_copy(kind: type, make: Any, args: tuple[Any, ...]) -> None:
+    """Raise TypeError if unpickling an instance of *kind* by ``make(*args)`` must fail."""
+    if make is _NEW:
+        make, args = args[0].__new__, args
+    if isinstance(make, (types.FunctionType, types.MethodType, type)):
+        try:
+            signature = inspect.signature(make)
+        except (TypeError, ValueError):  # C code has no signature
+            return
+        try:
+            signature.bind(*args)
+        except TypeError as exc:
+            raise TypeError(
+                f"its class pickles it with arguments that {make.__qualname__}{signature} doesn't "
+                f"take ({exc}); define __reduce__ or __getnewargs__"
+            ) from None
+    if make is object.__new__ and hasattr(kind, "__getattr__"):
+        try:  # as unpickling does, before the copy has attributes
+            getattr(typing.cast("Any", object.__new__(kind)), "__setstate__", None)
+        except RecursionError:
+            raise TypeError(
+                "__getattr__ of its class looks itself up before the copy has attributes; let it "
+                "raise AttributeError for names that begin with __, or define __setstate__"
+            ) from None
+        except Exception:  # the method needs what only the job has
+            return
 
 
 def _module_of(function: types.FunctionType) -> types.ModuleType | None:

@@ -130,8 +130,9 @@ class Call(Generic[T]):
         try:
             self._value = await self._function()
         except RuntimeError as exc:
-            cause = exc.__cause__  # Python wraps a coroutine's StopIteration in a RuntimeError
-            self._error = cause if isinstance(cause, StopIteration) else exc
+            # Python wraps a coroutine's StopIteration in a RuntimeError. One from a job has a note.
+            wrapped = exc.__cause__ if not vars(exc) else None
+            self._error = wrapped if isinstance(wrapped, StopIteration) else exc
         except BaseException as exc:
             self._error = exc
         self._settle()

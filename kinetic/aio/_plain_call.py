@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import logging
@@ -52,41 +51,49 @@ class _SigtermHandler:
                 future.set_result(None)
 
 
-@contextmanager
-def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_SigtermHandler | None]:
+class EndingOnSigterm:
     """Have SIGTERM call *stop* during the block; after the block, the signal ends the process.
 
     If several blocks are open, SIGTERM calls *stop* of each; the process ends after the last block.
-    Does nothing, and yields None, outside the main thread or if the program handles SIGTERM.
+    Does nothing, and gives None, outside the main thread or if the program handles SIGTERM.
+
+    This isn't a generator: `contextlib.contextmanager` sets an attribute of each exception that
+    passes it, which the class of a job's exception may refuse.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield None
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    if handler is signal.SIG_DFL:
-        handler = _SigtermHandler()
-        signal.signal(signal.SIGTERM, handler)
-    if not isinstance(handler, _SigtermHandler):
-        yield None
-        return
-    _stop_callbacks.append(stop)
-    try:
-        yield handler
-    finally:
-        _stop_callbacks.remove(stop)
-        if not _stop_callbacks and handler.received:
+
+    def __init__(self, stop: Callable[[], object]) -> None:
+        self._stop = stop
+        self._handler: _SigtermHandler | None = None
+
+    def __enter__(self) -> _SigtermHandler | None:
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is signal.SIG_DFL:
+            handler = _SigtermHandler()
+            signal.signal(signal.SIGTERM, handler)
+        if isinstance(handler, _SigtermHandler):
+            self._handler = handler
+            _stop_callbacks.append(self._stop)
+        return self._handler
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is None:
+            return
+        _stop_callbacks.remove(self._stop)
+        if not _stop_callbacks and self._handler.received:
             _raise_sigterm()
         if (
-            not _stop_callbacks and signal.getsignal(signal.SIGTERM) is handler
+            not _stop_callbacks and signal.getsignal(signal.SIGTERM) is self._handler
         ):  # the program has set no handler since
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def cancelled_on_sigterm() -> AbstractContextManager[_SigtermHandler | None]:
-    """Have SIGTERM cancel the running task, like `ending_on_sigterm`; the task ends its job."""
+def cancelled_on_sigterm() -> EndingOnSigterm:
+    """Have SIGTERM cancel the running task, like `EndingOnSigterm`; the task ends its job."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    return ending_on_sigterm(lambda: loop.call_soon_threadsafe(task.cancel))
+    return EndingOnSigterm(lambda: loop.call_soon_threadsafe(task.cancel))
 
 
 def _raise_sigterm() -> None:

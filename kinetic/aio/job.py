@@ -274,8 +274,9 @@ class JobHandle(JobRecord, Generic[T]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobCancelled: The job was cancelled.
             JobLost: The job died without an outcome.
-            JobFailed: The job failed, and its exception can't be rebuilt here.
-            Exception: The exception that the function raised, with the remote traceback as a note.
+            JobFailed: The job failed, and its exception can't be rebuilt here, or is one that would
+                end the caller: SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError.
+            BaseException: The exception of the function, with the remote traceback as a note.
 
         Cancelled: ends the wait; the job keeps running.
 

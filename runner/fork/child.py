@@ -18,7 +18,6 @@ import resource
 import signal
 import sys
 import time
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -54,7 +53,6 @@ def prepare(inherited: Sequence[int]) -> None:
             # With line buffering, a client can follow the log; with an error handler, `print` can't
             # fail on a character.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    sys.modules["__main__"] = types.ModuleType("__main__")  # hide the parent's script from the job
     sys.argv[:] = [""]
 
 

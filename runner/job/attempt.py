@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ..pauses import pauses
-from ..protocol import frames, outcomes, pickles, stand_ins, wire
+from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Spooled
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, open_store
-from . import opening, outputs, views, workspace
+from . import main_module, opening, outputs, views, workspace
 from .opening import Opening
 from .processes import Stopped, Stopping
 from .workspace import JobPlace
@@ -108,6 +108,9 @@ class Invocation:
         arguments = arguments or self._read_input(order.arguments)
         self._phase = "payload unpickle"
         sys.meta_path.append(stand_ins.MissingKinetic)
+        main_module.install(
+            lambda: opening.read_input(self._objects, order.function), os.fspath(self._place.work)
+        )
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments)
         if levels := order.client.get("log_levels"):

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -266,8 +265,6 @@ def run_job_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) -> No
         remote_runner.enable_crash_tracebacks()
         sys.stdout = sys.__stdout__ = _open_stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _open_stream(2)  # type: ignore[misc]
-        # Hide the runner's main module from the job.
-        sys.modules["__main__"] = types.ModuleType("__main__")
         sys.argv[:] = [""]
         code = _Job(pod, folder, channel).run()
         channel.report_exit_code(code)

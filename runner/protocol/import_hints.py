@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 import importlib
 import sys
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, ForwardRef
+
+from . import by_value
 
 LAZY = sys.version_info >= (3, 14)
 
@@ -58,8 +61,20 @@ def with_annotations(defined: type, reduced: Any) -> Any:
 
 def is_importable(obj: Any) -> bool:
     """Return whether the module of *obj* has it by its name, so that it pickles by reference."""
-    module = sys.modules.get(getattr(obj, "__module__", None) or "")
-    return getattr(module, getattr(obj, "__name__", ""), None) is obj
+    module = getattr(obj, "__module__", None) or "__main__"
+    found: Any = sys.modules.get(module)
+    name: Any = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is obj and module != "__main__"
+
+
+def _named(hint: Any, make: Any, *args: Any) -> Any:
+    """Return how to pickle *hint*: by its name in the job's ``__main__`` if it is global there."""
+    name = hint.__name__
+    if vars(sys.modules["__main__"]).get(name) is hint:
+        return by_value.named, ("__main__", name, make, args)
+    return make, args
 
 
 def _reduce_alias(alias: Any) -> Any:
@@ -72,7 +87,7 @@ def _reduce_alias(alias: Any) -> Any:
         if not _is_within(alias, alias.__value__, []):
             value = alias.__value__
     arguments = {"type_params": alias.__type_params__}
-    return _NEW, (type(alias), (alias.__name__, value), arguments)
+    return _named(alias, _NEW, type(alias), (alias.__name__, value), arguments)
 
 
 def _is_within(alias: Any, annotation: Any, seen: list[Any]) -> bool:
@@ -105,9 +120,10 @@ def _text_annotations(annotated: Any) -> dict[str, Any]:
 
 
 REDUCERS: dict[Any, Callable[[Any], Any]] = {
-    typing.ParamSpec: lambda hint: (typing.ParamSpec, (hint.__name__,)),
-    typing.TypeVarTuple: lambda hint: (typing.TypeVarTuple, (hint.__name__,)),
-    typing.NewType: lambda hint: (typing.NewType, (hint.__name__, hint.__supertype__)),
+    type(functools.lru_cache(len)): by_value.reduce_cached,
+    typing.ParamSpec: lambda hint: _named(hint, typing.ParamSpec, hint.__name__),
+    typing.TypeVarTuple: lambda hint: _named(hint, typing.TypeVarTuple, hint.__name__),
+    typing.NewType: lambda hint: _named(hint, typing.NewType, hint.__name__, hint.__supertype__),
 }
 """How to pickle objects that otherwise pickle themselves as a name in a module."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import exceptions, frames, notes, pickles, wire
+from . import failures, frames, notes, pickles, wire
 from .spool import Spool, Spooled
 
 TEXT_LIMIT = 64 * 1024
@@ -128,7 +128,7 @@ def encode_error(text: ErrorText, error: BaseException | None) -> Spooled:
     parts: list[bytes] = []
     if error is not None:
         try:
-            parts.append(exceptions.dumps(error, wire.INLINE_BYTES))
+            parts.append(failures.dumps(error, wire.INLINE_BYTES))
         except Exception as exc:  # the class may raise anything; then send the text alone
             text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_message_of(exc)}", 1000))
     body = frames.pack(parts, {"error": fields_of(text)})
@@ -145,16 +145,18 @@ def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> Erro
     trace = error.__traceback__
     for _ in range(own_frames):
         trace = trace.tb_next if trace is not None else None
-    lines = traceback.TracebackException(
-        type(error), error, trace, capture_locals=False, compact=True
-    ).format()
     kind = type(error)
     qualname = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):
         qualname = f"{kind.__module__}.{qualname}"
+    message = _clip(_message_of(error), TEXT_LIMIT)
+    try:
+        lines = [*traceback.TracebackException(kind, error, trace, compact=True).format()]
+    except Exception:  # the class is the user's; or a SyntaxError has a line number that is text
+        lines = [*traceback.format_tb(trace), f"{qualname}: {message}\n"]
     return ErrorText(
         qualname=qualname,
-        message=_clip(_message_of(error), TEXT_LIMIT),
+        message=message,
         traceback=_clip("".join(lines), TEXT_LIMIT),
         phase=phase,
     )

@@ -14,38 +14,13 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import cloudpickle
 
-from . import import_hints
+from . import by_value, exceptions, import_hints
 from .frames import FramesError, Sink, unpack, write_footer
-
-
-def with_slots(defined: type, reduced: Any) -> Any:
-    """Add the slots to *reduced*, cloudpickle's form of a class that is pickled by value."""
-    slots: Any = vars(defined).get("__slots__")
-    match reduced:
-        case (make, (kind, name, bases, {**namespace}, *more), ({**state}, slot_state), *rest) if (
-            isinstance(slots, (str, tuple, list, dict))
-            and make.__name__ == "_make_skeleton_class"
-            and not issubclass(defined, tuple)  # a named tuple has empty slots and loses nothing
-        ):
-            for slot in cast("Iterable[str]", [slots] if isinstance(slots, str) else slots):
-                # The new class makes its own descriptor.
-                state.pop(_mangle(slot, defined.__name__), None)
-            namespace["__slots__"] = slots
-            return (make, (kind, name, bases, namespace, *more), (state, slot_state), *rest)
-        case _:
-            return reduced
-
-
-def _mangle(slot: str, owner: str) -> str:
-    owner = owner.lstrip("_")
-    private = slot.startswith("__") and not slot.endswith("__")
-    return f"_{owner}{slot}" if private and owner else slot
-
 
 OUT_OF_BAND_BYTES = 64 * 1024
 """From this size on, a buffer becomes a frame beside the pickle."""
@@ -106,14 +81,28 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def reducer_override(self, obj: object) -> Any:
         """Return how to pickle *obj*; the C pickler asks for all but the plainest types."""
         kind = type(obj)
+        if issubclass(kind, BaseException):
+            return exceptions.reduce(cast("BaseException", obj))
         if kind in import_hints.REDUCERS and not import_hints.is_importable(obj):
             return import_hints.REDUCERS[kind](obj)
         if kind is types.CodeType:
             return self._reduce_code(cast("types.CodeType", obj))
-        found: Any = super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        if found is not NotImplemented and isinstance(obj, type):
-            return with_slots(obj, import_hints.with_annotations(obj, found))
-        return found
+        if kind in by_value.REDUCERS:
+            return by_value.REDUCERS[kind](obj)
+        if issubclass(kind, type):
+            return self._reduce_class(cast("type", obj), super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        if kind is types.FunctionType:
+            return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if kind.__name__ == "ValidateCallWrapper" and kind.__module__.startswith("pydantic."):
+            return by_value.reduce_validated(obj)
+        return by_value.reduce_marker(obj) or NotImplemented
+
+    @staticmethod
+    def _reduce_class(defined: type, reduced: Any) -> Any:
+        """Complete cloudpickle's form of a class, if the class is pickled by value."""
+        if reduced is NotImplemented or len(reduced) < 6:
+            return reduced
+        return by_value.reduce_class(defined, import_hints.with_annotations(defined, reduced))
 
     def _reduce_code(self, code: types.CodeType) -> Any:
         """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""

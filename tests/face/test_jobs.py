@@ -298,6 +298,43 @@ print([type(point) is stages.Point for point in found], [point.x for point in fo
     script(code).prints("[True, True, True] [3, 6, 9]")
 
 
+def test_processes_of_a_job_use_functions_and_classes_of_the_script(script) -> None:
+    """No child runs the script again: it has no guard against that."""
+    code = """
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(point):
+    return Point(2 * point.x)
+
+def put(queue, point):
+    queue.put(double(point))
+
+@remote
+def work(method):
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    context = multiprocessing.get_context(method)
+    with context.Pool(2) as pool:
+        found = pool.map(double, [Point(1)])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        found += pool.map(double, [Point(2)])
+    queue = context.SimpleQueue()
+    process = context.Process(target=put, args=(queue, Point(3)))
+    process.start()
+    found.append(queue.get())
+    process.join()
+    assert all(type(point) is Point for point in found)
+    return pickle.loads(pickle.dumps(found))
+
+for method in ("fork", "forkserver", "spawn"):
+    found = work(method)
+    print([type(point) is Point for point in found], [point.x for point in found])
+"""
+    script(code).prints(*["[True, True, True] [2, 4, 6]"] * 3)
+
+
 def test_a_script_without_assertions_and_docstrings_runs_jobs(script) -> None:
     code = """
     import asyncio

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from kinetic._runner.protocol import exceptions, pickles
+from kinetic._runner.protocol import failures, pickles
 from kinetic._runner.protocol.wire import INLINE_BYTES
 
 
@@ -76,7 +76,7 @@ class Reducing(Exception):
 
 def transfer(error: BaseException) -> Any:
     """Pickle *error* as a job does, and load it as the client does."""
-    return pickles.load(exceptions.dumps(error, INLINE_BYTES))
+    return pickles.load(failures.dumps(error, INLINE_BYTES))
 
 
 def with_cause(error: Exception, cause: Exception) -> Exception:
@@ -184,7 +184,7 @@ def test_an_exception_that_refers_to_itself_arrives() -> None:
 def test_an_exception_whose_class_cannot_be_pickled_is_refused() -> None:
     odd = type("Odd", (Exception,), {"lock": threading.Lock(), "__module__": "nowhere"})
     with pytest.raises(TypeError, match="lock"):
-        exceptions.dumps(odd("words"), INLINE_BYTES)
+        failures.dumps(odd("words"), INLINE_BYTES)
 
 
 def test_a_long_chain_of_exceptions_that_cannot_be_pickled_arrives() -> None:
@@ -205,3 +205,20 @@ def test_a_long_chain_of_exceptions_that_cannot_be_pickled_arrives() -> None:
         codes.append(received.code)
         received = received.__context__
     assert codes == [*range(41)]
+
+
+def test_an_exception_in_a_value_keeps_its_class_and_its_attributes() -> None:
+    values = [
+        Coded(1, where="here"),
+        Slotted(code=4),
+        Failures([Coded(2, where="there")], stage="x"),
+    ]
+    coded, slotted, group = pickles.load(pickles.dumps(values))
+    assert (coded.where, slotted.own, group.exceptions[0].code) == ("here", 5, 2)
+
+
+def test_what_a_built_in_class_keeps_outside_the_dict_is_kept() -> None:
+    denied = PermissionError(13, "denied")
+    denied.filename = "a.txt"
+    assert transfer(denied).filename == "a.txt"
+    assert transfer(NameError("undefined", name="first")).name == "first"

@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio.to_thread
 
@@ -309,8 +309,7 @@ async def outcome_of(
         )
     end = submission.host_ends.get((index, item.attempt))
     cause = end.message if end is not None else ""
-    failure = await anyio.to_thread.run_sync(results.failure_of, outcome, body, job_id, cause)
-    error = cast("Exception", failure)  # `failure_of` turns a BaseException into JobFailed
+    error = await anyio.to_thread.run_sync(results.item_failure_of, outcome, body, job_id, cause)
     match outcome.kind:
         case wire.Kind.CANCELLED:
             return Cancelled(error)

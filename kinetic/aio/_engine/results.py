@@ -1,11 +1,11 @@
 """Turn an outcome into its value, or into the exception to raise.
 
-In the job, `kinetic._runner.protocol.exceptions` packs the exception.
+In the job, `kinetic._runner.protocol.failures` packs the exception.
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import hashlib
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic._replacing import replacing
-from kinetic._runner.protocol import frames, pickles, wire
+from kinetic._runner.protocol import by_value, frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
 from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import Object, Store
@@ -111,17 +111,41 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
         path.unlink()  # in this worker thread: removing a large file takes long
 
 
+NOT_RAISED = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""Exceptions that would end the caller's program, generator, or task, so they aren't raised."""
+
+
 def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
     """Return the exception of a failed outcome; add *cause* as a note if its text lacks it.
 
     The result is the user's exception with the remote traceback as a note. If that exception can't
-    be rebuilt here, the result is a `JobFailed` with its text. Call this in a worker
-    thread: it may import a module.
+    be rebuilt here, or is of `NOT_RAISED`, the result is a `JobFailed` with its text. Call this in
+    a worker thread: it may import a module.
     """
     error = _rebuild(outcome, body, job_id)
-    if cause and cause not in str(error):
+    if cause and cause not in _text(error):
         _add_note(error, cause)
     return error
+
+
+def item_failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> Exception:
+    """Return what `failure_of` does, or a `JobFailed` that it caused if it's no `Exception`.
+
+    The outcomes of a batch promise an `Exception`.
+    """
+    error = failure_of(outcome, body, job_id, cause)
+    if isinstance(error, Exception):
+        return error
+    failed = _failed_error(outcome, frames.unpack(body).fields.get("error", {}), job_id)
+    failed.__cause__ = error
+    return failed
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the class is the user's
+        return ""
 
 
 def _add_note(error: BaseException, note: str) -> None:
@@ -140,11 +164,11 @@ def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
         return _lost_error(outcome, message, job_id)
     if content.frames:
         try:
-            error = pickles.load(content.frames[0], unpickler=_ExceptionUnpickler)
+            error: BaseException = pickles.load(content.frames[0], unpickler=_ExceptionUnpickler)
         except Exception as exc:
             error_fields = {**error_fields, "withheld": f"{type(exc).__name__}: {exc}"}
         else:
-            if isinstance(error, Exception):
+            if not isinstance(error, NOT_RAISED):
                 _add_note(error, f"{REMOTE_TRACEBACK}{job_id}:\n{traceback_text.rstrip()}")
                 return error
     return _failed_error(outcome, error_fields, job_id)
@@ -168,37 +192,18 @@ class _ExceptionUnpickler(pickles.Unpickler):
     class of the same name in the loaded module of the same name.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._known_classes: list[type] = []
-
     def find_class(self, module: str, name: str, /) -> Any:
         found = super().find_class(module, name)
-        if module == "cloudpickle.cloudpickle":
-            if name == "_make_skeleton_class":
-                return functools.partial(self._make_class, found)
-            if name == "_class_setstate":
-                return functools.partial(self._fill_class, found)
-        return found
+        return _make_class if found is by_value.make_class else found
 
-    def _make_class(self, make: Any, *args: Any) -> Any:
-        """Return this process's class of the same ID or name; if it has none, make the class."""
-        _, name, bases, namespace, tracker, *_ = args
-        known = _SENT_CLASSES.get(tracker)
-        if known is None and any(issubclass(base, BaseException) for base in bases):
-            module = sys.modules.get(namespace.get("__module__"))
-            known = getattr(module, name, None)
-        if not isinstance(known, type):
-            return make(*args)
-        self._known_classes.append(known)
+
+def _make_class(make: Any, *args: Any) -> Any:
+    """Return this process's exception class of the same ID or name; without one, make it."""
+    made: Any = by_value.make_class(make, *args)
+    known = getattr(sys.modules.get(made.__module__), made.__name__, None)
+    if issubclass(made, BaseException) and isinstance(known, type):
         return known
-
-    def _fill_class(self, fill: Any, cls: type, state: Any) -> Any:
-        return cls if any(cls is known for known in self._known_classes) else fill(cls, state)
-
-
-# The classes that cloudpickle has sent by value, while something else still refers to them.
-_SENT_CLASSES: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
+    return made
 
 
 def _lost_error(outcome: wire.Outcome, message: str, job_id: str) -> JobError:

@@ -1,0 +1,355 @@
+"""Pickle by value what cloudpickle refuses, or copies without a part.
+
+These are classes whose creation needs more than their name and bases, helpers of the standard
+library that hold locks or weak references, and objects that only their identity distinguishes.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import contextvars
+import copyreg
+import enum
+import functools
+import importlib
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import cloudpickle
+
+_cloudpickle: Any = cloudpickle.cloudpickle
+_KNOWN_CLASSES: Any = _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+"""The classes that cloudpickle has pickled or loaded by value, while something refers to them."""
+
+_NEW: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - type checkers do not know it
+
+HEAP_TYPE = 1 << 9
+"""The flag of classes that Python code has defined."""
+
+_unfilled: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Classes and functions that were made, and whose attributes are not set yet."""
+
+
+def reduce_class(defined: type, reduced: Any) -> Any:
+    """Return *reduced*, cloudpickle's form of the class *defined*, with what it leaves out.
+
+    cloudpickle leaves out slots, the name inside a class or function, and of an enum the aliases
+    and the attributes of members.
+    """
+    make, args, (state, slot_state), *_ = reduced
+    members: dict[str, Any] = {}
+    own: Any = vars(defined)
+    if issubclass(defined, enum.Enum):
+        all_members: dict[str, Any] = own["_member_map_"]  # with the aliases
+        members = {name: _attributes(member) for name, member in all_members.items()}
+        state = {name: value for name, value in state.items() if name not in all_members}
+        values = {name: member._value_ for name, member in all_members.items()}
+        args = (*args[:3], values, *args[4:])
+    else:
+        kind, name, bases, namespace, *more = args
+        slots: Any = own.get("__slots__")
+        namespace = {**namespace, "__qualname__": defined.__qualname__}
+        # A named tuple has empty slots and loses nothing.
+        if isinstance(slots, (str, tuple, list, dict)) and not issubclass(defined, tuple):
+            for slot in cast("Iterable[str]", [slots] if isinstance(slots, str) else slots):
+                # The new class makes its own descriptor.
+                state.pop(_mangle(slot, defined.__name__), None)
+            namespace["__slots__"] = slots
+        args = (kind, name, bases, namespace, *more)
+    hints = own.get("__annotations__", {})
+    state = (state, slot_state, members, _globals_of_annotations(defined.__module__, hints))
+    return make_class, (make, *args), state, None, None, fill_class
+
+
+def _globals_of_annotations(module: str, annotations: dict[str, Any]) -> dict[str, Any]:
+    """Return the globals of ``__main__`` that *annotations* of that *module* name as text.
+
+    `typing.get_type_hints` looks them up when, for example, a library reads a dataclass.
+    """
+    if module != "__main__":
+        return {}
+    used = set[str]()
+    for text in annotations.values():
+        if isinstance(text, str):
+            with contextlib.suppress(SyntaxError):
+                used.update(compile(text, "", "eval").co_names)
+    namespace = vars(sys.modules["__main__"])
+    return {name: namespace[name] for name in sorted(used) if name in namespace}
+
+
+def _attributes(member: enum.Enum) -> dict[str, Any]:
+    own = ("_name_", "_value_", "__objclass__", "_sort_order_")
+    return {name: value for name, value in vars(member).items() if name not in own}
+
+
+def _mangle(slot: str, owner: str) -> str:
+    owner = owner.lstrip("_")
+    private = slot.startswith("__") and not slot.endswith("__")
+    return f"_{owner}{slot}" if private and owner else slot
+
+
+def make_class(make: Callable[..., type], *args: Any) -> type:
+    """Return the class that this process knows by its ID, or make it; pickles refer to this.
+
+    *make* runs the hooks of the class, such as ``__init_subclass__``. A hook may need what only
+    the statement ``class`` has: keyword arguments, or the body. If one fails, run no hooks.
+    """
+    *_, tracker, _ = args
+    if (known := _KNOWN_CLASSES.get(tracker)) is not None:
+        return cast("type", known)
+    made: Any = None
+    try:
+        made = make(*args)
+    except Exception:
+        with contextlib.suppress(Exception):
+            made = _cloudpickle._lookup_class_or_track(tracker, _make_without_hooks(make, *args))
+        if made is None:
+            raise
+    _unfilled.add(made)
+    if made.__module__ == "__main__" and "." not in made.__qualname__:
+        # pickle, and the children of multiprocessing, find the class by its name.
+        vars(sys.modules["__main__"]).setdefault(made.__name__, made)
+    return cast("type", made)
+
+
+def fill_class(made: type, state: tuple[Any, Any, dict[str, Any], dict[str, Any]]) -> type:
+    """Set the attributes of a new class; pickles refer to this. A known class keeps its own."""
+    if made in _unfilled:
+        _unfilled.discard(made)
+        attributes, slot_state, members, hints = state
+        _cloudpickle._class_setstate(made, (attributes, slot_state))
+        for name, values in members.items():
+            member: Any = cast("Any", made)[name]
+            member.__dict__.update(values)
+        _define(hints)
+    return made
+
+
+def _define(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        vars(sys.modules["__main__"]).setdefault(name, value)
+
+
+def make_function(
+    make: Any, name: str, code: types.CodeType, namespace: dict[str, Any], *more: Any
+) -> Any:
+    """Return the function of *namespace* with this name and code, or make it; for pickles."""
+    known = namespace.get(name)
+    if isinstance(known, types.FunctionType) and known.__code__ == code:
+        return known
+    made = make(code, namespace, *more)
+    _unfilled.add(made)
+    return made
+
+
+def fill_function(made: Any, state: Any) -> None:
+    """Set the globals and attributes of a new function; a known one keeps its own; for pickles."""
+    if made in _unfilled:
+        _unfilled.discard(made)
+        _cloudpickle._function_setstate(made, state)
+
+
+class _NoHooks:
+    """A base that ends the chain of ``__init_subclass__``."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+
+def _make_without_hooks(make: Any, *args: Any) -> type:
+    if make is _cloudpickle._make_skeleton_enum:
+        return _make_enum(*args)
+    kind, name, bases, namespace, *_ = args
+    constructor = abc.ABCMeta if issubclass(kind, abc.ABCMeta) else type
+    has_bases = bases != (object,)
+    made: Any = constructor.__new__(kind, name, (_NoHooks, *bases) if has_bases else (), namespace)
+    if has_bases:
+        made.__bases__ = bases
+    return cast("type", made)
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
+
+
+def _make_enum(
+    bases: tuple[type, ...], name: str, qualname: str, members: dict[str, Any], module: str, *_: Any
+) -> type:
+    """Make an enum whose base takes other arguments than a member's value."""
+    enum_base = bases[-1]
+    metaclass: Any = type(enum_base)
+    namespace = metaclass.__prepare__(name, bases)
+    values = iter(members.values())
+    data: Any = getattr(enum_base, "_member_type_", object)
+    if bases[0] is not enum_base:
+        data = next(base for base in bases[0].__mro__ if not base.__flags__ & HEAP_TYPE)
+
+    def make_member(cls: Any, *_: Any) -> Any:
+        value = next(values)
+        member: Any = object.__new__(cls) if data is object else data.__new__(cls, value)
+        member._value_ = value
+        return member
+
+    namespace["__new__"] = make_member
+    namespace["__init__"] = _do_nothing
+    for member, value in members.items():
+        namespace[member] = value
+    made: Any = metaclass.__new__(metaclass, name, bases, namespace)
+    del made.__init__
+    made.__module__, made.__qualname__ = module, qualname
+    return cast("type", made)
+
+
+def named(module: str, name: str, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Return what *module* has under *name*, or make it; pickles refer to this.
+
+    ``__main__`` keeps what was made, so that a function and its arguments get the same object.
+    """
+    try:
+        namespace = vars(importlib.import_module(module))
+    except Exception:  # the module may run any code
+        namespace = {}
+    made = make(*args)
+    if type(found := namespace.get(name)) is type(made):
+        return found
+    if module == "__main__":
+        namespace.setdefault(name, made)
+    return made
+
+
+def _place_of(obj: object, modules: Iterable[str]) -> tuple[str, str] | None:
+    """Return the first of *modules* that has *obj* as a global, and the name of that global.
+
+    ``__main__`` is the last, because a script may have imported the object from another module.
+    """
+    main = sys.modules["__main__"]
+    found = {module: sys.modules.get(module) for module in modules}
+    others = {name: module for name, module in found.items() if module is not main}
+    for module, loaded in {**others, "__main__": main}.items():
+        for name, value in tuple(getattr(loaded, "__dict__", {}).items()):
+            if value is obj:
+                return module, name
+    return None
+
+
+def reduce_marker(obj: Any) -> Any:
+    """Return how to pickle a global that marks something, such as `dataclasses.MISSING`.
+
+    A marker has no state, and ``is`` tests for it. Return None for all other objects.
+    """
+    kind: Any = type(cast("object", obj))
+    if kind is not object:
+        if not kind.__flags__ & HEAP_TYPE:
+            return None
+        with contextlib.suppress(AttributeError):  # it may have slots
+            if object.__getattribute__(obj, "__dict__"):
+                return None
+        methods = ("__reduce_ex__", "__reduce__", "__eq__", "__getstate__")
+        own = any(getattr(kind, name) is not getattr(object, name) for name in methods)
+        in_python = kind.__new__ is object.__new__ or isinstance(kind.__new__, types.FunctionType)
+        if own or not in_python or object.__getstate__(obj):
+            return None
+        try:
+            obj.__reduce_ex__(5)
+        except Exception:  # such as of a lock, whose class is written in C
+            return None
+    place = _place_of(obj, (kind.__module__,) if kind is not object else tuple(sys.modules))
+    return place and (named, (*place, _NEW, (kind,)))
+
+
+def reduce_cached(cached: Any) -> Any:
+    """Return how to pickle what `functools.lru_cache` made, without what it has cached."""
+    wrapped, known = cached.__wrapped__, {"__wrapped__", "cache_parameters"}
+    known |= {*functools.WRAPPER_ASSIGNMENTS, *getattr(wrapped, "__dict__", ())}
+    attributes = cast("dict[str, Any]", vars(cached))
+    attributes = {name: value for name, value in attributes.items() if name not in known}
+    return make_cached, (wrapped, cached.cache_parameters()), attributes
+
+
+def make_cached(wrapped: Any, parameters: dict[str, Any]) -> Any:
+    """Return *wrapped* with an empty cache; pickles refer to this function."""
+    return functools.lru_cache(**parameters)(wrapped)
+
+
+def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Any:
+    """Return how to pickle a context variable with its value in this context."""
+    parts: list[Any] = []
+    for context in (contextvars.Context(), contextvars.copy_context()):
+        try:
+            parts.append((context.run(variable.get),))
+        except LookupError:
+            parts.append(())
+    return make_context_variable, (_place_of(variable, tuple(sys.modules)), variable.name, *parts)
+
+
+def make_context_variable(
+    place: tuple[str, str] | None, label: str, default: tuple[Any, ...], value: tuple[Any, ...]
+) -> Any:
+    """Return a context variable, set as in the caller's context; pickles refer to this function."""
+    keywords = {"default": default[0]} if default else {}
+    constructor: Any = contextvars.ContextVar
+    make = functools.partial(constructor, label, **keywords)
+    variable = named(*place, make, ()) if place else make()
+    if value and not (default and value[0] is default[0]):
+        variable.set(value[0])
+    return variable
+
+
+def _reduce_weak(container: Any) -> Any:
+    items: Any = [*container] if isinstance(container, weakref.WeakSet) else dict(container)
+    return cast("Any", container).__class__, (), items, None, None, fill_weak
+
+
+def fill_weak(container: Any, items: Any) -> None:
+    """Fill a container of weak references; pickles refer to this function.
+
+    The container keeps the items alive, as what the caller's program has beside it does there.
+    """
+    container.update(items)
+    container.kept_by_kinetic = items
+
+
+def _reduce_cached_property(cached: Any) -> Any:
+    attributes = cast("dict[str, Any]", vars(cached))
+    attributes = {name: value for name, value in attributes.items() if name != "lock"}
+    return make_cached_property, (type(cached),), attributes
+
+
+def make_cached_property(kind: Any) -> Any:
+    """Return a `functools.cached_property` without its function; pickles refer to this function."""
+    made = kind.__new__(kind)
+    if sys.version_info < (3, 12):
+        made.lock = threading.RLock()
+    return made
+
+
+def reduce_validated(wrapper: Any) -> Any:
+    """Return how to pickle what pydantic's ``validate_call`` calls, without all of ``__main__``."""
+    function, config = wrapper.function, wrapper.config_wrapper.config_dict
+    annotated = getattr(function, "func", function)  # of a partial call
+    hints = _globals_of_annotations(annotated.__module__, annotated.__annotations__)
+    return make_validated, (type(wrapper), hints, function, config, wrapper.validate_return)
+
+
+def make_validated(
+    kind: Any, hints: dict[str, Any], function: Any, config: Any, validate_return: bool
+) -> Any:
+    """Return a wrapper that makes its validators at the first call; pickles refer to this."""
+    _define(hints)
+    # The annotations of *function* may not be set yet.
+    return kind(function, {**config, "defer_build": True}, validate_return, None)
+
+
+REDUCERS: dict[Any, Callable[[Any], Any]] = {
+    contextvars.ContextVar: _reduce_context_variable,
+    functools.cached_property: _reduce_cached_property,
+    weakref.WeakKeyDictionary: _reduce_weak,
+    weakref.WeakSet: _reduce_weak,
+    weakref.WeakValueDictionary: _reduce_weak,
+}
+"""How to pickle objects that hold locks or weak references, or depend on the context."""

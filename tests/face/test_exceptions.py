@@ -1,0 +1,41 @@
+"""The exceptions of a function arrive as they are, by a plain call and by a handle."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests import programs
+
+HERE = Path(__file__).parent
+
+
+def test_every_kind_of_exception_arrives_as_in_a_direct_call(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    shutil.copy(HERE / "raising.py", tmp_path)
+    shown = programs.python("-W", "error", "raising.py", cwd=tmp_path)
+    assert shown == "95 kinds\n", shown
+
+
+def test_an_exception_of_another_base_arrives_in_a_batch_and_in_asyncio(script) -> None:
+    code = """
+class Aborted(BaseException):
+    def __init__(self, *, code):
+        self.code = code
+
+@remote
+def abort(code):
+    raise Aborted(code=code)
+
+(failed,) = abort.run_async_map([3]).outcomes()
+print(type(failed.outcome.error).__name__, failed.outcome.error.__cause__.code)
+
+async def main():
+    try:
+        await kinetic.aio.run(abort, 4)
+    except Aborted as error:
+        print(error.code)
+
+asyncio.run(main())
+"""
+    script(code).prints("JobFailed 3", "4")
