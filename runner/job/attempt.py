@@ -107,7 +107,6 @@ class Invocation:
         function_bytes = self._read_input(order.function)
         arguments = arguments or self._read_input(order.arguments)
         self._phase = "payload unpickle"
-        sys.meta_path.append(stand_ins.MissingKinetic)
         main_module.install(
             lambda: opening.read_input(self._objects, order.function), os.fspath(self._place.work)
         )

@@ -37,7 +37,7 @@ def install(read_function: Callable[[], bytes], work: str) -> None:
     main.__spec__ = _Spec(read_function, folder)  # type: ignore[assignment]
     sys.modules["__main__"] = main
     sys.path.append(folder)
-    sys.meta_path.append(stand_ins.MissingKineticFinder)
+    sys.meta_path.append(stand_ins.MissingKinetic)
 
 
 class _Spec:
@@ -66,7 +66,7 @@ class _Spec:
 
 def definitions(path: str) -> dict[str, Any]:
     """Return what the ``__main__`` of the job's own process got; *path* has its pickle."""
-    sys.meta_path.append(stand_ins.MissingKineticFinder)
+    sys.meta_path.append(stand_ins.MissingKinetic)
     with open(path, "rb") as file:
         stand_ins.data_paths[:], function = pickle.load(file)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
