@@ -406,14 +406,15 @@ class _Base:
     """An archive, what it was made of, and the changes that were shipped over it.
 
     ``known`` has the facts by name of what is in the archive; None for a file that may have changed
-    since without another stamp. ``shipped`` counts the bytes of changes. ``changes`` are the latest
-    ones, and the fingerprint of what they were made of.
+    since without another stamp. ``large`` has the names of its larger files. ``shipped`` counts the
+    bytes of changes. ``changes`` are the latest ones, with the fingerprint of their source.
     """
 
     def __init__(self, archive: Archive, tree: Tree, uncertain: Collection[str]) -> None:
         self.archive = archive
         self.known: dict[str, object] = {entry.name: entry.facts for entry in tree.entries}
         self.known.update(dict.fromkeys(uncertain))
+        self.large = {entry.name for entry in tree.entries if entry.stamp.size > SMALL_BYTES}
         self._contents: dict[str, tuple[int, int, int]] = {}
         self.shipped = 0
         self.changes: tuple[str, Spooled] | None = None
@@ -493,6 +494,8 @@ class _Difference(NamedTuple):
         size = sum(entry.stamp.size for entry in self.small) + sum(map(len, changed))
         if size > MAX_CHANGED_BYTES or base.shipped > base.archive.size + MAX_CHANGED_BYTES:
             return True
+        if not base.large.isdisjoint(self.removed):
+            return True  # each job would still unpack it, and perhaps fill its disk
         # A new file with code doesn't count: tools keep copies of the code beside their results.
         return bool(self.large) and any(
             name in base.known and name.endswith(_CODE) for name in changed

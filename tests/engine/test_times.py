@@ -15,18 +15,21 @@ from kinetic.aio.ports import Observation
 from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
 
 BEFORE_S = 1000.0
-CREATED = datetime.fromtimestamp(time.time() - BEFORE_S, UTC).isoformat()
 
 
 class Old(MemoryCluster):
     """Report that each job was created long ago, as after a long wait for a node."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.created_at = datetime.fromtimestamp(time.time() - BEFORE_S, UTC).isoformat()
+
     async def watch(self, labels):
         async for seen in super().watch(labels):
-            yield replace(seen, created_at=CREATED)
+            yield replace(seen, created_at=self.created_at)
 
     async def find(self, **options) -> list[Observation]:
-        return [replace(seen, created_at=CREATED) for seen in await super().find(**options)]
+        return [replace(seen, created_at=self.created_at) for seen in await super().find(**options)]
 
 
 def work(x: int) -> int:

@@ -213,6 +213,14 @@ def test_code_that_changes_alone_ships_as_a_change(make: Make, ship: Shipper) ->
     assert len(ship.whole) == 1
 
 
+def test_a_larger_file_that_was_removed_ships_no_more(make: Make, ship: Shipper) -> None:
+    make(ship.root, {"m.py": "1", "data": bytes(LARGE)})
+    ship()
+    (ship.root / "data").unlink()
+    with zipfile.ZipFile(ship().archive.path) as archive:
+        assert archive.namelist() == ["m.py"]
+
+
 def test_copies_of_code_that_tools_make_ship_no_larger_file_again(
     make: Make, ship: Shipper
 ) -> None:

@@ -101,7 +101,7 @@ def test_files_that_could_not_be_uploaded_are_reported(
     mirror.finish(Stopping(), 30.0)
     warning = capfd.readouterr().err
     assert warning.startswith(f"kinetic: these files were not uploaded to {OUTPUT_DIR}: refused (")
-    assert "lacks a permission" in warning
+    assert "403 (no access)" in warning and "service account" in warning
     assert uploaded_files(server) == {"good": b"good"}
 
 

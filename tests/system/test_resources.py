@@ -91,7 +91,7 @@ def contents(path: Path) -> str:
 
 def left_in(store: Path) -> list[str]:
     """List the objects of a store, without content that submissions share."""
-    paths = [path for path in store.rglob("*") if path.is_file() and path.name != "replace.lock"]
+    paths = [path for path in store.rglob("*") if path.is_file() and path.suffix != ".lock"]
     names = [str(path.relative_to(store)) for path in paths]
     return [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
 
