@@ -321,3 +321,19 @@ def test_pods_are_not_reported_before_their_set() -> None:
     assert [*table.news()] == []
     table.feed(Changed(document=the_set(), deleted=False), pods=False)
     assert [seen.phase for seen in table.news()] == [Phase.RUNNING]
+
+
+@pytest.mark.parametrize("reports_orphans", [True, False])
+def test_pods_on_no_node_do_not_keep_their_deleted_set(reports_orphans: bool) -> None:
+    table = GroupTable()
+    table.reports_orphans = reports_orphans
+    table.feed(Listed(items=[], version="1"), pods=False)
+    orphan = waiting(0)
+    table.feed(Listed(items=[orphan], version="1"), pods=True)
+    assert [*table.news()] == []
+    orphan["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:20Z"
+    table.feed(Changed(document=orphan, deleted=False), pods=True)
+    assert [*table.news()] == []
+    table.feed(Changed(document=orphan, deleted=True), pods=True)
+    assert [*table.news()] == []
+    assert not table.entries

@@ -219,14 +219,13 @@ class GroupTable(Table):
             yield observation
 
     def _is_known(self, entry: Entry) -> bool:
-        """Return whether the set was seen, or its pods prove that it existed.
+        """Return whether the set was seen, or had pods that may still run.
 
-        Pods prove that if one is being deleted, or if the table reports orphans. If the set
-        wasn't seen and all its pods have ended, remove *entry*.
+        If the set wasn't seen and all its pods have ended, remove *entry*.
         """
         if entry.facts.current_or_last_job:
             return True
         if all(Pod(pod).ended for pod in entry.pods.values()):
             del self.entries[entry.name]
             return False
-        return self.reports_orphans or any(Pod(pod).terminating for pod in entry.pods.values())
+        return entry.has_orphans(reports_orphans=self.reports_orphans)

@@ -91,11 +91,21 @@ class Entry:
             pods = [pod for pod in pods if owner(pod) in (job_uid, "")]
             if self.job is None:  # Kubernetes deletes the pods of a deleted Job a moment later
                 pods = [_mark_terminating(pod) for pod in pods]
-        elif not any((reports_orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
+        elif not self.has_orphans(reports_orphans=reports_orphans):
             return None
         self.update_facts(sorted(pods, key=age_key))
         self.verdict = judge_job(self.facts)
         return self.verdict
+
+    def has_orphans(self, *, reports_orphans: bool) -> bool:
+        """Return whether a pod may run whose Job was deleted before the table saw the Job.
+
+        A pod proves that its Job was deleted if *reports_orphans*, or if the pod is terminating.
+        """
+        return any(
+            (reports_orphans or Pod(pod).terminating) and is_process(pod)
+            for pod in self.pods.values()
+        )
 
     def update_facts(self, pods: Sequence[Document]) -> None:
         """Merge the current documents, with *pods* of the present Job, into the known facts."""
