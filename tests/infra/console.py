@@ -135,7 +135,8 @@ class Console:
     ) -> str:
         """Return what the command prints if a person types *keys* at *question*.
 
-        While the command waits for the person, call *meanwhile* on the event loop.
+        While the command waits for the person, call *meanwhile* on the event loop, and let the
+        loop close what it aborts.
         """
 
         def process() -> str:
@@ -148,6 +149,8 @@ class Console:
                 screen.until(lambda: reads_input(asking.pid))
                 if meanwhile is not None:
                     anyio.from_thread.run_sync(meanwhile)
+                    # A transport that *meanwhile* aborts closes its socket one turn later.
+                    anyio.from_thread.run(anyio.sleep, 0)
                 screen.type(keys)
                 screen.rest()
                 assert asking.wait(60) == exit_code, screen.lines
