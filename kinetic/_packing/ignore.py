@@ -95,6 +95,27 @@ def _matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+_CHARACTER_CLASSES = {
+    "alpha": "a-zA-Z",
+    "digit": "0-9",
+    "alnum": "a-zA-Z0-9",
+    "upper": "A-Z",
+    "lower": "a-z",
+    "xdigit": "0-9a-fA-F",
+    "space": r"\s",
+    "punct": "!-.:-@^-`{-~",
+}
+
+
+def with_ranges(line: str) -> str:
+    """Return a pattern with ranges in place of classes such as ``[:digit:]``.
+
+    pathspec doesn't know the classes, and a ``[`` inside brackets makes `re` warn.
+    """
+    line = re.sub(r"\[:(\w+):\]", lambda found: _CHARACTER_CLASSES.get(found[1], found[0]), line)
+    return line.replace("[[", r"[\[")
+
+
 IGNORE_FILE = ".kineticignore"
 
 NEVER_SHIPPED = frozenset({".git", "__pycache__"})
@@ -190,17 +211,18 @@ def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]
     import pathspec
 
     # Compile line by line, so that an error can name the line.
-    for number, line in enumerate(lines, 1):
+    own_lines, lines = lines, [with_ranges(line) for line in lines]
+    for number, (line, own_line) in enumerate(zip(lines, own_lines, strict=True), 1):
         try:
             pathspec.GitIgnoreSpec.from_lines([line])
         except ValueError as exc:
             raise PackError(
-                f"{ignore_file}, line {number}: {line.strip()!r} is not a pattern of "
+                f"{ignore_file}, line {number}: {own_line.strip()!r} is not a pattern of "
                 ".gitignore's syntax",
                 culprit=f"{IGNORE_FILE}:{number}",
             ) from exc
     # The defaults come first, so that the project's own patterns override them.
-    own_lines, lines = lines, [*sorted(defaults), *lines]
+    lines = [*sorted(defaults), *lines]
     file_patterns = [
         line for line in lines if line.startswith("!") or not line.rstrip().endswith("/")
     ]
