@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,6 @@ from typing import Any, NamedTuple
 
 import pathspec
 
-from kinetic._packing.ignore import with_ranges
 from kinetic.errors import PackError
 
 IGNORE_FILE = ".gitignore"
@@ -89,6 +89,27 @@ def _compile(lines: list[str], ignores_case: bool) -> Iterator[Pattern]:
         for_files = None if text.endswith("/") else _spec(line)
         for_directories = _spec(line.rstrip().removesuffix("/") if text.endswith("/") else line)
         yield Pattern(number, text, text.startswith("!"), for_files, for_directories)
+
+
+_CHARACTER_CLASSES = {
+    "alpha": "a-zA-Z",
+    "digit": "0-9",
+    "alnum": "a-zA-Z0-9",
+    "upper": "A-Z",
+    "lower": "a-z",
+    "xdigit": "0-9a-fA-F",
+    "space": r"\s",
+    "punct": "!-.:-@^-`{-~",
+}
+
+
+def with_ranges(line: str) -> str:
+    """Return a pattern with ranges in place of classes such as ``[:digit:]``.
+
+    pathspec doesn't know the classes, and a ``[`` inside brackets makes `re` warn.
+    """
+    line = re.sub(r"\[:(\w+):\]", lambda found: _CHARACTER_CLASSES.get(found[1], found[0]), line)
+    return line.replace("[[", r"[\[")
 
 
 def _spec(line: str) -> pathspec.GitIgnoreSpec | None:

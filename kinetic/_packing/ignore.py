@@ -95,27 +95,6 @@ def _matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-_CHARACTER_CLASSES = {
-    "alpha": "a-zA-Z",
-    "digit": "0-9",
-    "alnum": "a-zA-Z0-9",
-    "upper": "A-Z",
-    "lower": "a-z",
-    "xdigit": "0-9a-fA-F",
-    "space": r"\s",
-    "punct": "!-.:-@^-`{-~",
-}
-
-
-def with_ranges(line: str) -> str:
-    """Return a pattern with ranges in place of classes such as ``[:digit:]``.
-
-    pathspec doesn't know the classes, and a ``[`` inside brackets makes `re` warn.
-    """
-    line = re.sub(r"\[:(\w+):\]", lambda found: _CHARACTER_CLASSES.get(found[1], found[0]), line)
-    return line.replace("[[", r"[\[")
-
-
 IGNORE_FILE = ".kineticignore"
 
 NEVER_SHIPPED = frozenset({".git", "__pycache__"})
@@ -209,6 +188,8 @@ def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:
 
 def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
     import pathspec
+
+    from kinetic._packing.git import with_ranges
 
     # Compile line by line, so that an error can name the line.
     own_lines, lines = lines, [with_ranges(line) for line in lines]
