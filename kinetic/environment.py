@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from absl import logging
 
-from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
+from kinetic._runner.protocol.wire import BILLING_PROJECT
 from kinetic.errors import ConfigurationError
 
 __all__ = ["base_environment", "capture", "storage_environment"]

@@ -277,11 +277,11 @@ class Packer:
         sizes = {entry.name: format_size(entry.stamp.size) for entry in difference.large}
         if large := self._unnotified("large", sizes):
             described = [f"{name} ({sizes[name]})" for name in large]
-            prefix = f"These files of {root} have changed, but are too large to ship at each call:"
+            prefix = f"Too large to ship at each call, and changed or new in {root}:"
             logging.warning(
-                "%s Jobs get them as they were at this client's first call. They ship again if "
-                "code changes, or with a new client. Pass such a file as Data instead, or list it "
-                "in .kineticignore.",
+                "%s Jobs get them as they were at this client's first call, and don't get new "
+                "ones. They ship if code changes, or with a new client. Pass such a file as Data "
+                "instead, or list it in .kineticignore.",
                 format_list(prefix, described),
             )
         tree = replace(difference.tree, entries=difference.small)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -54,11 +55,12 @@ class Pattern(NamedTuple):
 
 
 class Patterns:
-    """The patterns of one file, the last line first."""
+    """The patterns of one file, the last line first; *ignores_case* is ``core.ignoreCase``."""
 
-    def __init__(self, name: str, lines: list[str]) -> None:
+    def __init__(self, name: str, lines: list[str], *, ignores_case: bool) -> None:
         self._name = name
-        self._patterns = tuple(_compile(lines))[::-1]
+        self._ignores_case = ignores_case
+        self._patterns = tuple(_compile(lines, ignores_case))[::-1]
         self._verdicts: dict[tuple[str, bool], tuple[bool, str] | None] = {}
 
     def verdict(self, path: str, *, is_directory: bool) -> tuple[bool, str] | None:
@@ -71,30 +73,53 @@ class Patterns:
         return self._verdicts[key]
 
     def _find(self, path: str, is_directory: bool) -> tuple[bool, str] | None:
+        path = path.lower() if self._ignores_case else path
         for pattern in self._patterns:
             if pattern.matches(path, is_directory=is_directory):
                 return not pattern.is_negative, f"{self._name}:{pattern.line}: {pattern.text}"
         return None
 
 
-def _compile(lines: list[str]) -> Iterator[Pattern]:
+def _compile(lines: list[str], ignores_case: bool) -> Iterator[Pattern]:
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
+        line = line.lower() if ignores_case else line
         for_files = None if text.endswith("/") else _spec(line)
         for_directories = _spec(line.rstrip().removesuffix("/") if text.endswith("/") else line)
         yield Pattern(number, text, text.startswith("!"), for_files, for_directories)
 
 
+_CHARACTER_CLASSES = {
+    "alpha": "a-zA-Z",
+    "digit": "0-9",
+    "alnum": "a-zA-Z0-9",
+    "upper": "A-Z",
+    "lower": "a-z",
+    "xdigit": "0-9a-fA-F",
+    "space": r"\s",
+    "punct": "!-.:-@^-`{-~",
+}
+
+
+def with_ranges(line: str) -> str:
+    """Return a pattern with ranges in place of classes such as ``[:digit:]``.
+
+    pathspec doesn't know the classes, and a ``[`` inside brackets makes `re` warn.
+    """
+    line = re.sub(r"\[:(\w+):\]", lambda found: _CHARACTER_CLASSES.get(found[1], found[0]), line)
+    return line.replace("[[", r"[\[")
+
+
 def _spec(line: str) -> pathspec.GitIgnoreSpec | None:
     try:
-        return pathspec.GitIgnoreSpec.from_lines([line])
+        return pathspec.GitIgnoreSpec.from_lines([with_ranges(line)])
     except ValueError:  # git skips such a line, too
         return None
 
 
-def _read_patterns(path: str, name: str) -> Patterns | None:
+def _read_patterns(path: str, name: str, *, ignores_case: bool) -> Patterns | None:
     """Return the patterns in the file *path*, which reasons call *name*; None if there is none.
 
     Raises:
@@ -102,7 +127,8 @@ def _read_patterns(path: str, name: str) -> Patterns | None:
     """
     try:
         status = os.stat(path)
-        return _patterns_of(path, name, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+        stamp = status.st_mtime_ns, status.st_ctime_ns, status.st_size
+        return _patterns_of(path, name, ignores_case, *stamp)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
@@ -114,9 +140,9 @@ def _read_patterns(path: str, name: str) -> Patterns | None:
 
 
 @functools.lru_cache(1024)
-def _patterns_of(path: str, name: str, *stamp: int) -> Patterns:
+def _patterns_of(path: str, name: str, ignores_case: bool, *stamp: int) -> Patterns:
     with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
-        return Patterns(name, file.read().split("\n"))
+        return Patterns(name, file.read().split("\n"), ignores_case=ignores_case)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +152,7 @@ class _Repository:
     top: str
     tracked: frozenset[str] = frozenset()
     directories: frozenset[str] = frozenset()
+    ignores_case: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +180,11 @@ class Folder:
             folder = _top_folder(directory, self.environ)
         if folder.is_ignored or IGNORE_FILE not in names:
             return folder
-        patterns = _read_patterns(f"{directory}/{IGNORE_FILE}", f"{folder.path}{IGNORE_FILE}")
+        patterns = _read_patterns(
+            f"{directory}/{IGNORE_FILE}",
+            f"{folder.path}{IGNORE_FILE}",
+            ignores_case=folder.repository.ignores_case,
+        )
         if patterns is None:
             return folder
         return replace(folder, levels=((len(folder.path), patterns), *folder.levels))
@@ -210,17 +241,19 @@ def _top_folder(top: str, environ: Mapping[str, str]) -> Folder:
     excludes = settings.get("core.excludesfile")
     if excludes is None:
         excludes = os.path.join(_configuration_home(environ), "git", "ignore")
+    ignores_case = settings.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
     levels: list[tuple[int, Patterns]] = []
     for path, name in (
         (f"{common}/info/exclude", ".git/info/exclude"),
         (os.path.join(top, _expand(excludes, environ)) if excludes else "", excludes),
     ):
-        if path and (patterns := _read_patterns(path, name)) is not None:
+        patterns = _read_patterns(path, name, ignores_case=ignores_case) if path else None
+        if patterns is not None:
             levels.append((0, patterns))
     hash_bytes = 32 if settings.get("extensions.objectformat") == "sha256" else 20
     tracked = _read_index(f"{git_directory}/index", hash_bytes)
     return Folder(
-        repository=_Repository(top, tracked, _directories_of(tracked)),
+        repository=_Repository(top, tracked, _directories_of(tracked), ignores_case),
         levels=tuple(levels),
         environ=environ,
     )
@@ -351,6 +384,10 @@ def _tracked_paths(path: str, hash_bytes: int, *stamp: int) -> frozenset[str]:
         # Without compressed names, an entry ends at a multiple of eight bytes, after a zero.
         start = end + 1 if version == 4 else start + (end - start + 8) // 8 * 8
         found.append(os.fsdecode(name))
+    if data[start : start + 4] == b"link":  # a split index: another file has the other entries
+        shared = data[start + 8 : start + 8 + hash_bytes].hex()
+        folder = os.path.dirname(path)
+        found += _tracked_paths(os.path.join(folder, f"sharedindex.{shared}"), hash_bytes)
     return frozenset(found)
 
 

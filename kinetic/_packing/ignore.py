@@ -189,18 +189,21 @@ def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:
 def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
     import pathspec
 
+    from kinetic._packing.git import with_ranges
+
     # Compile line by line, so that an error can name the line.
-    for number, line in enumerate(lines, 1):
+    own_lines, lines = lines, [with_ranges(line) for line in lines]
+    for number, (line, own_line) in enumerate(zip(lines, own_lines, strict=True), 1):
         try:
             pathspec.GitIgnoreSpec.from_lines([line])
         except ValueError as exc:
             raise PackError(
-                f"{ignore_file}, line {number}: {line.strip()!r} is not a pattern of "
+                f"{ignore_file}, line {number}: {own_line.strip()!r} is not a pattern of "
                 ".gitignore's syntax",
                 culprit=f"{IGNORE_FILE}:{number}",
             ) from exc
     # The defaults come first, so that the project's own patterns override them.
-    own_lines, lines = lines, [*sorted(defaults), *lines]
+    lines = [*sorted(defaults), *lines]
     file_patterns = [
         line for line in lines if line.startswith("!") or not line.rstrip().endswith("/")
     ]

@@ -11,13 +11,24 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path, PurePath
-from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, Literal, NewType, Union, cast, get_args, get_origin
+from types import ModuleType, NoneType, SimpleNamespace, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NewType,
+    Optional,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from uuid import UUID
 
 import click
@@ -130,7 +141,7 @@ def parse_arguments(pairs: Iterable[str], function: Callable[..., Any]) -> dict[
             raise click.BadParameter(f"{pair!r} isn't NAME=VALUE", param_hint="-a")
         if name in arguments:
             raise click.BadParameter(f"{name!r} is given more than once", param_hint="-a")
-        arguments[name] = _convert(text, types[name], f"-a {name}")
+        arguments[name] = _convert(text, _parse(text), types[name], f"-a {name}")
     return arguments
 
 
@@ -142,12 +153,7 @@ def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dic
         with file.open(newline="", encoding="utf-8-sig") as lines:
             if file.suffix == ".csv":
                 return _read_csv(csv.DictReader(lines, strict=True), function, file)
-            inputs: list[tuple[str, dict[str, Any]]] = []
-            for number, text in enumerate(lines, 1):
-                if text.strip():
-                    location = f"line {number} of {file}"
-                    inputs.append((location, _parse_json_line(text, location)))
-            return inputs
+            return [*_read_jsonl(lines, function, file)]
     except (csv.Error, UnicodeDecodeError) as exc:
         raise click.UsageError(f"{file} can't be read as {file.suffix}: {exc}") from exc
 
@@ -167,23 +173,39 @@ def _read_csv(
             message = f"{location} must have one cell for each column of the header"
             raise click.UsageError(f"{message}: {', '.join(header)}")
         cells = {
-            name: _convert(row[name], types[name], f"{location}, column {name!r}")
+            name: _convert(
+                row[name], _parse(row[name]), types[name], f"{location}, column {name!r}"
+            )
             for name in header
         }
         inputs.append((location, cells))
     return inputs
 
 
-def _parse_json_line(text: str, location: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text.rstrip())
-    except ValueError as exc:
-        column = f" (column {exc.colno})" if isinstance(exc, json.JSONDecodeError) else ""
-        message = f"{location} isn't JSON{column}: {getattr(exc, 'msg', exc)}"
-        raise click.UsageError(message) from exc
-    if not isinstance(arguments, dict):
-        raise click.UsageError(f"{location} must be an object that maps arguments to values")
-    return cast("dict[str, Any]", arguments)
+def _read_jsonl(
+    lines: Iterable[str], function: Callable[..., Any], file: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (location, keyword arguments) of each line that isn't blank."""
+    types = _parameter_types(function)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        location = f"line {number} of {file}"
+        try:
+            values = json.loads(line.rstrip())
+        except ValueError as exc:
+            column = f" (column {exc.colno})" if isinstance(exc, json.JSONDecodeError) else ""
+            message = f"{location} isn't JSON{column}: {getattr(exc, 'msg', exc)}"
+            raise click.UsageError(message) from exc
+        if not isinstance(values, dict):
+            raise click.UsageError(f"{location} must be an object that maps arguments to values")
+        yield (
+            location,
+            {
+                name: _convert(None, value, types[name], f"{location}, {name!r}")
+                for name, value in cast("dict[str, Any]", values).items()
+            },
+        )
 
 
 def _undecorated(function: Any) -> Any:
@@ -227,11 +249,17 @@ def _parameter_types(function: Any) -> defaultdict[str, Any]:
     others: Any = Any
     for parameter in signature.parameters.values():
         annotation: Any = parameter.annotation
-        if isinstance(annotation, str):
-            try:
-                annotation = eval(annotation, namespace)
-            except Exception:  # evaluating the user's annotation can raise anything
-                annotation = Any
+        if annotation is parameter.empty:
+            # The text "False" is true, and 1.10 isn't the text "1.10".
+            kinds = (kind for kind in (bool, str) if isinstance(parameter.default, kind))
+            annotation = next(kinds, Any)
+        try:
+            hints = SimpleNamespace(__annotations__={"hint": annotation})
+            annotation = get_type_hints(hints, namespace, include_extras=True)["hint"]
+        except Exception:  # evaluating the user's annotation can raise anything
+            annotation = Any
+        if parameter.default is None and annotation is not Any:
+            annotation = Optional[annotation]  # noqa: UP045 - `|` doesn't take every annotation
         if parameter.kind is parameter.VAR_KEYWORD:
             others = annotation
         else:
@@ -244,55 +272,118 @@ _FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
     **{kind: kind.fromisoformat for kind in (datetime.datetime, datetime.date, datetime.time)},
     bool: lambda text: {"true": True, "false": False}[text.strip().lower()],
     bytes: str.encode,
-    NoneType: {"null": None}.__getitem__,
+    NoneType: {"null": None, "None": None}.__getitem__,
 }
 """What makes a value of a type from text; it raises an exception if it can't."""
 
+_NUMBERS = (int, float, complex, Decimal, Fraction)
+_CONTAINERS: tuple[Any, ...] = (list, set, tuple, frozenset, dict)
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
-def _convert(text: str, annotation: Any, location: str) -> Any:
-    """Return *text* as a value of the type *annotation*; without a known type, as JSON or text.
+
+def _parse(text: str) -> Any:
+    """Return what *text* means without an annotation: JSON, a word of Python, or text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return _PYTHON_WORDS.get(text, text)
+
+
+def _convert(text: str | None, value: Any, annotation: Any, location: str) -> Any:
+    """Return a value of the type *annotation*; without a known type, *value*.
+
+    *text* is what *value* was parsed from; None if a file of JSON has the value.
 
     Raises:
-        click.UsageError: The text isn't a value of that type.
+        click.UsageError: The text, or the value, isn't of that type.
     """
     try:
-        return _as_type(text, annotation)
+        return _part(value, annotation) if text is None else _as_type(text, value, annotation)
     except Exception as exc:  # the constructor of a type can raise anything
         expected = getattr(annotation, "__name__", str(annotation))
-        if get_origin(annotation) is not None:
+        if (origin := get_origin(annotation)) is not None:
             expected = str(annotation).removeprefix("typing.")
-        raise click.UsageError(f"{location}: {text!r} isn't {expected}") from exc
+        if annotation is bool:
+            expected = "true or false"
+        elif (origin or annotation) in (list, tuple, set):
+            expected += ' in JSON, such as [1, 2] or ["a", "b"]'
+        shown = json.dumps(value) if text is None else repr(text)
+        raise click.UsageError(f"{location}: {shown} isn't {expected}") from exc
 
 
-def _as_type(text: str, annotation: Any) -> Any:
-    """Return *text* as a value of the type *annotation*; raise any exception if it isn't one."""
+def _unwrap(annotation: Any) -> Any:
+    """Return what an `Annotated`, a `NewType`, or an alias stands for."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif isinstance(annotation, NewType):
+            annotation = annotation.__supertype__
+        elif hasattr(annotation, "__value__"):  # TypeAliasType, of Python 3.12
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def _part(value: Any, annotation: Any) -> Any:
+    """Return *value*, which JSON gave, as a value of the type *annotation*."""
+    annotation = _unwrap(annotation)
+    is_union = get_origin(annotation) in (Union, UnionType)
+    if isinstance(value, str) and is_union and str in get_args(annotation):
+        return value
+    takes_any_text = annotation in (str, bytes) or (
+        inspect.isclass(annotation) and issubclass(annotation, PurePath)
+    )
+    if takes_any_text and not isinstance(value, str):
+        raise ValueError(value)  # the text of a number is lost: 1.10 is 1.1
+    return _as_type(value if isinstance(value, str) else json.dumps(value), value, annotation)
+
+
+def _as_type(text: str, value: Any, annotation: Any) -> Any:
+    """Return *text* as a value of the type *annotation*; raise any exception if it isn't one.
+
+    *value* is the text without a known type.
+    """
+    annotation = _unwrap(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated or isinstance(annotation, NewType) or hasattr(annotation, "__value__"):
-        named = getattr(annotation, "__value__", getattr(annotation, "__supertype__", None))
-        return _as_type(text, arguments[0] if origin is Annotated else named)
     if origin in (Union, UnionType):
         if not text and NoneType in arguments and str not in arguments:
             return None  # an empty cell of a table
-        for choice in sorted(arguments, key=lambda choice: choice is str):  # any text is a str
+        # Any text is a str, and a path.
+        for choice in sorted(arguments, key=lambda kind: (kind is str) - (kind is NoneType)):
+            if choice in _NUMBERS and str in arguments and isinstance(value, str):
+                continue  # such as 007
             with contextlib.suppress(Exception):
-                return _as_type(text, choice)
+                return _as_type(text, value, choice)
         raise ValueError(text)
     if origin is Literal:
         return next(choice for choice in arguments if text in (choice, json.dumps(choice)))
     kind = origin or annotation
     if kind in _FROM_TEXT:
         return _FROM_TEXT[kind](text)
-    if inspect.isclass(kind) and issubclass(kind, Enum):
+    if not inspect.isclass(kind):
+        return value
+    if issubclass(kind, Enum):
         by_value = (member for member in kind if text == str(member.value))
         return kind[text] if text in kind.__members__ else next(by_value)
-    if inspect.isclass(kind) and issubclass(kind, PurePath):
+    if issubclass(kind, PurePath):
         return kind(text)
-    if kind in (list, tuple, set, frozenset, dict):
-        value: Any = json.loads(text)
-        if type(value) is not (dict if kind is dict else list):
-            raise ValueError(text)
-        return cast("Any", kind)(value)
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    if kind.__module__ in ("builtins", "collections.abc") and kind is not object:
+        for container in _CONTAINERS:
+            if issubclass(container, kind):
+                return _contents(value, container, arguments)
+    return value
+
+
+def _contents(value: object, container: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return *value*, an array or object of JSON, as a *container* of the types *arguments*."""
+    kind: object = container
+    if type(value) is not (dict if kind is dict else list):
+        raise ValueError(value)
+    if kind is dict:
+        key, inner = arguments or (Any, Any)
+        items = cast("dict[str, Any]", value).items()
+        return {_as_type(name, name, key): _part(part, inner) for name, part in items}
+    parts = cast("list[Any]", value)
+    is_fixed = kind is tuple and arguments and arguments[-1] is not Ellipsis
+    types = arguments if is_fixed else (arguments or (Any,))[:1] * len(parts)
+    return container(_part(part, inner) for part, inner in zip(parts, types, strict=True))

@@ -214,6 +214,7 @@ def read_answer(question: str) -> str:
     except (AttributeError, OSError, ValueError):  # AttributeError: standard input was never open
         pass
     if not line:
+        click.echo(err=True)  # ends the line of the question
         raise click.UsageError(
             "the command needs an answer, and standard input gives none; pass --yes to go on "
             "without a question"

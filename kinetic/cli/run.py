@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command(short_help="Run a function of a file, once or for many inputs.")
+@click.command(
+    short_help="Run a function of a file, once or for many inputs.",
+    context_settings={"allow_extra_args": True},  # refused below, with a hint
+)
 @click.argument("target", metavar="FILE.py:FUNCTION", type=click.Path())
 @click.option(
     "-a",
@@ -84,6 +87,10 @@ def run(
     """
     from kinetic.cli import functions
 
+    if extra := click.get_current_context().args:
+        raise click.UsageError(
+            f"unexpected argument {extra[0]!r}; pass the function's arguments as -a NAME=VALUE"
+        )
     function = _with_accelerator(functions.load_function(target), accelerator)
     arguments = functions.parse_arguments(args, function)
     settings = {name: value for name, value in batch_options.items() if value is not None}

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-BILLING_PROJECT = "KINETIC_BILLING_PROJECT"
-"""The variable with the project that pays for requests to a bucket whose requester pays."""
+from .wire import BILLING_PROJECT
 
 
 def _rule(pattern: str, advice: str) -> tuple[re.Pattern[str], str]:

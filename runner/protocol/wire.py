@@ -33,6 +33,9 @@ CONSTRAINTS = "# kn:constraints\n"
 An installer reads them from a file of their own.
 """
 
+BILLING_PROJECT = "KINETIC_BILLING_PROJECT"
+"""The variable with the project that pays for requests to a bucket whose requester pays."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:

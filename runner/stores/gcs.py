@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..pauses import pauses
-from ..protocol import google_refusals
+from ..protocol import google_refusals, wire
 from ..protocol.gcs_names import BucketFolder
 from .directory import Listing, Stored
 
@@ -111,7 +111,7 @@ class Bucket:
         )
         self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
-        billing_project = environ.get(google_refusals.BILLING_PROJECT) or None
+        billing_project = environ.get(wire.BILLING_PROJECT) or None
         self._bucket = self._client.bucket(location.bucket, user_project=billing_project)
 
     def _open_client(self, environ: Mapping[str, str]) -> Any:

@@ -90,6 +90,11 @@ def test_a_wrong_command_line_is_a_usage_error(kinetic: Kinetic, arguments: list
     assert "Usage: kinetic" in completed.err and completed.out == ""
 
 
+def test_an_argument_without_its_option_names_the_option(kinetic: Kinetic) -> None:
+    completed = kinetic("run", "x.py:f", "rate=0.1")
+    assert completed.code == 2 and "'rate=0.1'" in completed.err and "-a NAME" in completed.err
+
+
 @pytest.mark.parametrize(
     ("words", "suggested"),
     [

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Optional
 
@@ -42,6 +42,7 @@ def takes(
     ratio: float,
     flag: bool,
     maybe: int | None,
+    place: Path | None,
     words: Optional[str],  # noqa: UP045
     either: str | int,
     choice: Literal["1", 2],
@@ -57,9 +58,16 @@ def takes(
     pair: tuple[int, str],
     many: list[str],
     table: dict[str, int],
+    paths: list[Path],
+    sizes: dict[int, Sequence[float]],
+    quoted: "Optional[list[Color]]",  # noqa: UP037, UP045
+    numbered: float | str,
     absent: Absent,
     plain,
     anything: Any,
+    implicit: int = None,  # noqa: RUF013 - users write it
+    bare_flag=False,
+    bare_text="",
     **others: str,
 ) -> None:
     """Has a parameter of each kind."""
@@ -97,6 +105,22 @@ CONVERTED: list[tuple[str, str, object]] = [
     ("pair", '[1, "2"]', (1, "2")),
     ("many", '["1.10"]', ["1.10"]),
     ("table", '{"a": 1}', {"a": 1}),
+    ("maybe", "None", None),
+    ("place", "null", None),
+    ("many", '["1.10", "null"]', ["1.10", "null"]),
+    ("paths", '["1.10"]', [Path("1.10")]),
+    ("sizes", '{"1": [2, "3"]}', {1: [2.0, 3.0]}),
+    ("quoted", '["RED", 0]', [Color.RED, Color.NONE]),
+    ("quoted", "null", None),
+    ("numbered", "1e3", 1000.0),
+    ("numbered", "007", "007"),
+    ("numbered", "nan", "nan"),
+    ("implicit", "null", None),
+    ("implicit", "07", 7),
+    ("bare_flag", "False", False),
+    ("bare_text", "1.10", "1.10"),
+    ("plain", "False", False),
+    ("plain", "None", None),
     *((name, "1.10", 1.1) for name in ("absent", "plain", "anything")),
     *((name, "text", "text") for name in ("absent", "plain", "anything")),
     ("other", "1.10", "1.10"),
@@ -119,11 +143,29 @@ def test_an_argument_and_a_cell_become_values_of_the_annotated_type(
 @pytest.mark.parametrize(
     "pair",
     ["number=1e3", "number=", "ratio=x", "flag=maybe", "maybe=x", "choice=3", "color=blue",
-     "level=9", "many=a", "many={}", "table=[]", "amount=x", "day=soon"],
+     "level=9", "many=a", "many={}", "many=[1]", "pair=[1]", "pair=[1, 2, 3]", "table=[]",
+     'table={"a": "b"}', "sizes=1", "paths=[null]", "bare_flag=1", "amount=x", "day=soon"],
 )  # fmt: skip
 def test_a_text_that_is_no_value_of_the_type_is_refused(pair: str) -> None:
     with pytest.raises(click.UsageError, match=f"-a {pair.partition('=')[0]}: .* isn't "):
         parse_arguments([pair], takes)
+
+
+def test_a_value_of_json_becomes_a_value_of_the_annotated_type(tmp_path: Path) -> None:
+    line = {"path": "a", "color": "RED", "day": "2026-02-03", "pair": [1, "2"], "text": "1.10"}
+    line |= {"ratio": 1, "maybe": None, "numbered": "1", "anything": "1", "sizes": {"1": [2]}}
+    (tmp_path / "in.jsonl").write_text(f"{json.dumps(line)}\n\n" + '{"text": 1.10}\n')
+    with pytest.raises(click.UsageError, match=r"line 3 of .*, 'text': 1.1 isn't str"):
+        read_inputs(tmp_path / "in.jsonl", takes)
+    (tmp_path / "in.jsonl").write_text(json.dumps(line))
+    ((_, values),) = read_inputs(tmp_path / "in.jsonl", takes)
+    assert values == line | {
+        "path": Path("a"),
+        "color": Color.RED,
+        "day": datetime.date(2026, 2, 3),
+        "pair": (1, "2"),
+        "sizes": {1: [2.0]},
+    }
 
 
 def test_partials_classes_and_methods_have_types() -> None:

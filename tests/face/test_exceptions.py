@@ -5,15 +5,20 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests import programs
 
 HERE = Path(__file__).parent
 
 
-def test_every_kind_of_exception_arrives_as_in_a_direct_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ways", [[], pytest.param(["both"], marks=pytest.mark.full)])
+def test_every_kind_of_exception_arrives_as_in_a_direct_call(
+    tmp_path: Path, ways: list[str]
+) -> None:
     (tmp_path / "pyproject.toml").touch()
     shutil.copy(HERE / "raising.py", tmp_path)
-    shown = programs.python("-W", "error", "raising.py", cwd=tmp_path)
+    shown = programs.python("-W", "error", "raising.py", *ways, cwd=tmp_path)
     assert shown == "95 kinds\n", shown
 
 

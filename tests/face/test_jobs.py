@@ -298,6 +298,18 @@ print([type(point) is stages.Point for point in found], [point.x for point in fo
     script(code).prints("[True, True, True] [3, 6, 9]")
 
 
+def test_the_main_module_of_a_job_is_the_script(script) -> None:
+    code = """
+@remote
+def look():
+    main = sys.modules["__main__"]
+    return main.__name__, os.path.basename(main.__file__), sys.argv
+
+print(look())
+"""
+    script(code).prints("('__main__', 'script.py', [''])")
+
+
 def test_processes_of_a_job_use_functions_and_classes_of_the_script(script) -> None:
     """No child runs the script again: it has no guard against that."""
     code = """

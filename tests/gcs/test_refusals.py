@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
+from kinetic._runner.protocol.wire import BILLING_PROJECT
 from kinetic._runner.stores.gcs import GcsObjects, StorageError
 from kinetic._runner.stores.gcs import Limits as RunnerLimits
 from kinetic.aio.gcs.http import EMULATOR

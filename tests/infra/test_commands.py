@@ -140,11 +140,7 @@ async def test_down_takes_only_the_clusters_name_as_an_answer(
     await up(infra)
     writes = google.writes
     await console.streams("down", *SITE, stdin="y\ny\n", exit_code=1)
-    refused = await console.in_shell(
-        "kinetic down --project acme-1 --cluster lab <&-; exit $?", "--yes", b"", exit_code=2
-    )
     assert google.writes == writes
-    assert "Traceback" not in refused
     output, shown = await console.streams("down", *SITE, "--json", stdin="lab\n")
     plan = json.loads(output)
     assert (plan["schema"], plan["zone"]) == ("kinetic.plan/1", "us-central1-a")
@@ -153,6 +149,18 @@ async def test_down_takes_only_the_clusters_name_as_an_answer(
         "acme-1-kn-lab-jobs",
         "acme-1-kn-lab-builds",
     }
+
+
+@pytest.mark.full
+async def test_a_closed_standard_input_gives_no_answer(
+    console: Console, google: Google, infra: Infrastructure
+) -> None:
+    await up(infra)
+    writes = google.writes
+    line = "kinetic down --project acme-1 --cluster lab <&-; exit $?"
+    refused = await console.in_shell(line, "--yes", b"", exit_code=2)
+    assert google.writes == writes
+    assert "Traceback" not in refused
 
 
 @pytest.mark.parametrize(
@@ -204,7 +212,7 @@ async def test_up_offers_a_project_and_its_billing_account_on_the_terminal(
     [
         ("", (), False),
         ("1", (), True),
-        ("1", ("--keep-results",), False),
+        pytest.param("1", ("--keep-results",), False, marks=pytest.mark.full),
         pytest.param("0", (), False, marks=pytest.mark.full),
         pytest.param("0", ("--delete-results",), True, marks=pytest.mark.full),
         pytest.param("", ("--force-destroy",), True, marks=pytest.mark.full),
@@ -224,19 +232,32 @@ async def test_results_go_only_on_request(
     assert actions["acme-1-kn-lab-jobs"] == ("remove" if deletes else "keep")
 
 
-async def test_a_name_in_several_locations_needs_the_option_zone(
-    console: Console, google: Google, infra: Infrastructure
-) -> None:
+@pytest.fixture
+async def keys(google: Google, infra: Infrastructure) -> list[str]:
+    """Make a cluster of the same name in two locations; return the documents of the first one."""
     await up(infra)
     keys = [key for key in google.documents if "/clusters/lab" in key]
     for key in keys:
         copy = {**google.documents[key], "location": "us-east1-b"}
         google.documents[key.replace("us-central1-a", "us-east1-b")] = copy
+    return keys
+
+
+@pytest.mark.full
+async def test_the_status_names_the_other_clusters_of_a_name(
+    console: Console, keys: list[str]
+) -> None:
+    console.environ["KINETIC_ZONE"] = "us-central1-a"
+    status = await console.run("status", *SITE)
+    assert "other clusters lab are in us-east1-b" in status
+
+
+async def test_a_name_in_several_locations_needs_the_option_zone(
+    console: Console, google: Google, keys: list[str]
+) -> None:
     console.environ["KINETIC_ZONE"] = "us-central1-a"
     refusal = await console.run("down", *SITE, "-y", exit_code=2)
     assert "us-central1-a, us-east1-b; pass --zone" in refusal
-    status = await console.run("status", *SITE)
-    assert "other clusters lab are in us-east1-b" in status
     await console.run("down", *SITE, "--zone", "us-east1-b", "--delete-results", "-y")
     assert not any("us-east1-b" in key for key in google.documents)
     assert {*keys} <= {*google.documents}

@@ -79,10 +79,15 @@ def test_a_notice_names_dependencies_that_are_not_read(
         ({"environment.yml": "name: x\ndependencies:\n- a\n"}, ["environment.yml"]),
         ({"requirements.in": "a\n", "requirements-gpu.txt": "# none\n"}, ["requirements.in"]),
         ({"requirements/base.txt": "a\n"}, ["requirements/base.txt"]),
+        ({"requirement.txt": "a\n", "req.in": "b\n"}, ["requirement.txt", "req.in"]),
         ({"requirements.in": "a\n", "requirements.txt": "a==1\n"}, []),
         ({"requirements.txt": "\n", "pyproject.toml": "[project]\ndependencies = []\n"}, []),
         (
             {"requirements.txt": "# jobs\n", "pyproject.toml": "[project]\ndependencies = ['a']\n"},
+            ["pyproject.toml", "takes precedence"],
+        ),
+        (
+            {"requirements.txt": "", "pyproject.toml": "[project]\ndependencies = [\n# x\n'a']\n"},
             ["pyproject.toml", "takes precedence"],
         ),
         (
@@ -101,6 +106,15 @@ def test_a_notice_names_files_that_list_packages_if_the_files_that_are_read_list
     notices = "\n".join(find_dependencies(tmp_path, tmp_path).notices)
     assert bool(notices) == bool(names)
     assert all(name in notices for name in names)
+
+
+def test_a_notice_names_a_farther_file_if_the_nearest_lists_no_package(
+    tmp_path: Path, make: Make
+) -> None:
+    make(tmp_path, {"requirements.txt": "a\n", "b/pyproject.toml": "[project]\nname = 'b'\n"})
+    (notice,) = find_dependencies(tmp_path / "b", tmp_path).notices
+    assert f"requirements.txt of {tmp_path}" in notice
+    assert f"{tmp_path}/b/pyproject.toml takes precedence" in notice
 
 
 @pytest.mark.parametrize(
@@ -254,7 +268,18 @@ def test_groups_beside_dependencies_give_no_notice(tmp_path: Path, make: Make) -
 
 
 @pytest.mark.parametrize(
-    "content", ["[project", "[project]\ndependencies = [1]\n", b"\xff\xfe\xfa"]
+    "content",
+    [
+        "[project",
+        "project = ['a']\n",
+        "[project]\ndependencies = [1]\n",
+        "[project]\ndependencies = ['a']\n[tool.uv]\nsources = ['a']\n",
+        "[project]\ndependencies = ['a']\n[tool.uv.sources]\na = [{ url = 'u', marker = 'x' }]\n",
+        "[project]\ndependencies = ['a']\n[[tool.uv.index]]\nname = 'x'\n",
+        "[project]\ndependencies = ['a']\n[tool.poetry]\ngroup = ['x']\n",
+        "[project]\n[tool]\nuv = 'x'\n",
+        b"\xff\xfe\xfa",
+    ],
 )
 def test_the_error_names_an_invalid_file(content: str | bytes, tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"pyproject.toml": content})

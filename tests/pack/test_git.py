@@ -71,13 +71,15 @@ PATTERN = st.builds(
     st.booleans(),
     st.booleans(),
     st.lists(
-        st.sampled_from(["a", "b", "a*", "*.b", "?", "[ab]", "*", "**", "c"]),
+        st.sampled_from(["a", "b", "a*", "*.b", "?", "[ab]", "[[:alpha:].]", "*", "**", "c", "A"]),
         min_size=1,
         max_size=3,
     ),
     st.booleans(),
 )
-RULES = st.lists(PATTERN | st.sampled_from(["# a", "", "a ", "\\!a"]), max_size=4).map("\n".join)
+RULES = st.lists(PATTERN | st.sampled_from(["# a", "", "a ", "\\!a", "[[]*"]), max_size=4).map(
+    "\n".join
+)
 FILE = st.lists(NAME, min_size=1, max_size=4).map("/".join)
 
 
@@ -89,7 +91,8 @@ FILE = st.lists(NAME, min_size=1, max_size=4).map("/".join)
     everywhere=RULES,
     tracked=st.sets(st.integers(0, 8), max_size=3),
     below=st.booleans(),
-    version=st.sampled_from(["2", "4"]),
+    index=st.sampled_from(["--index-version=2", "--index-version=4", "--split-index"]),
+    ignores_case=st.booleans(),
 )
 def test_what_ships_is_what_git_keeps(
     files: set[str],
@@ -98,7 +101,8 @@ def test_what_ships_is_what_git_keeps(
     everywhere: str,
     tracked: set[int],
     below: bool,
-    version: str,
+    index: str,
+    ignores_case: bool,
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="kinetic-git-") as scratch:
         root, home = Path(scratch, "r"), Path(scratch, "home")
@@ -107,6 +111,7 @@ def test_what_ships_is_what_git_keeps(
         (home / ".config" / "git" / "ignore").write_text(everywhere)
         root.mkdir()
         run_git(root, environ, "init", "-q")
+        run_git(root, environ, "config", "core.ignoreCase", str(ignores_case).lower())
         (root / ".git" / "info" / "exclude").write_text(exclude)
         for name in sorted(files):
             try:
@@ -122,7 +127,7 @@ def test_what_ships_is_what_git_keeps(
         added = [names[number] for number in tracked if number < len(names)]
         if added:
             run_git(root, environ, "add", "-f", "--", *added)
-            run_git(root, environ, "update-index", f"--index-version={version}")
+            run_git(root, environ, "update-index", index)
         assert shipped(root, environ) == kept_by_git(root, environ)
         if below and (root / "a").is_dir():
             # A project below the top of the work tree ships, even if git ignores all of it.

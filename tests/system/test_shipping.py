@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.programs import ROOT, run
 
-CALLS, WORKERS, LARGE = 60, 4, 3_000_000
+CALLS, WORKERS, LARGE = 24, 4, 3_000_000
 
 SEARCH = f"""
 import asyncio, csv, json, os, pathlib, random, sys

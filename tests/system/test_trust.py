@@ -6,6 +6,7 @@ No damaged object may make a client hang, take much memory, run code, or harm an
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import os
@@ -148,6 +149,11 @@ def _with_header(header: bytes, body: bytes) -> bytes:
     return MAGIC + len(header).to_bytes(4, "little") + header + body
 
 
+def nested_too_deep(case: Case) -> None:
+    gc.collect()  # Python 3.11 would finalize garbage of other tests in this depth, which fails
+    case.put(_with_header(b"[" * 100_000, b"[" * 100_000))
+
+
 def forged_with_another_key(case: Case) -> None:
     body = case.original.trap
     outcome = wire.Outcome(wire.Kind.VALUE, body=hashlib.sha256(body).hexdigest())
@@ -184,7 +190,7 @@ DAMAGES: dict[str, Callable[[Case], None]] = {
     ),
     "forged without a signature": lambda case: case.put(case.original.trap),
     "forged with metadata of other types": lambda case: case.forge([{"mac": 1}]),
-    "nested too deep": lambda case: case.put(_with_header(b"[" * 100_000, b"[" * 100_000)),
+    "nested too deep": nested_too_deep,
     "with a header longer than the file": lambda case: case.put(MAGIC + b"\xff\xff\xff\xff{}"),
     "moved from another item": lambda case: case.put(case.content(case.sibling)),
     "moved from another batch": lambda case: case.put(case.content(case.elsewhere)),

@@ -27,7 +27,6 @@ from kinetic._messages import format_size
 from kinetic._packing import archive, discover, payload
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol import stand_ins, wire
-from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
 from kinetic._runner.protocol.spool import Spooled
 from kinetic._tasks import all_or_none, in_thread
 from kinetic._tracebacks import of_the_caller
@@ -305,7 +304,7 @@ def job_environment(
     A job on this machine gets a small part of the environment of this process. A pod gets
     only *captured*, and the project that pays for its requests to a bucket.
     """
-    base = environment.capture([BILLING_PROJECT], os.environ)
+    base = environment.capture([wire.BILLING_PROJECT], os.environ)
     if session.platform.capacity is not None:
         base |= environment.base_environment(os.environ)
     if _writes_to_cloud_storage(session, output_dir):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
+from kinetic._runner.protocol.wire import BILLING_PROJECT
 from kinetic._tasks import for_each
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.gcs import transfer

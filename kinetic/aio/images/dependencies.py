@@ -7,9 +7,10 @@ The result is a requirements file whose lines stay as the project wrote them. Th
 from __future__ import annotations
 
 import codecs
+import contextlib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,10 +32,12 @@ KEEP = "kn:keep"
 """A line with one of `ACCELERATOR_PACKAGES` stays if its comment has this word."""
 
 UNREAD_FILES: Mapping[str, str] = {
-    "requirements*.txt": r"^\s*[^#\s]",
-    "requirements/*.txt": r"^\s*[^#\s]",
-    "requirements*.in": r"^\s*[^#\s]",
-    "pyproject.toml": r"dependencies\s*=\s*\[\s*[\"']|^\[tool\.(poetry|pixi)\..*dependencies\]",
+    **dict.fromkeys(
+        ("req*.txt", "requirements/*.txt", "req*.in", "requirements*.lock"), r"^\s*[^#\s]"
+    ),
+    "pyproject.toml": (
+        r"dependencies\s*=\s*\[(\s|#.*\n)*[\"']|^\[tool\.(poetry|pixi)\..*dependencies\]"
+    ),
     "setup.py": r"install_requires",
     "setup.cfg": r"^install_requires",
     "Pipfile": r"^\[packages\]",
@@ -153,23 +156,28 @@ def find_dependencies(
     found = _Reader(root, keep_accelerator)
     for script in scripts:
         if (block := _script_block(script)) is not None:
-            found.read_project(script, {**block, "project": block})
+            with _of_known_types(script):
+                found.read_project(script, {**block, "project": block})
             return found.dependencies(script)
+    read: list[Path] = []
+    source: Path | None = None
     for directory in _walk_up(entry_dir, root):
         requirements, pyproject = directory / "requirements.txt", directory / "pyproject.toml"
-        read, source = [requirements], None
         if requirements.is_file():
             source = requirements
             found.read_lines(_read_text(source), source)
         elif pyproject.is_file():
             read.append(pyproject)
             content = _parse_toml(_read_text(pyproject), pyproject)
-            source = pyproject if found.read_pyproject(pyproject, content) else None
-        if not found.lists_packages:
-            found.name_unread_files(directory, read)
+            with _of_known_types(pyproject):
+                source = pyproject if found.read_pyproject(pyproject, content) else None
         if source is not None:
-            return found.dependencies(source)
-    return found.dependencies(None)
+            break
+        found.name_unread_files(directory, read, None)
+    if source is not None and not found.lists_packages:
+        for directory in _walk_up(source.parent, root):
+            found.name_unread_files(directory, [*read, source], source)
+    return found.dependencies(source)
 
 
 def _walk_up(entry_dir: Path, root: Path | None) -> Iterator[Path]:
@@ -202,6 +210,22 @@ def _parse_toml(text: str, file: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise PackError(f"{file} is not valid TOML: {exc}", culprit=str(file)) from exc
+
+
+@contextlib.contextmanager
+def _of_known_types(file: Path) -> Generator[None]:
+    """Raise a `PackError` if a value in *file* hasn't the type that its tool defines for it."""
+    try:
+        yield
+    except PackError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as exc:
+        reason = str(exc).splitlines()[0]
+        raise PackError(
+            f"{file}: a table or a setting has another form than its tool defines ({reason}): "
+            "compare the tables [project] and [tool] with the documentation of your tools",
+            culprit=str(file),
+        ) from exc
 
 
 def _script_block(script: Path) -> dict[str, Any] | None:
@@ -248,8 +272,11 @@ class _Reader:
         text = "".join(f"{line}\n" for line in lines)
         return Dependencies(source=source, text=text, notices=tuple(self._notices))
 
-    def name_unread_files(self, directory: Path, read: list[Path]) -> None:
-        """Add a notice about files in *directory* that list packages; the files *read* are read."""
+    def name_unread_files(self, directory: Path, read: list[Path], source: Path | None) -> None:
+        """Add a notice about files in *directory* that list packages; the files *read* are read.
+
+        *source* is the file that counts instead.
+        """
         unread = [
             file.relative_to(directory).as_posix()
             for pattern, content in UNREAD_FILES.items()
@@ -257,10 +284,11 @@ class _Reader:
             if file not in read and re.search(content, _read_if_possible(file), re.MULTILINE)
         ]
         if unread:
-            empty = f", because {read[0].name} takes precedence" if read[0].is_file() else ""
+            instead = f", because {source} takes precedence" if source is not None else ""
+            target = (source.parent if source is not None else directory) / "requirements.txt"
             self._notices.append(
                 f"The packages in {', '.join(unread)} of {directory} are not installed for jobs"
-                f"{empty}: list what jobs need in {read[0]}."
+                f"{instead}: list what jobs need in {target}."
             )
 
     def read_pyproject(self, file: Path, content: dict[str, Any]) -> bool:

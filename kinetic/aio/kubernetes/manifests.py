@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinetic._runner.protocol import directory_urls, wire
-from kinetic._runner.protocol.google_refusals import BILLING_PROJECT
 from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
@@ -403,7 +402,7 @@ def _pod_annotations(spec: JobSpec, job_annotations: Mapping[str, str]) -> dict[
 
 def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     accelerator, data = spec.resources.accelerator, spec.order.data
-    billing_project = spec.environment.get(BILLING_PROJECT, "")
+    billing_project = spec.environment.get(wire.BILLING_PROJECT, "")
     fuse_storage, fuse_mounts = fuse_volumes(data, spec.order.store, billing_project)
     user = spec.image.user if placement.run_as_user is None else placement.run_as_user
     folders = _folders(data, fuse_mounts) if user else []
