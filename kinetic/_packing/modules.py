@@ -3,7 +3,7 @@
 The job imports the project's modules from the archive, like any program. These definitions travel
 by value instead:
 
-- those of ``__main__``, of a notebook, and of ``exec``;
+- those of ``__main__``, also in a spawned process, of a notebook, and of ``exec``;
 - those of the modules that `KINETIC_BY_VALUE` names, or ``cloudpickle.register_pickle_by_value``;
 - those of modules that the job can't find: nothing ships, or their package lies elsewhere.
 """
@@ -103,7 +103,8 @@ class Modules:
             return PicklingMode.DEFAULT
         if getattr(module, "__name__", None) != name:
             return PicklingMode.DEFAULT  # an alias; cloudpickle registers modules by ``__name__``
-        if self._is_chosen(name, module):
+        # A process that multiprocessing has spawned has the script under this name.
+        if name == "__mp_main__" or self._is_chosen(name, module):
             return PicklingMode.VALUE
         paths = _module_paths(module)
         if not paths:

@@ -89,6 +89,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
             return self._reduce_code(cast("types.CodeType", obj))
         if kind in by_value.REDUCERS:
             return by_value.REDUCERS[kind](obj)
+        is_definition = issubclass(kind, type) or kind is types.FunctionType
+        has_other_name = is_definition and not import_hints.is_importable(obj)
+        if has_other_name and (found := by_value.reduce_importable(obj)) is not None:
+            return found
         if issubclass(kind, type):
             return self._reduce_class(cast("type", obj), super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         if kind is types.FunctionType:
