@@ -96,7 +96,7 @@ FILES = {
     "src/layout/__init__.py": "",
     "src/layout/deep.py": "import layout\n",
     "makes.py": """
-        import collections, enum, typing, pydantic
+        import collections, enum, functools, typing, pydantic
         def wrap(cls):
             class Wrapped(cls): pass
             return Wrapped
@@ -104,6 +104,7 @@ FILES = {
         class Thing: pass
         Point = collections.namedtuple("Pair", "x y")
         Color = enum.Enum("Colour", "RED")
+        class Step(enum.Enum): FIRST = functools.partial(max)
         T = typing.TypeVar("T")
         class Page(pydantic.BaseModel, typing.Generic[T]): items: list[T]
         def outer():
@@ -111,10 +112,10 @@ FILES = {
             return inner
         call = outer()
         replaced = None
-        def known(thing, point, color, page):
+        def known(thing, point, color, step, page):
             kinds = isinstance(thing, Thing), type(point) is Point, color is Color.RED
-            return *kinds, type(page) is Page[int]
-        def make(): return Thing, Point(1, 2), Color.RED, Page[int](items=[1])
+            return *kinds, step is Step.FIRST, type(page) is Page[int]
+        def make(): return Step.FIRST, Thing, Point(1, 2), Color.RED, Page[int](items=[1])
         """,
     "plugins/by file.py": """
         count = 0
@@ -150,6 +151,7 @@ forgotten = ring_a.a
 
 settings.RATE, settings.TABLE["a"], settings.Config.depth = 5, [1, None], 7
 
+page = makes.Page[int](items=[1])
 makes.replaced = makes.outer()  # the job's import gives None
 def in_script(leaf): return leaf.twice(), settings.RATE, type(leaf) is shop.Leaf
 
@@ -160,7 +162,7 @@ calls = [
     (steps.Trainer(3).fit, 4), (steps.Trainer.static, 5), (steps.inside, 6), (steps.nested, 7),
     (steps.closure(8), 9), (ring_a.a, 3), (space.inner.f,),
     (makes.call, makes.call), (makes.make,), (lambda function: function(2), makes.replaced),
-    (makes.known, makes.Thing(), makes.Point(1, 2), makes.Color.RED, makes.Page[int](items=[1])),
+    (makes.known, makes.Thing(), makes.Point(1, 2), makes.Color.RED, makes.Step.FIRST, page),
     (plugin.Plugin().go,), (unregistered.Plugin().go,),
 ]
 
