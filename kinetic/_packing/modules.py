@@ -3,7 +3,8 @@
 The job imports the project's modules from the archive, like any program. These definitions travel
 by value instead:
 
-- those of ``__main__``, of a notebook, and of ``exec``;
+- those of ``__main__``, also in a spawned process, of a notebook, and of ``exec``;
+- those of modules that the program has made without a file;
 - those of the modules that `KINETIC_BY_VALUE` names, or ``cloudpickle.register_pickle_by_value``;
 - those of modules that the job can't find: nothing ships, or their package lies elsewhere.
 """
@@ -103,11 +104,14 @@ class Modules:
             return PicklingMode.DEFAULT
         if getattr(module, "__name__", None) != name:
             return PicklingMode.DEFAULT  # an alias; cloudpickle registers modules by ``__name__``
-        if self._is_chosen(name, module):
+        # A process that multiprocessing has spawned has the script under this name.
+        if name == "__mp_main__" or self._is_chosen(name, module):
             return PicklingMode.VALUE
         paths = _module_paths(module)
         if not paths:
-            return PicklingMode.DEFAULT
+            # Only what the program itself made has no spec; a package makes its own submodules.
+            is_made = type(module) is types.ModuleType and module.__spec__ is None
+            return PicklingMode.VALUE if is_made and "." not in name else PicklingMode.DEFAULT
         if not all(discover.is_within(path, self._base) for path in paths):
             if not any(discover.is_installed(path) for path in paths):
                 self._outside[name] = paths[0]

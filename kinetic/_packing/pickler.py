@@ -211,6 +211,8 @@ class CallPickler(pickles.Pickler):
             by_file = wrappers or module.__name__ in self._modules.files
             return reference if by_file else NotImplemented
         mode = self._modules.mode_of(name)
+        if mode is PicklingMode.REFERENCE and (found := by_value.reduce_importable(obj)):
+            return found
         is_own = mode is not PicklingMode.DEFAULT or self._modules.is_by_value(name)
         if kind in import_hints.REDUCERS and is_own:
             return import_hints.REDUCERS[kind](obj)
@@ -223,6 +225,23 @@ class CallPickler(pickles.Pickler):
             reduced = _cloudpickle._dynamic_class_reduce(obj)
             return self._reduce_class(obj, reduced)
         return _cloudpickle._make_typevar, _cloudpickle._decompose_typevar(obj)
+
+    @staticmethod
+    def _reduce_class(defined: type, reduced: Any) -> Any:
+        """Complete the form of a class by value, unless the job couldn't make the class.
+
+        Raises:
+            TypeError: The metaclass is written in C, and needs the whole body of the class.
+        """
+        make = type(defined).__new__
+        is_in_c = isinstance(make, types.BuiltinFunctionType) and make is not type.__new__
+        if is_in_c and isinstance(reduced, tuple):
+            raise TypeError(
+                f"the class {defined.__qualname__} can't travel by value, because its metaclass "
+                f"{type(defined).__qualname__} needs the whole class body; move the class into a "
+                "module of the project, which the job imports"
+            )
+        return pickles.Pickler._reduce_class(defined, reduced)
 
     def _reference(self, obj: Any) -> Any:
         """Return how the job finds *obj* in a module that it imports; None if it can't.
@@ -257,12 +276,17 @@ class CallPickler(pickles.Pickler):
         job_globals = reduced[1][1]
         module = _module_of(function)
         mode = self._modules.mode_of(module.__name__) if module else PicklingMode.DEFAULT
+        used_globals = typing.cast("dict[str, Any]", state.get("__globals__", {}))
         if mode is PicklingMode.REFERENCE:
-            job_globals, state["__globals__"] = _StandIn((vars, (module,))), {}
+            # pytest adds the modules that its asserts use, under names such as @pytest_ar.
+            state["__globals__"] = {
+                name: _StandIn((stand_ins.importable, (value.__name__,)))
+                for name, value in used_globals.items()
+                if name.startswith("@") and isinstance(value, types.ModuleType)
+            }
+            job_globals = _StandIn((vars, (module,)))
             return (constructor, (code, job_globals, *more), (attributes, state), *rest)
-        used_globals = state.get("__globals__")
-        if isinstance(used_globals, dict):
-            state["__globals__"] = self._relocate(typing.cast("dict[str, Any]", used_globals))
+        state["__globals__"] = self._relocate(used_globals)
         if module is not None and mode is PicklingMode.VALUE:
             job_globals = _StandIn((vars, (self._skeleton(module),)))
         elif module is not None and module.__name__ == "__main__":

@@ -13,6 +13,8 @@ import copyreg
 import enum
 import functools
 import importlib
+import itertools
+import operator
 import sys
 import threading
 import types
@@ -235,6 +237,46 @@ def _place_of(obj: object, modules: Iterable[str]) -> tuple[str, str] | None:
             if value is obj:
                 return module, name
     return None
+
+
+def _global_name(obj: Any, module: Any) -> str | None:
+    """Return the name of the global of *module* that is *obj*, if the module's own code makes it.
+
+    The name may differ from ``__qualname__``, as for a class that a decorator has replaced.
+    """
+    names = [name for name, value in tuple(getattr(module, "__dict__", {}).items()) if value is obj]
+    try:
+        code = module.__spec__.loader.get_code(module.__name__) if names else None
+    except Exception:  # the module may have no loader, or an own one
+        return None
+    if not isinstance(code, types.CodeType):
+        return None
+    import dis  # only few pickles need it
+
+    # A program may have put *obj* in place of a constant, which is what an import would give.
+    made = {
+        step.argval
+        for before, step in itertools.pairwise(dis.get_instructions(code))
+        if step.opname == "STORE_NAME" and before.opname != "LOAD_CONST"
+    }
+    return next((name for name in names if name in made), None)
+
+
+def reduce_importable(obj: Any) -> Any:
+    """Return how to find a class or function in its module, where it has another name.
+
+    A generic model of pydantic with type arguments is found through the model. Return None for all
+    others.
+    """
+    generic: Any = getattr(obj, "__dict__", {}).get("__pydantic_generic_metadata__") or {}
+    origin: Any = generic.get("origin")
+    main = sys.modules["__main__"]
+    module = sys.modules.get(getattr(origin or obj, "__module__", None) or "__main__", main)
+    if module is main:
+        return None
+    if origin is not None and getattr(module, origin.__name__, None) is origin:
+        return operator.getitem, (origin, generic["args"])
+    return (getattr, (module, name)) if (name := _global_name(obj, module)) else None
 
 
 def reduce_marker(obj: Any) -> Any:

@@ -8,8 +8,10 @@ holds the GIL until it has finished.
 
 from __future__ import annotations
 
+import enum
 import io
 import mmap
+import operator
 import os
 import pickle
 import sys
@@ -85,10 +87,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
             return exceptions.reduce(cast("BaseException", obj))
         if kind in import_hints.REDUCERS and not import_hints.is_importable(obj):
             return import_hints.REDUCERS[kind](obj)
+        if issubclass(kind, enum.Enum) and kind.__reduce_ex__ is enum.Enum.__reduce_ex__:
+            member = cast("enum.Enum", obj)
+            # By its value, as pickle does it, a member with a value such as a lambda isn't found.
+            if kind.__members__.get(member.name) is member:
+                return operator.getitem, (kind, member.name)
         if kind is types.CodeType:
             return self._reduce_code(cast("types.CodeType", obj))
         if kind in by_value.REDUCERS:
             return by_value.REDUCERS[kind](obj)
+        is_definition = issubclass(kind, type) or kind is types.FunctionType
+        has_other_name = is_definition and not import_hints.is_importable(obj)
+        if has_other_name and (found := by_value.reduce_importable(obj)) is not None:
+            return found
         if issubclass(kind, type):
             return self._reduce_class(cast("type", obj), super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         if kind is types.FunctionType:

@@ -69,6 +69,14 @@ def module_at(name: str, file: str) -> types.ModuleType:
     return sys.modules[name]
 
 
+def importable(name: str) -> types.ModuleType | None:
+    """Return the module *name*, or None where it isn't installed; pickles refer to this."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
 def attribute(module: types.ModuleType, name: str, wrappers: int) -> Any:
     """Return what *module* has under a dotted *name*, without so many of its *wrappers*."""
     found: Any = module
@@ -166,6 +174,7 @@ class Decorated(functools.partial[Any]):
 
     def _refuse(self, operation: str) -> NoReturn:
         name = getattr(self, "__name__", type(self.func).__name__)
+        refuse_during_import(name)
         raise RuntimeError(
             f"{name}: {operation} starts jobs, and a job can't start jobs; to call the function in "
             f"this process, use {name}(...) or {name}.local(...)"

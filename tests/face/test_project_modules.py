@@ -95,6 +95,28 @@ FILES = {
     "space/other.py": "VALUE = 4\n",
     "src/layout/__init__.py": "",
     "src/layout/deep.py": "import layout\n",
+    "makes.py": """
+        import collections, enum, functools, typing, pydantic
+        def wrap(cls):
+            class Wrapped(cls): pass
+            return Wrapped
+        @wrap
+        class Thing: pass
+        Point = collections.namedtuple("Pair", "x y")
+        Color = enum.Enum("Colour", "RED")
+        class Step(enum.Enum): FIRST = functools.partial(max)
+        T = typing.TypeVar("T")
+        class Page(pydantic.BaseModel, typing.Generic[T]): items: list[T]
+        def outer():
+            def inner(x): return x is call
+            return inner
+        call = outer()
+        replaced = None
+        def known(thing, point, color, step, page):
+            kinds = isinstance(thing, Thing), type(point) is Point, color is Color.RED
+            return *kinds, step is Step.FIRST, type(page) is Page[int]
+        def make(): return Step.FIRST, Thing, Point(1, 2), Color.RED, Page[int](items=[1])
+        """,
     "plugins/by file.py": """
         count = 0
         class Plugin:
@@ -117,7 +139,7 @@ def project(tmp_path: Path) -> Path:
 
 
 TABLE = """
-import importlib.util, kinetic.aio, ring_a, settings, shop, space.inner, steps
+import importlib.util, kinetic.aio, makes, ring_a, settings, shop, space.inner, steps
 
 spec = importlib.util.spec_from_file_location("odd.name".replace(".", "_"), "plugins/by file.py")
 plugin = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -129,6 +151,8 @@ forgotten = ring_a.a
 
 settings.RATE, settings.TABLE["a"], settings.Config.depth = 5, [1, None], 7
 
+page = makes.Page[int](items=[1])
+makes.replaced = makes.outer()  # the job's import gives None
 def in_script(leaf): return leaf.twice(), settings.RATE, type(leaf) is shop.Leaf
 
 calls = [
@@ -137,6 +161,8 @@ calls = [
     (settings.values,), (settings.read,), (settings.read_file,),
     (steps.Trainer(3).fit, 4), (steps.Trainer.static, 5), (steps.inside, 6), (steps.nested, 7),
     (steps.closure(8), 9), (ring_a.a, 3), (space.inner.f,),
+    (makes.call, makes.call), (makes.make,), (lambda function: function(2), makes.replaced),
+    (makes.known, makes.Thing(), makes.Point(1, 2), makes.Color.RED, makes.Step.FIRST, page),
     (plugin.Plugin().go,), (unregistered.Plugin().go,),
 ]
 
@@ -161,8 +187,11 @@ print(len(found), steps.outside(1))
 
 
 def test_a_job_gives_what_a_direct_call_gives(script, project: Path) -> None:
-    """Exceptions, enums, caches, pickle, class hooks, decorators, circles, changed values, Data."""
-    script(TABLE).prints("19 ['wrapped', 1]")
+    """Exceptions, enums, caches, pickle, class hooks, decorators, circles, changed values, Data.
+
+    And definitions that their module has under another name.
+    """
+    script(TABLE).prints("23 ['wrapped', 1]")
 
 
 RUN = """
@@ -212,6 +241,7 @@ print(imports("calls"), imports("submits"))
 
 import guarded
 print(failure(remote(guarded.uses_script)).count("script_like.py:4: train()") > 0)
+print(failure(remote(guarded.uses_submits)).count("submits.py:4: train is called") > 0)
 """
 
 
@@ -224,7 +254,8 @@ def test_a_module_that_the_job_cannot_import_is_named(script, tmp_path: Path) ->
         "calls.py": decorated + "def train(x): return x\ntrain(3)\n",
         "submits.py": decorated + "def train(x): return x\ntrain.run_async(3)\n",
         "script_like.py": decorated + "def train(x): return x\nprint(train(3))\n",
-        "guarded.py": "def uses_script():\n    import script_like\n",
+        "guarded.py": "def uses_script():\n    import script_like\n"
+        "def uses_submits():\n    import submits\n",
     }
     project = tmp_path / "project"
     project.mkdir()
@@ -232,5 +263,49 @@ def test_a_module_that_the_job_cannot_import_is_named(script, tmp_path: Path) ->
         (project / name).write_text(text)
     code = ERRORS.replace('"machine.txt"', '"../machine.txt"')
     Child(COMMON + code, folder=project).prints(
-        "True True", "value", "[True, True, True] [True, True, True]", "True"
+        "True True", "value", "[True, True, True] [True, True, True]", "True", "True"
     )
+
+
+TESTS = """
+import kinetic, pytest
+remote = kinetic.run(backend="local", accelerator="cpu")
+class Own:
+    pass
+def own(): return Own()
+def test_class():
+    assert type(remote(own)()) is Own
+def test_assert(tmp_path):
+    @remote
+    def nested(x): assert x == 1, "the message"
+    nested(1)
+    with pytest.raises(AssertionError, match="the message"): nested(2)
+"""
+
+
+def test_functions_inside_of_tests_assert_in_their_jobs(tmp_path: Path) -> None:
+    """pytest gives them globals that the job's import of the file doesn't make."""
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "test_own.py").write_text(TESTS)
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py")
+    assert "2 passed" in programs.python(*command, cwd=tmp_path)
+
+
+SPAWNED = """
+import multiprocessing, kinetic
+remote = kinetic.run(backend="local", accelerator="cpu")
+class Own:
+    pass
+@remote
+def same(own): return type(own) is Own
+def call(_): return same(Own())
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(call, [1]))
+"""
+
+
+def test_a_spawned_process_sends_the_definitions_of_its_script(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "main.py").write_text(SPAWNED)
+    assert programs.python("main.py", cwd=tmp_path) == "[True]\n"

@@ -286,7 +286,9 @@ def test_all_items_of_a_batch_see_the_same_values(write: Write, tmp_path: Path) 
 # --- which modules ------------------------------------------------------------------------
 
 
-def test_how_modules_get_to_the_job(tmp_path: Path, make: Make, write: Write) -> None:
+def test_how_modules_get_to_the_job(
+    tmp_path: Path, make: Make, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(tmp_path / "else", {"outside_one.py": "def f(): pass\n"})
     sys.path.append(str(tmp_path / "else"))
     first, *_ = write(
@@ -306,6 +308,7 @@ def test_how_modules_get_to_the_job(tmp_path: Path, make: Make, write: Write) ->
     plugin = sys.modules["a_plugin"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
     importlib.import_module("outside_one")
+    monkeypatch.setitem(sys.modules, "made_here", ModuleType("made_here"))
     environ = {**os.environ, "KINETIC_BY_VALUE": "mode_pkg, else"}
     project = discover.find_project(first.f, environ=environ, cwd=Path.cwd())
     modules = Modules(project)
@@ -317,7 +320,9 @@ def test_how_modules_get_to_the_job(tmp_path: Path, make: Make, write: Write) ->
         "mode_pkg.sub": PicklingMode.VALUE,
         "a_plugin": PicklingMode.REFERENCE,
         "outside_one": PicklingMode.DEFAULT,
+        "made_here": PicklingMode.VALUE,
         "json": PicklingMode.DEFAULT,
+        "sys": PicklingMode.DEFAULT,
         "numpy": PicklingMode.DEFAULT,
     }
     assert {name: modules.mode_of(name) for name in modes} == modes
