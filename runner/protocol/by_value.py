@@ -272,10 +272,17 @@ def reduce_importable(obj: Any) -> Any:
     origin: Any = generic.get("origin")
     main = sys.modules["__main__"]
     module = sys.modules.get(getattr(origin or obj, "__module__", None) or "__main__", main)
+    # `dataclasses.make_dataclass`, before Python 3.12, and `types.new_class` don't note the module.
+    if module is types and (place := _place_of(obj, tuple(sys.modules))):
+        module = sys.modules[place[0]]
     if module is main:
         return None
     if origin is not None and getattr(module, origin.__name__, None) is origin:
         return operator.getitem, (origin, generic["args"])
+    for cell in getattr(obj, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # the cell is empty
+            if not isinstance(cell.cell_contents, (type, types.FunctionType, types.ModuleType)):
+                return None  # the program may have changed it since the import
     return (getattr, (module, name)) if (name := _global_name(obj, module)) else None
 
 

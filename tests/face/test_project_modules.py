@@ -96,7 +96,7 @@ FILES = {
     "src/layout/__init__.py": "",
     "src/layout/deep.py": "import layout\n",
     "makes.py": """
-        import collections, enum, functools, typing, pydantic
+        import collections, dataclasses, enum, functools, typing, pydantic
         def wrap(cls):
             class Wrapped(cls): pass
             return Wrapped
@@ -104,6 +104,7 @@ FILES = {
         class Thing: pass
         Point = collections.namedtuple("Pair", "x y")
         Color = enum.Enum("Colour", "RED")
+        Made = dataclasses.make_dataclass("Anything", ["x"])
         class Step(enum.Enum): FIRST = functools.partial(max)
         T = typing.TypeVar("T")
         class Page(pydantic.BaseModel, typing.Generic[T]): items: list[T]
@@ -111,11 +112,19 @@ FILES = {
             def inner(x): return x is call
             return inner
         call = outer()
+        def counter():
+            count = 0
+            def inner():
+                nonlocal count
+                count += 1
+                return count
+            return inner
+        count = counter()
         replaced = None
         def known(thing, point, color, step, page):
             kinds = isinstance(thing, Thing), type(point) is Point, color is Color.RED
             return *kinds, step is Step.FIRST, type(page) is Page[int]
-        def make(): return Step.FIRST, Thing, Point(1, 2), Color.RED, Page[int](items=[1])
+        def make(): return Made(1), Step.FIRST, Thing, Point(1, 2), Color.RED, Page[int](items=[1])
         """,
     "plugins/by file.py": """
         count = 0
@@ -152,6 +161,7 @@ forgotten = ring_a.a
 settings.RATE, settings.TABLE["a"], settings.Config.depth = 5, [1, None], 7
 
 page = makes.Page[int](items=[1])
+found_count = [makes.count(), makes.count(), remote(makes.count)()]
 makes.replaced = makes.outer()  # the job's import gives None
 def in_script(leaf): return leaf.twice(), settings.RATE, type(leaf) is shop.Leaf
 
@@ -182,7 +192,7 @@ for (function, *args), value in zip(calls, found):
     direct = getattr(function, "local", function)(*args)
     if value != direct:
         print(function, value, direct)
-print(len(found), steps.outside(1))
+print(len(found), steps.outside(1), found_count)
 """
 
 
@@ -191,7 +201,7 @@ def test_a_job_gives_what_a_direct_call_gives(script, project: Path) -> None:
 
     And definitions that their module has under another name.
     """
-    script(TABLE).prints("23 ['wrapped', 1]")
+    script(TABLE).prints("23 ['wrapped', 1] [1, 2, 3]")
 
 
 RUN = """
