@@ -20,16 +20,21 @@ from tests.engine.world import VIRTUAL, Passing, until
 
 BROKEN = set[int]()
 RUNS = Counter[int]()
+HELD = dict[int, asyncio.Event]()  # the item of this index runs once its event is set
 
 
 @pytest.fixture(autouse=True)
 def clean() -> None:
     BROKEN.clear()
     RUNS.clear()
+    HELD.clear()
 
 
 async def work(run: Any) -> int | None:
-    RUNS[run.spec.order.index] += 1
+    index = run.spec.order.index
+    RUNS[index] += 1
+    if index in HELD:
+        await HELD[index].wait()
     return await carry_out(run)
 
 
@@ -64,8 +69,10 @@ async def failed(client: aio.Client, **terms: Any) -> aio.BatchHandle[int]:
 @VIRTUAL
 async def test_only_what_failed_runs_again(client: aio.Client) -> None:
     batch = await failed(client)
+    may_run = HELD[1] = asyncio.Event()
     assert await batch.retry_failed() == 2
     assert not batch.finished
+    may_run.set()
     assert await batch.results() == [0, 1, 2, 3, 4]
     assert RUNS == {0: 1, 1: 2, 2: 1, 3: 2, 4: 1}
     assert await batch.retry_failed() == 0
