@@ -41,7 +41,6 @@ from kinetic.errors import (
 )
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
-from kinetic.metric import JobMetric
 from kinetic.options import check
 from kinetic.prices import HOUR_S, Estimate, Price
 
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.debugging import DebuggerAddress
     from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.session import JobRef
+    from kinetic.metric import JobMetric
 
 __all__ = ["JobHandle"]
 

@@ -17,14 +17,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from . import frames, signing
 from .frames import MALFORMED
+from .wire import PRUNED
 
 Value = float | dict[str, float]
-
-PRUNED = "pruned"
-"""The reason in the outcome of an attempt that ended early because it was pruned.
-
-The outcome's kind is a value: the item has succeeded, and nothing retries it.
-"""
 
 METRICS = "metrics"
 """The field of an outcome's body with the last batch of metrics."""
@@ -166,14 +161,26 @@ def _warn_once() -> None:
 # --- pruned ------------------------------------------------------------------------------
 
 
+class Pruned(Exception):
+    """What ``kinetic.Pruned`` is in a job whose image lacks kinetic; see `kinetic.errors`."""
+
+    __module__ = "kinetic.errors"  # a pickle of it refers to the client's class
+
+    def __init__(self, step: int, value: Any) -> None:
+        super().__init__(step, value)
+        self.step = step
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"pruned at step {self.step}"
+
+
 def pruned_class() -> type[Any]:
     """Return the class ``kinetic.Pruned`` of this process; a job's image may lack kinetic."""
     try:
         found: Any = importlib.import_module("kinetic.errors")
         return cast("type[Any]", found.Pruned)
     except (ImportError, AttributeError):  # an older kinetic
-        from .stand_ins import Pruned
-
         return Pruned
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic._replacing import replacing
-from kinetic._runner.protocol import by_value, frames, metrics, pickles, wire
+from kinetic._runner.protocol import by_value, frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
 from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import Object, Store
@@ -58,7 +58,9 @@ async def unpickled(content: bytes | memoryview) -> Any:
 
 def refuse_pruned(outcome: wire.Outcome, body: bytes) -> None:
     """Raise `Pruned` if the attempt ended early, without a value."""
-    if outcome.reason == metrics.PRUNED:
+    if outcome.reason == wire.PRUNED:
+        from kinetic._runner.protocol import metrics  # few jobs are pruned
+
         raise Pruned(*metrics.read_pruned(frames.unpack(body).fields))
 
 
