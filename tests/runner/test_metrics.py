@@ -449,10 +449,9 @@ sys.exit(remote_runner.main())
         for step in range(100_000):
             try:
                 kinetic.report(step, 1.0)
-            except Pruned as error:
-                assert isinstance(error, kinetic.Pruned)
-                assert not hasattr(kinetic, "__file__")
-                raise
+            except Pruned:
+                if Pruned is kinetic.Pruned and not hasattr(kinetic, "__file__"):
+                    raise
             time.sleep(0.002)
 
     process = bench.start(bench.order(run, prunable=True), program=["-c", program])

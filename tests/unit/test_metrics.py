@@ -74,8 +74,8 @@ def test_a_wrong_value_is_refused_outside_a_job_as_in_one(value: Any, error: typ
         (1.0, TypeError),
         ("1", TypeError),
         (None, TypeError),
-    ]
-    + [(True, TypeError)],
+        (True, TypeError),
+    ],
 )
 def test_a_wrong_step_is_refused(step: Any, error: type[Any]) -> None:
     with pytest.raises(error, match="the step must be an int of at least 0"):
