@@ -242,9 +242,12 @@ class JobHandle(JobRecord, Generic[T]):
                 return str(error)
             fallback = NOT_ON_PLATFORM if self.group_id is None else ""
             return observation.message if observation is not None else fallback
-        if item.outcome.kind is wire.Kind.VALUE:
+        is_pruned = item.outcome.reason == wire.PRUNED
+        if item.outcome.kind is wire.Kind.VALUE and not is_pruned:
             return ""
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
+        if is_pruned:
+            return str(results.pruned_of(body))
         text = f"{item.outcome.reason}: {results.reason_text(outcome, body, self.job_id)}"
         cause = await self._host_cause(ref, item)
         return f"{text}; {cause}" if cause not in text else text

@@ -36,12 +36,16 @@ QUICK_PAUSE_S, PAUSE_S = 0.05, 1.0
 PAUSE_SHARE = 0.02
 """The pause as a share of the time since the first report, so that a long job makes few files."""
 
-LOOKS_S = 2.0, 30.0
-QUICK_LOOKS_S = 0.02, 0.25
-"""First and longest pause between two looks for the object that prunes the attempt, in seconds.
+TICKS_S, QUICK_TICKS_S = (1.0, 1.0), (0.02, 0.1)
+"""First and longest pause of the thread, in seconds.
 
-The first follows a report; without further reports, the pauses grow.
+Without further reports, the pauses grow. The thread isn't woken by a report: that takes 30 µs.
 """
+
+LOOKS_S, QUICK_LOOKS_S = (2.0, 30.0), (0.0, 0.0)
+"""Likewise, pauses between two looks for the object that prunes the attempt; 0: in each tick."""
+
+GROWTH = 1.25
 
 CLOSE_S = 10.0
 """How long the end of the function waits for the request that is under way, in seconds."""
@@ -149,14 +153,14 @@ class Reporter:
         self._started = time.time()
         is_quick = metrics.is_quick(order.store)
         self._pause_s = QUICK_PAUSE_S if is_quick else PAUSE_S
+        self._ticks_s = QUICK_TICKS_S if is_quick else TICKS_S
         self._looks_s = QUICK_LOOKS_S if is_quick else LOOKS_S
-        self._look_pause = self._looks_s[0]
         self._pruned = self._asked = False
         self._last: tuple[int, Value | None] = (0, None)
         self._warned_of: set[str] = set()
         self._slot = 0
         self._is_hooked = False
-        self._began = self._closed = self._idle = False
+        self._began = self._closed = False
 
     def add(self, step: int, value: Value) -> None:
         """Implement `metrics.Sink`; this runs for every report, so it does very little."""
@@ -165,10 +169,6 @@ class Reporter:
         if step >= self._last[0]:
             self._last = step, value
             self._waiting.append((step, value))
-            if self._idle:
-                self._idle = False
-                with suppress(RuntimeError):  # another thread has woken it
-                    self._wake.release()
         else:
             self._warn(
                 "back",
@@ -211,45 +211,35 @@ class Reporter:
         global _starting
         _starting = _thread.allocate_lock()
         self._is_job, self._objects = False, None
-        self._began = self._closed = self._idle = False
+        self._began = self._closed = False
 
     # --- the thread ---
 
     def _run(self) -> None:
         """Store reports, and look for the object that prunes the attempt, until the end."""
         next_flush = next_look = self._began_at
+        (tick, longest_tick), (look_pause, longest_look) = self._ticks_s, self._looks_s
         end_at: float | None = None
         while not self._closed:
             now = time.monotonic()
             try:
                 if (self._waiting or self._sending) and now >= next_flush:
-                    self._look_pause = self._looks_s[0]
-                    next_look = min(next_look, now + self._look_pause)
                     next_flush = now + self._flush_pause(now)
+                    tick, look_pause = self._ticks_s[0], self._looks_s[0]
+                    next_look = min(next_look, now + look_pause)
                     self._flush()
                 if self._order.prunable and not self._pruned and now >= next_look:
+                    next_look = now + look_pause
+                    look_pause = min(look_pause * GROWTH, longest_look)
                     self._pruned = self._look()
-                    next_look = now + self._look_pause
-                    self._look_pause = min(self._look_pause * 1.25, self._looks_s[1])
                 if self._pruned and self._is_job:
                     end_at = self._end_if_ignored(now, end_at)
             except Exception as exc:  # nothing here may end the job, or this thread
                 self._warn(
                     "store", f"can't store metrics: {exc}; the job goes on, and kinetic retries"
                 )
-            self._idle = True
-            timeout = -1.0
-            if self._waiting or self._sending:
-                self._idle = False
-                timeout = max(0.0, next_flush - time.monotonic())
-            if self._order.prunable and not self._pruned:
-                left = max(0.0, next_look - time.monotonic())
-                timeout = left if timeout < 0 else min(timeout, left)
-            if end_at is not None:
-                left = max(0.0, end_at - time.monotonic())
-                timeout = left if timeout < 0 else min(timeout, left)
-            if not self._closed:
-                self._wake.acquire(timeout=timeout)
+            self._wake.acquire(timeout=tick)
+            tick = min(tick * GROWTH, longest_tick)
 
     def _flush_pause(self, now: float) -> float:
         return min(PAUSE_S, max(self._pause_s, (now - self._began_at) * PAUSE_SHARE))
@@ -319,7 +309,7 @@ class Reporter:
         """Implement `finish`."""
         if self._began:
             self._closed = True
-            with suppress(RuntimeError):  # another thread has woken it
+            with suppress(RuntimeError):  # the thread has already been woken
                 self._wake.release()
             # A request that is under way ends before the commit, so that a cleanup finds its
             # object. The thread sends no other one.

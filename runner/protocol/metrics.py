@@ -28,6 +28,7 @@ MAX_NAMES, MAX_NAME_LENGTH = 64, 100
 """Maximum number of names in one report, and maximum characters of a name."""
 
 _JOB_VARIABLE = "KINETIC_JOB_ID"
+_INFINITY = math.inf
 
 
 class Sink(Protocol):
@@ -74,7 +75,7 @@ def report(step: int, value: float | Mapping[str, float]) -> None:
     """
     if type(step) is not int or step < 0:
         step = _checked_step(step)
-    if type(value) is not float or not -math.inf < value < math.inf:
+    if type(value) is not float or not -_INFINITY < value < _INFINITY:
         value = _checked_value(step, value)
     if sink is not None:
         sink.add(step, value)
@@ -109,7 +110,7 @@ def _checked_step(step: Any) -> int:
 
 def _checked_value(step: int, value: Any) -> Value:
     subject = f"the value of step {step}"
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         return _checked_number(subject, value)
     entries: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
     if not 0 < len(entries) <= MAX_NAMES:
@@ -117,10 +118,12 @@ def _checked_value(step: int, value: Any) -> Value:
         raise ValueError(f"kinetic.report: {subject} {problem}")
     checked: dict[str, float] = {}
     for name, number in entries.items():
-        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
+        if type(name) is not str or len(name) > MAX_NAME_LENGTH:
             problem = f"has the name {_shown(name)}; a name is text of at most {MAX_NAME_LENGTH}"
             raise TypeError(f"kinetic.report: {subject} {problem} characters")
-        checked[name] = _checked_number(f"{name!r} of step {step}", number)
+        if type(number) is not float or not -_INFINITY < number < _INFINITY:
+            number = _checked_number(f"{name!r} of step {step}", number)
+        checked[name] = number
     return checked
 
 

@@ -85,7 +85,7 @@ with endless.run_async_map([1, 2], prunable=True, retries=3) as batch:
                 print(index, given, outcome.ok, step >= 3, value)
     print(batch.status_counts(), batch.failures(), batch.reason() == "")
     job = batch.job(0)
-    print(job.status(), repr(job.reason()), job.noted())
+    print(job.status(), job.reason()[:14], job.noted())
     for call in (job.result, lambda: job.save_result("value"), outcome.unwrap):
         try:
             call()
@@ -106,7 +106,7 @@ with endless.run_async_map([1, 2], prunable=True, retries=3) as batch:
         "0 1 False True {'loss': 1.0}",
         "1 2 False True {'loss': 2.0}",
         "{'SUCCEEDED': 2} [] True",
-        "JobStatus.SUCCEEDED '' {}",
+        "JobStatus.SUCCEEDED pruned at step {}",
         "Pruned {'loss': 1.0}",
         "Pruned {'loss': 1.0}",
         "Pruned {'loss': 2.0}",
