@@ -430,7 +430,7 @@ class BatchHandle(Generic[T, X]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
             InputsUnfinished: All stored items ended, and the process with the other inputs ended.
-            NotFound: The batch was cleaned up.
+            NotFound: The batch was cleaned up, or a process has collected its results.
             BackendError: The store does not answer.
 
         Closed or cancelled: the batch continues.
