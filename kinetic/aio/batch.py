@@ -419,8 +419,8 @@ class BatchHandle(Generic[T, X]):
         Yields earlier reports first, so any process can read the metrics, until `results` or
         `cleanup` removes them. The reports of one attempt come in their order. Each attempt of an
         item begins a new curve; if `outcomes` has yielded an item, its last attempt counts. On a
-        cluster, a report arrives one to three seconds after its call, and the first of a job within
-        ten.
+        cluster, a report arrives one or two seconds after its call, and the first of a job within
+        six.
 
         Args:
             timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.

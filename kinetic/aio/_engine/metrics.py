@@ -26,7 +26,7 @@ from kinetic.aio.ports import Phase
 from kinetic.errors import NotFound, ResultTimeout, WireError
 from kinetic.metric import JobMetric, Metric
 
-PAUSES_S = 1.0, 2.0, 10.0
+PAUSES_S = 1.0, 1.0, 5.0
 QUICK_PAUSES_S = 0.02, 0.1, 0.25
 """Pauses between two looks for the reports of an attempt, in seconds: the first after a report, the
 longest after one, and the longest before any."""
