@@ -1,14 +1,13 @@
 """Decide what a worker does next: which item it takes, closes, or leaves to others.
 
 `Pull.steps` is a generator. It yields one operation at a time, such as `Create` or `Wait`, and gets
-the answer sent back. So it does no I/O, and tests play it in virtual time. ``docs/workers.md`` gives
-the rules and their reasons.
+the answer sent back. So it does no I/O, and tests play it in virtual time. ``docs/workers.md``
+gives the rules and their reasons.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -29,6 +28,7 @@ from ..protocol.workers import (
     WorkerId,
     duty,
 )
+from .items import Items
 
 TWIN_S = 30.0
 """How long a second process of the same worker waits before it asks for its replacement."""
@@ -82,21 +82,21 @@ class Delete(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Open the submission: code and function. The answer is None, or an `OpeningFailure`."""
+    """Open the submission: manifest, code, function. The answer is None, an `OpeningFailure`, or
+    `REMOVED`."""
 
 
 class Fetch(NamedTuple):
-    """Read the input of an item. The answer says whether it exists."""
+    """Read the input of an item from an input slot. The answer says whether it exists."""
 
-    index: int
-    slot: int  # the number of the input slot that has it
-    first: int  # the index of that slot's first input
+    item: int
+    slot: int
 
 
 class Start(NamedTuple):
     """Run an item's function, in a child. There is no answer."""
 
-    index: int
+    item: int
     attempt: int
 
 
@@ -134,6 +134,9 @@ class OpeningFailure(NamedTuple):
     passing: bool
 
 
+REMOVED = "removed"
+"""The answer to `Open` if the submission has no manifest."""
+
 Operation: TypeAlias = Create | Read | List | Delete | Open | Fetch | Start | Stop | Wait
 Steps: TypeAlias = Generator[Operation, Any, Any]
 
@@ -157,100 +160,11 @@ class Terms:
     single: bool = False
 
 
-class _Leave(Exception):
+class Leave(Exception):
+    """The worker ends with an exit code."""
+
     def __init__(self, code: int) -> None:
         self.code = code
-
-
-class _Items:
-    """What a worker has read of the items: input slots, attempts, and final ones."""
-
-    def __init__(self, budgets: RetryBudgets, requests: Requests) -> None:
-        self.stored = 0
-        self.total: int | None = None  # once the end of the inputs is stored
-        self.slots: list[wire.Slot] = []
-        self.spent_s = 0.0
-        self.failed = set[int]()
-        self._firsts: list[int] = []
-        self._slot_numbers: list[int] = []
-        self._budgets = budgets
-        self._requests = requests
-        self._attempts: dict[int, dict[int, wire.Attempt]] = {}
-        self._final = set[int]()
-
-    def add_slot(self, slot: wire.Slot) -> None:
-        """Note the next input slot."""
-        if slot.total is not None:
-            self.total = slot.total
-        else:
-            self._firsts.append(slot.first)
-            self._slot_numbers.append(len(self.slots))
-            self.stored = slot.first + slot.count
-        self.slots.append(slot)
-
-    def input_of(self, index: int) -> Fetch:
-        """Return the operation that reads an item's input."""
-        position = bisect.bisect_right(self._firsts, index) - 1
-        return Fetch(index, self._slot_numbers[position], self._firsts[position])
-
-    def attempts(self, index: int) -> Mapping[int, wire.Attempt]:
-        """Return the attempts of an item that this worker knows."""
-        return self._attempts.get(index, {})
-
-    def merge(self, found: Mapping[int, Mapping[int, wire.Attempt]]) -> None:
-        """Add what a listing says. Facts only grow, so an older listing does no harm."""
-        for index, attempts in found.items():
-            known = self._attempts.setdefault(index, {})
-            for number, new in attempts.items():
-                old = known.get(number, wire.Attempt())
-                if new.outcome is not None and old.outcome is None:
-                    started, ended = new.outcome.started, new.outcome.ended
-                    self.spent_s += max(0.0, ended - started) if started and ended else 0.0
-                known[number] = wire.Attempt(
-                    old.executor if new.executor is None else new.executor,
-                    new.outcome if old.outcome is None else old.outcome,
-                    new.claimed or old.claimed,
-                    new.worker or old.worker,
-                )
-
-    def forget_claim(self, index: int, attempt: int) -> None:
-        """Forget a claim that its maker has withdrawn."""
-        self._attempts[index].pop(attempt, None)
-
-    def state(self, index: int) -> wire.Item:
-        """Return the state of an item by what this worker knows."""
-        standing = self._requests.standing(index)
-        return wire.item_state(standing, self.attempts(index), self._budgets)
-
-    def is_final(self, index: int) -> bool:
-        """Return whether an item is final, by what was read of it after the last request."""
-        return index in self._final
-
-    def read_requests(self, named: Sequence[int] | None) -> None:
-        """Doubt what new requests change: the *named* items, or all. Values stay."""
-        doubted = [*self._final] if named is None else [i for i in named if i in self._final]
-        for index in doubted:
-            if self.state(index).state is not wire.ItemState.SUCCEEDED:
-                self._final.discard(index)
-                self.failed.discard(index)
-
-    def conclude(self, indexes: Sequence[int]) -> None:
-        """Note which of *indexes* are final; their block was listed after the requests."""
-        for index in indexes:
-            state = self.state(index).state
-            if state.final:
-                self._final.add(index)
-            if state is wire.ItemState.FAILED:
-                self.failed.add(index)
-
-    def open_blocks(self) -> list[range]:
-        """Return the indexes of each block that has an item which isn't final."""
-        blocks = []
-        for first in range(0, self.stored, wire.BLOCK_SIZE):
-            block = range(first, min(first + wire.BLOCK_SIZE, self.stored))
-            if any(index not in self._final for index in block):
-                blocks.append(block)
-        return blocks
 
 
 class Pull:
@@ -279,7 +193,7 @@ class Pull:
         self.terms = terms
         self.requests = Requests()
         self.registry = Registry()
-        self.items = _Items(terms.budgets, self.requests)
+        self.items = Items(terms.budgets, self.requests)
         self.terminating = False
         self._key = key
         self._scope = scope
@@ -303,12 +217,14 @@ class Pull:
                 yield from self._work_on_single_job()
             else:
                 yield from self._work()
-        except _Leave as leave:
+        except Leave as leave:
             return leave.code
         raise AssertionError("a worker ends only by leaving")
 
     def _work(self) -> Steps:
         failure = yield Open()
+        if failure == REMOVED:
+            raise Leave(EXIT_SURPLUS)
         yield from self._register(failure)
         yield from self._read_requests()
         yield from self._read_slots()
@@ -342,25 +258,23 @@ class Pull:
         created = yield Create(name, b"", metadata)
         yield from self._read_registry()
         if self.registry.successor(self.me) is not None:
-            raise _Leave(EXIT_REPLACE)
+            raise Leave(EXIT_REPLACE)
         if not created:
             # Either this is a second process of the same worker, or the first was suspended and is
             # gone. Its own end tells: then the platform starts the next, or keeps the first.
             yield from self._sleep(TWIN_S)
-            raise _Leave(EXIT_REPLACE)
+            raise Leave(EXIT_REPLACE)
 
     def _report_failed_opening(self, failure: OpeningFailure) -> Steps:
         """End the submission with the error, unless another worker could open it."""
         if not self.registry.opened or self.registry.failed_openings >= FAILED_OPENINGS:
             yield from self._list_open_blocks()
             for index in range(self.items.stored):
-                state = self.items.state(index)
-                if state.state is wire.ItemState.OPEN and (yield from self._claim(index)):
-                    yield from self._commit(index, state.attempt, failure.outcome, failure.body)
+                if self._may_take(index) and (yield from self._run(index, failure)):
                     break
             if not failure.passing:
                 yield from self._append_stop("setup", cancel_running=False)
-        raise _Leave(EXIT_REPLACE)
+        raise Leave(EXIT_REPLACE)
 
     # --- reading ---
 
@@ -370,7 +284,7 @@ class Pull:
             name = wire.control_key(self._scope, self.requests.count)
             if (found := (yield Read(name))) is None:  # the missing next slot proves that it's all
                 break
-            request = wire.Request.verified(*found, self._key, self._scope, name)
+            request = wire.Request.verified(found[0], found[1], self._key, self._scope, name)
             self.requests.add(request)
             if request.kind in ("stop", "retry"):
                 self.items.read_requests(request.items or [*request.bases] or None)
@@ -379,13 +293,13 @@ class Pull:
 
     def _leave_if_over(self) -> None:
         if self.requests.removing:
-            raise _Leave(EXIT_SURPLUS)
+            raise Leave(EXIT_SURPLUS)
         if self.requests.round != self.me.round:
-            raise _Leave(EXIT_SURPLUS)
+            raise Leave(EXIT_SURPLUS)
         if self.requests.done:
             # Only "all final" may end the other workers: after another cause, one may still run.
             is_done = self.requests.done == ALL_FINAL
-            raise _Leave(EXIT_DONE if is_done else EXIT_SURPLUS)
+            raise Leave(EXIT_DONE if is_done else EXIT_SURPLUS)
 
     def _read_slots(self) -> Steps:
         """Read the input slots that were stored since."""
@@ -466,9 +380,8 @@ class Pull:
     def _claim(self, index: int) -> Steps:
         """Claim the open attempt of an item; return whether this worker has it."""
         number = self.items.state(index).attempt
-        metadata = wire.claim_metadata(self.executor, worker=str(self.me))
-        name = wire.attempt_key(self._scope, index, number, "claim")
-        created: bool = yield Create(name, b"", metadata)
+        metadata = self._claim_metadata()
+        created: bool = yield Create(self._claim_name(index, number), b"", metadata)
         if not created:  # the listing tells who was faster, there and in the items beside it
             block = index - index % wire.BLOCK_SIZE
             yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
@@ -478,27 +391,44 @@ class Pull:
         self._not_before.pop((index, number), None)
         return True
 
-    def _run(self, index: int) -> Steps:
-        """Claim an item, check it, run it, and commit its outcome."""
+    def _claim_name(self, index: int, number: int) -> str:
+        return wire.attempt_key(self._scope, index, number, "claim")
+
+    def _claim_metadata(self) -> dict[str, str]:
+        return wire.claim_metadata(self.executor, worker=str(self.me))
+
+    def _run(self, index: int, failure: OpeningFailure | None = None) -> Steps:
+        """Claim an item, check it, run it, and commit its outcome; return whether it ran.
+
+        With a *failure* to open the submission, this is the item's outcome.
+        """
         number = self.items.state(index).attempt
         if not (yield from self._claim(index)):
-            return
+            return False
         # Requests are read after the claim, and a client writes a stop before it reads claims. So
         # one of the two sees the other.
         yield from self._read_requests()
         # The input is read after the requests: a cleanup writes its stop, and then deletes inputs.
-        if not (yield self.items.input_of(index)):
-            yield Delete(wire.attempt_key(self._scope, index, number, "claim"))
-            raise _Leave(EXIT_SURPLUS)
+        if not (yield from self._input_exists(index)):
+            yield Delete(self._claim_name(index, number))
+            raise Leave(EXIT_SURPLUS)
         if not self._may_start(index, number):
             yield from self._commit(index, number, _CANCELLED, b"")
             self._leave_if_over()
-            return
-        yield Start(index, number)
-        ended = yield from self._watch(index)
+            return False
+        if failure is None:
+            yield Start(index, number)
+            ended = yield from self._watch(index)
+        else:
+            ended = Ended(failure.outcome, failure.body)
         yield from self._commit(index, number, ended.outcome, ended.body)
         if self.terminating:
-            raise _Leave(EXIT_REPLACE)
+            raise Leave(EXIT_REPLACE)
+        return True
+
+    def _input_exists(self, index: int) -> Steps:
+        """Return whether the input exists; a cached copy would prove nothing."""
+        return (yield Fetch(index, self.items.slot_of(index)))
 
     def _may_start(self, index: int, number: int) -> bool:
         item = self.items.state(index)
@@ -573,7 +503,7 @@ class Pull:
         yield from self._read_slots()
         yield from self._read_registry()
         if self.registry.successor(self.me) is not None:
-            raise _Leave(EXIT_REPLACE)
+            raise Leave(EXIT_REPLACE)
         yield from self._list_open_blocks()
         duties = {
             index: self._duty(index)
@@ -594,7 +524,7 @@ class Pull:
         elif self._is_surplus(duties):
             since = self._surplus_since = self._surplus_since or self._clock()
             if self._clock() - since >= SURPLUS_S:
-                raise _Leave(EXIT_SURPLUS)
+                raise Leave(EXIT_SURPLUS)
         else:
             self._surplus_since = None
         return False
@@ -675,7 +605,7 @@ class Pull:
         seconds = min([seconds, *(due - self._clock() for due in own)])
         news = yield Wait(seconds)
         if news is News.TERMINATE:
-            raise _Leave(EXIT_REPLACE)
+            raise Leave(EXIT_REPLACE)
         if self.items.total is None:
             before = len(self.items.slots)
             yield from self._read_slots()
@@ -693,6 +623,8 @@ class Pull:
     def _work_on_single_job(self) -> Steps:
         """Run the only item. No registration is needed: nobody else waits for this rank."""
         failure = yield Open()
+        if failure == REMOVED:
+            raise Leave(EXIT_SURPLUS)
         self.items.add_slot(wire.Slot(0, 1))
         self.items.add_slot(wire.Slot(total=1))
         while True:
@@ -702,15 +634,15 @@ class Pull:
             item = self.items.state(0)
             if item.state.final:
                 is_value = item.state is wire.ItemState.SUCCEEDED
-                raise _Leave(EXIT_DONE if is_value else EXIT_SURPLUS)
+                raise Leave(EXIT_DONE if is_value else EXIT_SURPLUS)
             claim = self.items.attempts(0).get(item.attempt, wire.Attempt())
             claimant = WorkerId.parse(claim.worker)
             if claim.executor is None:
-                if failure is not None and (yield from self._claim(0)):
-                    yield from self._commit(0, item.attempt, failure.outcome, failure.body)
-                    yield from self._append_stop("setup", cancel_running=False)
-                elif failure is None and self._may_take(0):
-                    yield from self._run(0)
+                if self._may_take(0):
+                    if (yield from self._run(0, failure)) and failure is not None:
+                        if failure.passing:
+                            raise Leave(EXIT_REPLACE)
+                        yield from self._append_stop("setup", cancel_running=False)
                 else:
                     yield from self._sleep(
                         self._not_before.get((0, item.attempt), 0.0) - self._clock()
@@ -720,7 +652,7 @@ class Pull:
                 yield from self._close(0)
             else:  # another process of this worker has it
                 yield from self._sleep(TWIN_S)
-                raise _Leave(EXIT_REPLACE)
+                raise Leave(EXIT_REPLACE)
 
 
 _CANCELLED = wire.Outcome(wire.Kind.CANCELLED, "cancelled", phase="cancelled")
