@@ -127,7 +127,7 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
     if not is_adopted:
         _replace_environment(secrets["environment"])
     order = wire.Order.decode(order_line.decode())
-    _add_to_environment({**variables, **order.variables()})
+    add_to_environment({**variables, **order.variables()})
     assert _attempt_main is not None and _make_place is not None
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
     return _attempt_main(order, key, executor, _make_place(local))
@@ -144,13 +144,13 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     """Replace the environment of this process with *environment*."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
-    _add_to_environment(environment)
+    add_to_environment(environment)
     if _prefer_jax is not None:
         _prefer_jax(os.environ)
     time.tzset()
 
 
-def _add_to_environment(variables: Mapping[str, str]) -> None:
+def add_to_environment(variables: Mapping[str, str]) -> None:
     """Set environment variables; `os.environ.update` would write to three times as many pages."""
     data: dict[bytes, bytes] = vars(os.environ)["_data"]
     for variable, text in variables.items():
