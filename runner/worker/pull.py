@@ -274,6 +274,7 @@ class Pull:
                     break
             if not failure.passing:
                 yield from self._append_stop("setup", cancel_running=False)
+        yield from self._pass()  # it leaves if nothing is open any more
         raise Leave(EXIT_REPLACE)
 
     # --- reading ---
