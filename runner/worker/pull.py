@@ -506,10 +506,12 @@ class Pull:
             raise Leave(EXIT_REPLACE)
         yield from self._list_open_blocks()
         duties = {
-            index: self._duty(index)
+            index: it
             for block in self.items.open_blocks()
             for index in block
             if not self.items.is_final(index)
+            # A stopped item of another round starts no more, and only a client can close it.
+            if (it := self._duty(index)) is not Duty.FOREIGN or not self.items.state(index).stopped
         }
         dead = [index for index, it in duties.items() if it is Duty.DEAD]
         for index in dead:
