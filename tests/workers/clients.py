@@ -123,15 +123,19 @@ class Client:
 
     # --- looking ---
 
-    def observe(self, workers: int) -> Steps:
-        """Look again and again: close what is dead, and start what nobody starts."""
+    def observe(self, workers: int, *, once: bool = False) -> Steps:
+        """Look again and again: close what is dead, and start what nobody starts.
+
+        With *once*, leave after this client has opened a round.
+        """
         pause = 5.0
         while True:
             yield from self.read()
             if self.requests.removing or self.removed:
                 return
             yield from self.close_dead()
-            yield from self.resume(workers)
+            if (yield from self.resume(workers)) and once:
+                return
             yield Wait(pause)
             pause = min(pause * 1.5, 60.0)
 
@@ -157,16 +161,19 @@ class Client:
             yield Create(name, b"", outcome.signed(KEY, SCOPE, index, attempt))
 
     def resume(self, workers: int) -> Steps:
-        """Open a round if work is left, and the workers of the current round are gone."""
+        """Open a round if work is left, and the workers of the current round are gone.
+
+        Return whether this client has opened one.
+        """
         platform, number = self.world.platform, self.requests.round
         if not self.open_items():
-            return
+            return False
         job = yield Call("", lambda: platform.jobs.get(number))
         if job is None:  # whoever opened the round died before it created the workers
             yield self.create_workers(number, workers)
-            return
+            return False
         if not (job.ended or self.requests.done or all(rank.finished for rank in job.ranks)):
-            return
+            return False
         live = "open_while_live" in self.world.behavior.flags
         while not live and (yield Call("", lambda: job.pods)):
             yield Wait(5.0)
@@ -175,7 +182,8 @@ class Client:
             yield from self.close_dead()
         yield from self.read()
         if number == self.requests.round and self.open_items() and not self.removed:
-            yield from self.open_round(workers)
+            return (yield from self.open_round(workers))
+        return False
 
     def open_round(self, workers: int) -> Steps:
         number = self.requests.round
@@ -185,6 +193,8 @@ class Client:
         yield from self.read_requests()
         if created and self.requests.round != number:
             yield self.create_workers(self.requests.round, workers)
+            return True
+        return False
 
     # --- requests ---
 
@@ -230,7 +240,8 @@ class Client:
             }
             if not bases or self.items.total is None or self.removed:
                 return
-            opens = bool(seen.done) and "retry_in_place" not in flags
+            opens, in_place = bool(seen.done), "retry_in_place" in flags
+            opens = opens and not in_place
             request = wire.Request(kind="retry", bases=bases, opens_round=opens)
             name = wire.control_key(SCOPE, seen.count)
             content, metadata = request.signed(KEY, SCOPE, name)
@@ -240,7 +251,7 @@ class Client:
                 continue
             if opens:
                 yield self.create_workers(self.requests.round, workers)
-            else:  # the workers may have gone without `done`, as those of a single job
+            elif not in_place:  # the workers may have gone without `done`, as those of a single job
                 yield from self.resume(workers)
             return
 

@@ -16,7 +16,7 @@ from kinetic._runner.worker import pull
 from kinetic._runner.worker.pull import Create, Delete, Fetch, List, Read, Start
 
 from .scenario import Event, Plan
-from .world import Behavior, Odds
+from .world import Behavior, Odds, Slow
 
 
 @dataclass(frozen=True, kw_only=True)
