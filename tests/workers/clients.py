@@ -10,7 +10,7 @@ from kinetic._runner.protocol.workers import Requests
 from kinetic._runner.worker.items import Items
 from kinetic._runner.worker.pull import Create, Delete, List, Read, Wait
 
-from .world import KEY, SCOPE, Call, World
+from .world import KEY, SCOPE, Call, Pod, World
 
 Steps = Generator[Any, Any, Any]
 
@@ -109,13 +109,23 @@ class Client:
                     text = f"{world.now}".encode()
                     yield Call("", lambda text=text: world.replace(f"{SCOPE}lease", text))
                     yield from self.read_requests()
-                    if self.requests.done and index > 0 and not self.requests.removing:
-                        yield from self.open_round(workers)
+                    if self.requests.done and not self.requests.removing:
+                        yield from self.read()
+                        if not (yield Call("", self.live_pods)):
+                            yield from self.resume(workers)
         yield from self.store_slot(count, wire.Slot(total=count))
+        # Workers that take the producer for dead create `done` at the next slot. After this request,
+        # theirs is refused, and they read on. If theirs came first, their round is over.
+        yield from self.append(lambda: wire.Request(kind="sealed"))
         yield Delete(f"{SCOPE}lease")
         yield from self.read()
-        if self.requests.done and self.open_items():
-            yield from self.open_round(workers)
+        if self.requests.done:
+            yield from self.resume(workers)
+
+    def live_pods(self) -> list[Pod]:
+        """Return the pods of the current round that the platform takes for alive."""
+        job = self.world.platform.jobs.get(self.requests.round)
+        return [] if job is None else job.pods
 
     def create_workers(self, round: int, workers: int) -> Call:
         label = f"creates the workers of round {round}"

@@ -558,4 +558,3 @@ class World:
         self.faults["unopened"] += 1
         outcome = wire.Outcome(wire.Kind.ERROR, "error", phase="setup")
         return pull.OpeningFailure(outcome, b"", "no module named x", self.rng.random() < 0.3)
-
