@@ -7,7 +7,7 @@ gives the rules and their reasons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -322,8 +322,11 @@ class Pull:
                 self.registry.add(registration)
 
     def _list_block(self, block: range) -> Steps:
+        """List the attempts of a block; return the indexes of the items that have any."""
         listing = yield List(wire.block_prefix(self._scope, block.start))
-        self.items.merge(wire.attempts_of(listing, self._key, self._scope))
+        found = wire.attempts_of(listing, self._key, self._scope)
+        self.items.merge(found)
+        return [*found]
 
     def _list_open_blocks(self) -> Steps:
         for block in self.items.open_blocks():
@@ -384,7 +387,8 @@ class Pull:
         created: bool = yield Create(self._claim_name(index, number), b"", metadata)
         if not created:  # the listing tells who was faster, there and in the items beside it
             block = index - index % wire.BLOCK_SIZE
-            yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            found = yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            self._note_retries(found)
             return False
         claim = wire.Attempt(self.executor, None, None, str(self.me))
         self.items.merge({index: {number: claim}})
@@ -467,7 +471,8 @@ class Pull:
         name = wire.attempt_key(self._scope, index, number, "outcome")
         if not (yield Create(name, body, metadata)):
             block = index - index % wire.BLOCK_SIZE
-            yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            found = yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            self._note_retries(found)
             return
         self.items.merge({index: {number: wire.Attempt(None, outcome)}})
         item = self.items.state(index)
@@ -531,11 +536,11 @@ class Pull:
             self._surplus_since = None
         return False
 
-    def _note_retries(self, duties: Mapping[int, Duty]) -> None:
+    def _note_retries(self, indexes: Iterable[int]) -> None:
         """Let each retry wait for its backoff, from when this worker first saw the failure."""
-        for index in duties:
+        for index in indexes:
             item = self.items.state(index)
-            if item.after:
+            if item.after and item.state is wire.ItemState.OPEN:
                 due = self._clock() + self.terms.backoff_s
                 self._not_before.setdefault((index, item.attempt), due)
 
