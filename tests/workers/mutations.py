@@ -411,11 +411,11 @@ MUTATIONS: dict[str, Mutation] = {
     "close stale control": Mutation(
         breaks="I1",
         pull=CloseStaleControl,
-        odds={"dies": 0.8},
-        slow=(Slow("pod", "create attempts", 60.0), Slow("pod", "list attempts", 30.0)),
-        events=(Event(15, "stop item", 0),),
+        odds={"dies": 0.8, "item_s": 20.0},
+        slow=(Slow("pod", "list workers", 40.0, 0.5), Slow("pod", "read control", 20.0, 0.5)),
+        events=(Event(10, "stop items"),),
         spread=50,
-        plan={"observed": False, "lazy": False, "workers": 1, "items": 1},
+        plan={"observed": False, "lazy": False, "workers": 2, "items": 7},
     ),
     "close other rank": Mutation(
         breaks="I4", pull=CloseOtherRank, odds={"dies": 0.5, "item_s": 200.0}, plan={"workers": 3}
@@ -456,10 +456,9 @@ MUTATIONS: dict[str, Mutation] = {
     "owner superseded": Mutation(
         breaks="L1",
         pull=OwnerSuperseded,
-        odds={"frozen": 0.6, "errors": 1.0, "item_s": 1.0},
+        odds={"frozen": 0.5, "errors": 1.0, "item_s": 1.0},
         terms={"backoff_s": 60.0, "budgets": RetryBudgets(user=4)},
-        slow=(Slow("pod", "list inputs", 10.0),),
-        plan={"workers": 2, "observed": False, "items": 4, "lazy": False},
+        plan={"workers": 2, "observed": False, "items": 1, "lazy": False},
         events=(),
     ),
     "leave all claimed": Mutation(

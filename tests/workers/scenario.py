@@ -228,6 +228,8 @@ class Scenario:
                 self._start("stopper", client.stop(None))
             case "stop item":
                 self._start("stopper", client.stop((amount,)))
+            case "stop items":  # all of them, by their indexes: the workers stay
+                self._start("stopper", client.stop(tuple(range(self.plan.items))))
             case "cleanup":
                 self._start("remover", client.cleanup())
             case "jobgone":

@@ -403,7 +403,7 @@ class Platform:
         if world.chance("zombie"):
             world.after(world.rng.random() * 60, lambda: self._make_zombie(pod))
         if world.chance("frozen"):
-            world.after(late + world.rng.random() * 10, lambda: self._freeze(pod))
+            world.after(late + world.rng.random() * 20, lambda: self._freeze(pod))
 
     def _begin(self, pod: Pod) -> None:
         if pod.alive:
