@@ -74,8 +74,13 @@ class Client:
                 return
 
     def store_slot(self, number: int, slot: wire.Slot) -> Steps:
+        """Store an input slot; return whether it holds what this client wanted to store."""
         name = wire.input_key(SCOPE, number)
-        return (yield Create(name, b"", slot.signed(KEY, SCOPE, name)))
+        metadata = slot.signed(KEY, SCOPE, name)
+        if (yield Create(name, b"", metadata)):
+            return True
+        found = yield Read(name)  # the result of an earlier try may have been unknown
+        return found is not None and found[1] == metadata
 
     # --- submitting ---
 

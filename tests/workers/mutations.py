@@ -411,11 +411,11 @@ MUTATIONS: dict[str, Mutation] = {
     "close stale control": Mutation(
         breaks="I1",
         pull=CloseStaleControl,
-        odds={"dies": 0.8, "item_s": 20.0},
-        slow=(Slow("pod", "list workers", 40.0, 0.5), Slow("pod", "read control", 20.0, 0.5)),
-        events=(Event(10, "stop items"),),
-        spread=50,
-        plan={"observed": False, "lazy": False, "workers": 2, "items": 7},
+        odds={"dies": 0.8, "item_s": 5.0},
+        slow=(Slow("pod", "create attempts", 60.0), Slow("pod", "list attempts", 40.0)),
+        events=(Event(1, "leave", 1), Event(15, "stop items")),
+        spread=60,
+        plan={"observed": False, "lazy": False, "workers": 2, "items": 3},
     ),
     "close other rank": Mutation(
         breaks="I4", pull=CloseOtherRank, odds={"dies": 0.5, "item_s": 200.0}, plan={"workers": 3}

@@ -42,7 +42,7 @@ class Odds:
     twin: float = 0.0
     late: float = 0.0  # a pod starts minutes late
     unopened: float = 0.0  # a pod can't open the submission
-    frozen: float = 0.0  # a pod freezes soon after it began, is reported gone, and goes on later
+    frozen: float = 0.0  # the first pod of a rank freezes, is reported gone, and goes on later
     frozen_s: float = 200.0
     stop_s: float = 1.0  # the longest time that a child takes to end after it was asked
     unplaced: int = 0  # this many ranks, the last ones, are never placed
@@ -114,6 +114,7 @@ class Process:
         self.name = name
         self.alive = True
         self.result: Any = None
+        self.late = False  # its last request took effect after the inputs were removed
         self._steps = steps
         self._asleep_until = 0.0
         self._turn = 0
@@ -402,7 +403,7 @@ class Platform:
             world.after(world.rng.random() * 60, lambda: self.evict(pod))
         if world.chance("zombie"):
             world.after(world.rng.random() * 60, lambda: self._make_zombie(pod))
-        if world.chance("frozen"):
+        if rank.restarts == 0 and world.chance("frozen"):
             world.after(late + world.rng.random() * 20, lambda: self._freeze(pod))
 
     def _begin(self, pod: Pod) -> None:
@@ -518,6 +519,7 @@ class World:
 
     def apply(self, process: Process, operation: Any) -> Any:
         """Let an operation take effect."""
+        process.late = self.oracle.inputs_gone
         match operation:
             case pull.Create(name, body, metadata):
                 created = name not in self.objects
