@@ -265,9 +265,6 @@ class OwnerSuperseded(pull.Pull):
             return Duty.MINE if writer.rank == self.me.rank else Duty.OTHERS
         return found
 
-    def _may_take(self, index: int) -> bool:
-        return super()._may_take(index) and self._duty(index) is not Duty.OTHERS
-
 
 class LeaveAllClaimed(pull.Pull):
     """A worker leaves when all items are claimed, by whomever."""
@@ -312,9 +309,6 @@ class OwnerOtherRound(pull.Pull):
         if found is Duty.FREE and writer is not None and writer.round != self.me.round:
             return Duty.OTHERS
         return found
-
-    def _may_take(self, index: int) -> bool:
-        return super()._may_take(index) and self._duty(index) is not Duty.OTHERS
 
 
 class StayUntilFinal(pull.Pull):
@@ -441,8 +435,8 @@ MUTATIONS: dict[str, Mutation] = {
     "no registration": Mutation(
         breaks="L1",
         pull=NoRegistration,
-        odds={"frozen": 0.6, "errors": 0.9, "item_s": 200.0},
-        terms={"backoff_s": 25.0, "budgets": RetryBudgets(user=3)},
+        odds={"frozen": 0.5, "errors": 1.0, "item_s": 200.0},
+        terms={"backoff_s": 25.0, "budgets": RetryBudgets(user=4)},
         plan={"workers": 2, "observed": False, "items": 1, "lazy": False},
         events=(),
     ),
@@ -493,9 +487,10 @@ MUTATIONS: dict[str, Mutation] = {
     "owner other round": Mutation(
         breaks="L1",
         pull=OwnerOtherRound,
-        odds={"errors": 0.6, "item_s": 60.0},
+        odds={"errors": 0.8, "item_s": 20.0},
+        terms={"backoff_s": 60.0},
         events=(Event(20, "jobgone"),),
-        plan={"observed": True},
+        plan={"observed": False, "once": True, "lazy": False},
     ),
     "surplus exits zero": Mutation(
         breaks="I4", pull=SurplusExitsZero, odds=_LONG, plan={"workers": 2}

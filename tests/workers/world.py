@@ -431,11 +431,11 @@ class Platform:
         if pod.alive and pod.counted and not self.world.calm:
             self.world.faults["frozen"] += 1
             self.world.note(pod.name, "freezes, and is reported gone")
-            pod.sleep(self.world.rng.random() * self.world.odds.frozen_s)
+            seconds = self.world.rng.random() * self.world.odds.frozen_s
+            pod.sleep(seconds)
             self.report_gone(pod)
             if self.world.rng.random() < 0.5:
-                seconds = self.world.rng.random() * 2 * self.world.odds.frozen_s
-                self.world.after(seconds, pod.kill)
+                self.world.after(seconds + self.world.rng.random() * 60, pod.kill)
 
 
 @dataclass
