@@ -232,6 +232,7 @@ class Pull:
             yield from self._report_failed_opening(failure)
         pause, next_pass = PASS_S, self._clock()
         while True:
+            self._leave_if_over()  # no claim that this worker can't keep
             index = self._next_item()
             if index is not None:
                 pause, next_pass = PASS_S, self._clock()
@@ -267,6 +268,7 @@ class Pull:
 
     def _report_failed_opening(self, failure: OpeningFailure) -> Steps:
         """End the submission with the error, unless another worker could open it."""
+        self._leave_if_over()
         if not self.registry.opened or self.registry.failed_openings >= FAILED_OPENINGS:
             yield from self._list_open_blocks()
             for index in range(self.items.stored):
