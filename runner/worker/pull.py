@@ -7,7 +7,7 @@ gives the rules and their reasons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -232,6 +232,7 @@ class Pull:
             yield from self._report_failed_opening(failure)
         pause, next_pass = PASS_S, self._clock()
         while True:
+            self._leave_if_over()  # no claim that this worker can't keep
             index = self._next_item()
             if index is not None:
                 pause, next_pass = PASS_S, self._clock()
@@ -267,6 +268,7 @@ class Pull:
 
     def _report_failed_opening(self, failure: OpeningFailure) -> Steps:
         """End the submission with the error, unless another worker could open it."""
+        self._leave_if_over()
         if not self.registry.opened or self.registry.failed_openings >= FAILED_OPENINGS:
             yield from self._list_open_blocks()
             for index in range(self.items.stored):
@@ -323,8 +325,11 @@ class Pull:
                 self.registry.add(registration)
 
     def _list_block(self, block: range) -> Steps:
+        """List the attempts of a block; return the indexes of the items that have any."""
         listing = yield List(wire.block_prefix(self._scope, block.start))
-        self.items.merge(wire.attempts_of(listing, self._key, self._scope))
+        found = wire.attempts_of(listing, self._key, self._scope)
+        self.items.merge(found)
+        return [*found]
 
     def _list_open_blocks(self) -> Steps:
         for block in self.items.open_blocks():
@@ -385,7 +390,8 @@ class Pull:
         created: bool = yield Create(self._claim_name(index, number), b"", metadata)
         if not created:  # the listing tells who was faster, there and in the items beside it
             block = index - index % wire.BLOCK_SIZE
-            yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            found = yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            self._note_retries(found)
             return False
         claim = wire.Attempt(self.executor, None, None, str(self.me))
         self.items.merge({index: {number: claim}})
@@ -468,7 +474,8 @@ class Pull:
         name = wire.attempt_key(self._scope, index, number, "outcome")
         if not (yield Create(name, body, metadata)):
             block = index - index % wire.BLOCK_SIZE
-            yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            found = yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            self._note_retries(found)
             return
         self.items.merge({index: {number: wire.Attempt(None, outcome)}})
         item = self.items.state(index)
@@ -507,10 +514,12 @@ class Pull:
             raise Leave(EXIT_REPLACE)
         yield from self._list_open_blocks()
         duties = {
-            index: self._duty(index)
+            index: it
             for block in self.items.open_blocks()
             for index in block
             if not self.items.is_final(index)
+            # A stopped item of another round starts no more, and only a client can close it.
+            if (it := self._duty(index)) is not Duty.FOREIGN or not self.items.state(index).stopped
         }
         dead = [index for index, it in duties.items() if it is Duty.DEAD]
         for index in dead:
@@ -530,11 +539,11 @@ class Pull:
             self._surplus_since = None
         return False
 
-    def _note_retries(self, duties: Mapping[int, Duty]) -> None:
+    def _note_retries(self, indexes: Iterable[int]) -> None:
         """Let each retry wait for its backoff, from when this worker first saw the failure."""
-        for index in duties:
+        for index in indexes:
             item = self.items.state(index)
-            if item.after:
+            if item.after and item.state is wire.ItemState.OPEN:
                 due = self._clock() + self.terms.backoff_s
                 self._not_before.setdefault((index, item.attempt), due)
 

@@ -10,7 +10,7 @@ from kinetic._runner.protocol.workers import Requests
 from kinetic._runner.worker.items import Items
 from kinetic._runner.worker.pull import Create, Delete, List, Read, Wait
 
-from .world import KEY, SCOPE, Call, World
+from .world import KEY, SCOPE, Call, Pod, World
 
 Steps = Generator[Any, Any, Any]
 
@@ -74,8 +74,13 @@ class Client:
                 return
 
     def store_slot(self, number: int, slot: wire.Slot) -> Steps:
+        """Store an input slot; return whether it holds what this client wanted to store."""
         name = wire.input_key(SCOPE, number)
-        return (yield Create(name, b"", slot.signed(KEY, SCOPE, name)))
+        metadata = slot.signed(KEY, SCOPE, name)
+        if (yield Create(name, b"", metadata)):
+            return True
+        found = yield Read(name)  # the result of an earlier try may have been unknown
+        return found is not None and found[1] == metadata
 
     # --- submitting ---
 
@@ -109,13 +114,23 @@ class Client:
                     text = f"{world.now}".encode()
                     yield Call("", lambda text=text: world.replace(f"{SCOPE}lease", text))
                     yield from self.read_requests()
-                    if self.requests.done and index > 0 and not self.requests.removing:
-                        yield from self.open_round(workers)
+                    if self.requests.done and not self.requests.removing:
+                        yield from self.read()
+                        if not (yield Call("", self.live_pods)):
+                            yield from self.resume(workers)
         yield from self.store_slot(count, wire.Slot(total=count))
+        # Workers that take the producer for dead create `done` at the next slot. After this request,
+        # theirs is refused, and they read on. If theirs came first, their round is over.
+        yield from self.append(lambda: wire.Request(kind="sealed"))
         yield Delete(f"{SCOPE}lease")
         yield from self.read()
-        if self.requests.done and self.open_items():
-            yield from self.open_round(workers)
+        if self.requests.done:
+            yield from self.resume(workers)
+
+    def live_pods(self) -> list[Pod]:
+        """Return the pods of the current round that the platform takes for alive."""
+        job = self.world.platform.jobs.get(self.requests.round)
+        return [] if job is None else job.pods
 
     def create_workers(self, round: int, workers: int) -> Call:
         label = f"creates the workers of round {round}"
@@ -123,15 +138,19 @@ class Client:
 
     # --- looking ---
 
-    def observe(self, workers: int) -> Steps:
-        """Look again and again: close what is dead, and start what nobody starts."""
+    def observe(self, workers: int, *, once: bool = False) -> Steps:
+        """Look again and again: close what is dead, and start what nobody starts.
+
+        With *once*, leave after this client has opened a round.
+        """
         pause = 5.0
         while True:
             yield from self.read()
             if self.requests.removing or self.removed:
                 return
             yield from self.close_dead()
-            yield from self.resume(workers)
+            if (yield from self.resume(workers)) and once:
+                return
             yield Wait(pause)
             pause = min(pause * 1.5, 60.0)
 
@@ -157,16 +176,19 @@ class Client:
             yield Create(name, b"", outcome.signed(KEY, SCOPE, index, attempt))
 
     def resume(self, workers: int) -> Steps:
-        """Open a round if work is left, and the workers of the current round are gone."""
+        """Open a round if work is left, and the workers of the current round are gone.
+
+        Return whether this client has opened one.
+        """
         platform, number = self.world.platform, self.requests.round
         if not self.open_items():
-            return
+            return False
         job = yield Call("", lambda: platform.jobs.get(number))
         if job is None:  # whoever opened the round died before it created the workers
             yield self.create_workers(number, workers)
-            return
+            return False
         if not (job.ended or self.requests.done or all(rank.finished for rank in job.ranks)):
-            return
+            return False
         live = "open_while_live" in self.world.behavior.flags
         while not live and (yield Call("", lambda: job.pods)):
             yield Wait(5.0)
@@ -175,7 +197,8 @@ class Client:
             yield from self.close_dead()
         yield from self.read()
         if number == self.requests.round and self.open_items() and not self.removed:
-            yield from self.open_round(workers)
+            return (yield from self.open_round(workers))
+        return False
 
     def open_round(self, workers: int) -> Steps:
         number = self.requests.round
@@ -185,6 +208,8 @@ class Client:
         yield from self.read_requests()
         if created and self.requests.round != number:
             yield self.create_workers(self.requests.round, workers)
+            return True
+        return False
 
     # --- requests ---
 
@@ -230,7 +255,8 @@ class Client:
             }
             if not bases or self.items.total is None or self.removed:
                 return
-            opens = bool(seen.done) and "retry_in_place" not in flags
+            opens, in_place = bool(seen.done), "retry_in_place" in flags
+            opens = opens and not in_place
             request = wire.Request(kind="retry", bases=bases, opens_round=opens)
             name = wire.control_key(SCOPE, seen.count)
             content, metadata = request.signed(KEY, SCOPE, name)
@@ -240,7 +266,7 @@ class Client:
                 continue
             if opens:
                 yield self.create_workers(self.requests.round, workers)
-            else:  # the workers may have gone without `done`, as those of a single job
+            elif not in_place:  # the workers may have gone without `done`, as those of a single job
                 yield from self.resume(workers)
             return
 

@@ -11,23 +11,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import Duty, Registration, WorkerId
 from kinetic._runner.worker import pull
 from kinetic._runner.worker.pull import Create, Delete, Fetch, List, Read, Start
 
 from .scenario import Event, Plan
-from .world import Behavior, Odds
+from .world import Behavior, Odds, Slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """A behavior without one rule, the invariant that it breaks, and plans that show it."""
+    """A behavior without one rule, the invariant that it breaks, and plans that show it.
+
+    The seed moves the events by less than ``spread`` seconds.
+    """
 
     breaks: str
     pull: type[pull.Pull] = pull.Pull
     flags: frozenset[str] = frozenset()
     odds: Mapping[str, Any] | None = None
+    slow: tuple[Slow, ...] = ()
     events: tuple[Event, ...] | None = None
+    spread: int = 17
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -39,11 +45,11 @@ class Mutation:
         odds = plan.odds if self.odds is None else replace(Odds(), **self.odds)
         events = plan.events if self.events is None else self.events
         if self.events is not None:  # vary the times with the seed
-            shift = plan.seed % 17
+            shift = plan.seed % self.spread
             events = tuple(replace(event, at=event.at + shift) for event in events)
         workers = self.plan.get("workers", plan.workers)
         terms = replace(plan.terms, **{"workers": workers, "single": False, **self.terms})
-        return replace(plan, odds=odds, events=events, terms=terms, **self.plan)
+        return replace(plan, odds=odds, slow=self.slow, events=events, terms=terms, **self.plan)
 
 
 # --- taking an item ---
@@ -259,13 +265,6 @@ class OwnerSuperseded(pull.Pull):
             return Duty.MINE if writer.rank == self.me.rank else Duty.OTHERS
         return found
 
-    def _may_take(self, index: int) -> bool:
-        return super()._may_take(index) and self._duty(index) is not Duty.OTHERS
-
-
-class OnlyOwnerRetries(pull.Pull):
-    """Only the rank that is responsible takes a retry: a plan for `OwnerSuperseded`."""
-
 
 class LeaveAllClaimed(pull.Pull):
     """A worker leaves when all items are claimed, by whomever."""
@@ -310,9 +309,6 @@ class OwnerOtherRound(pull.Pull):
         if found is Duty.FREE and writer is not None and writer.round != self.me.round:
             return Duty.OTHERS
         return found
-
-    def _may_take(self, index: int) -> bool:
-        return super()._may_take(index) and self._duty(index) is not Duty.OTHERS
 
 
 class StayUntilFinal(pull.Pull):
@@ -409,9 +405,11 @@ MUTATIONS: dict[str, Mutation] = {
     "close stale control": Mutation(
         breaks="I1",
         pull=CloseStaleControl,
-        odds={"dies": 0.5, "item_s": 100.0, "slow": 0.1},
-        events=(Event(20, "stop"),),
-        plan={"observed": True, "workers": 2},
+        odds={"dies": 0.8, "item_s": 5.0},
+        slow=(Slow("pod", "create attempts", 60.0), Slow("pod", "list attempts", 40.0)),
+        events=(Event(1, "leave", 1), Event(15, "stop items")),
+        spread=60,
+        plan={"observed": False, "lazy": False, "workers": 2, "items": 3},
     ),
     "close other rank": Mutation(
         breaks="I4", pull=CloseOtherRank, odds={"dies": 0.5, "item_s": 200.0}, plan={"workers": 3}
@@ -421,39 +419,40 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "heartbeat": Mutation(breaks="I4", pull=Heartbeat, odds=_LONG, plan={"workers": 2}),
     "verdict without listing": Mutation(
-        breaks="I1",
+        breaks="I4",
         pull=VerdictWithoutListing,
-        odds={"errors": 0.5, "slow": 0.1},
-        events=(Event(5, "stop"), Event(30, "retry")),
-        plan={"observed": True},
+        odds={"errors": 0.3, "item_s": 200.0},
+        terms={"fail_fast": True, "cancel_running": False, "budgets": RetryBudgets(user=0)},
+        plan={"workers": 3, "items": 7, "lazy": False},
     ),
     "twins work": Mutation(
-        breaks="L1",
+        breaks="I5",
         pull=TwinsWork,
-        odds={"twin": 0.5, "item_s": 60.0, "errors": 0.3},
+        odds={"twin": 0.5, "item_s": 60.0},
         plan={"workers": 2, "observed": False},
         events=(),
     ),
     "no registration": Mutation(
         breaks="L1",
         pull=NoRegistration,
-        odds={"zombie": 0.6, "dies": 0.4, "item_s": 100.0},
-        plan={"workers": 2, "observed": False, "items": 2},
+        odds={"frozen": 0.5, "errors": 1.0, "item_s": 200.0},
+        terms={"backoff_s": 25.0, "budgets": RetryBudgets(user=4)},
+        plan={"workers": 2, "observed": False, "items": 1, "lazy": False},
         events=(),
     ),
     "stay until final": Mutation(
         breaks="L1",
         pull=StayUntilFinal,
-        odds={"capacity": 1, "evicted": 0.3, "item_s": 60.0},
-        plan={"workers": 2, "observed": False},
+        odds={"capacity": 1, "dies": 0.7, "item_s": 100.0},
+        plan={"workers": 2, "observed": False, "lazy": False},
         events=(),
     ),
     "owner superseded": Mutation(
         breaks="L1",
         pull=OwnerSuperseded,
-        odds={"zombie": 0.9, "slow": 0.2, "slow_s": 200.0, "errors": 0.6, "item_s": 100.0},
-        terms={"backoff_s": 5.0},
-        plan={"workers": 2, "observed": False, "items": 2, "lazy": False},
+        odds={"frozen": 0.5, "errors": 1.0, "item_s": 1.0},
+        terms={"backoff_s": 60.0, "budgets": RetryBudgets(user=4)},
+        plan={"workers": 2, "observed": False, "items": 1, "lazy": False},
         events=(),
     ),
     "leave all claimed": Mutation(
@@ -480,16 +479,18 @@ MUTATIONS: dict[str, Mutation] = {
     "closed exits zero": Mutation(
         breaks="I4",
         pull=ClosedExitsZero,
-        odds={"item_s": 200.0, "slow": 0.05},
-        plan={"lazy": True, "pause_s": 1500.0, "items": 3, "workers": 2},
-        events=(Event(5, "freeze producer"),),
+        odds={"item_s": 200.0},
+        slow=(Slow("pod", "create control", 60.0),),
+        plan={"lazy": True, "pause_s": 60.0, "items": 5, "workers": 2, "observed": False},
+        events=(Event(5, "freeze producer", 640.0),),
     ),
     "owner other round": Mutation(
         breaks="L1",
         pull=OwnerOtherRound,
-        odds={"errors": 0.6, "item_s": 60.0},
+        odds={"errors": 0.8, "item_s": 20.0},
+        terms={"backoff_s": 60.0},
         events=(Event(20, "jobgone"),),
-        plan={"observed": True},
+        plan={"observed": False, "once": True, "lazy": False},
     ),
     "surplus exits zero": Mutation(
         breaks="I4", pull=SurplusExitsZero, odds=_LONG, plan={"workers": 2}
@@ -497,9 +498,11 @@ MUTATIONS: dict[str, Mutation] = {
     "no done": Mutation(
         breaks="L1",
         pull=NoDone,
-        odds={"errors": 0.6},
-        plan={"observed": False},
-        events=(Event(15, "retry"), Event(45, "retry")),
+        odds={"errors": 0.8, "item_s": 5.0},
+        terms={"budgets": RetryBudgets(user=0)},
+        slow=(Slow("pod", "list attempts", 30.0, 0.5),),
+        plan={"observed": False, "lazy": False},
+        events=(Event(5, "retry"), Event(25, "retry"), Event(45, "retry")),
     ),
     "done anywhere": Mutation(
         breaks="L1",
@@ -511,30 +514,33 @@ MUTATIONS: dict[str, Mutation] = {
     "stop deletes all": Mutation(
         breaks="I8",
         flags=frozenset({"stop_deletes_all"}),
-        odds={"slow": 0.3, "item_s": 1.0, "errors": 0.6},
-        events=(Event(10, "stop"), Event(12, "retry"), Event(20, "retry")),
-        plan={"observed": True},
+        odds={"item_s": 1.0, "errors": 0.6},
+        terms={"budgets": RetryBudgets(user=0)},
+        slow=(Slow("stopper", "call deletes", 200.0),),
+        events=(Event(3, "stop"), Event(60, "retry"), Event(100, "retry")),
+        plan={"items": 7, "workers": 2, "lazy": False},
     ),
     "retry in place": Mutation(
         breaks="L1",
         flags=frozenset({"retry_in_place"}),
         odds={"errors": 0.6, "item_s": 1.0},
-        plan={"observed": False},
+        terms={"budgets": RetryBudgets(user=0)},
+        plan={"observed": False, "lazy": False},
         events=(Event(60, "retry"),),
     ),
     "open while live": Mutation(
         breaks="I5",
         flags=frozenset({"open_while_live"}),
-        odds={"errors": 0.3, **_LONG},
+        odds={"stop_s": 60.0, "item_s": 200.0},
         events=(Event(20, "jobgone"),),
-        plan={"observed": True},
+        plan={"observed": True, "items": 7, "workers": 2},
     ),
     "resume before close": Mutation(
         breaks="L1",
         flags=frozenset({"resume_before_close"}),
-        odds=_LONG,
-        events=(Event(20, "jobgone"), Event(29, "kill observer")),
-        plan={"observed": True},
+        odds={"stop_s": 100.0, "item_s": 200.0},
+        events=(Event(20, "jobgone"),),
+        plan={"observed": False, "once": True, "lazy": False},
     ),
     "no input check": Mutation(
         breaks="I6",
@@ -542,21 +548,23 @@ MUTATIONS: dict[str, Mutation] = {
         odds={"zombie": 0.3, "slow": 0.1, "late": 0.3, "item_s": 1.0},
         events=(Event(10, "collect"), Event(30, "collect"), Event(60, "collect")),
         plan={"workers": 3},
-        terms={"budgets": wire.RetryBudgets(user=2)},
+        terms={"budgets": RetryBudgets(user=2)},
     ),
     "input before requests": Mutation(
         breaks="I6",
         pull=InputBeforeRequests,
-        odds={"zombie": 0.5, "slow": 0.2, "slow_s": 90.0, "item_s": 1.0},
+        odds={"zombie": 0.8, "item_s": 1.0},
+        slow=(Slow("pod", "read control", 90.0, 0.5),),
         events=(Event(10, "cleanup"),),
-        plan={"observed": True, "workers": 3},
+        plan={"observed": True, "lazy": False, "workers": 3, "items": 7},
     ),
     "cleanup control first": Mutation(
-        breaks="I6",
+        breaks="I3",
         flags=frozenset({"cleanup_control_first"}),
-        odds={"zombie": 0.6, "slow": 0.2, "item_s": 1.0},
+        odds={"zombie": 0.8, "item_s": 1.0},
+        slow=(Slow("pod", "create attempts", 90.0, 0.5), Slow("remover", "delete inputs", 30.0)),
         events=(Event(10, "cleanup"),),
-        plan={"observed": True, "workers": 3},
+        plan={"observed": True, "lazy": False, "workers": 3, "items": 7},
     ),
     "shrink by patch": Mutation(
         breaks="L1",

@@ -13,7 +13,7 @@ from kinetic._runner.worker.pull import Terms
 
 from .clients import Client
 from .oracle import Violation
-from .world import Behavior, Odds, Process, World
+from .world import Behavior, Odds, Process, Slow, World
 
 CALM_AFTER = 400.0
 """Seconds after which no more faults happen."""
@@ -36,7 +36,7 @@ class Plan:
     """Everything that the seed decides before the first step.
 
     ``observed`` says that some client looks until the end. Without it, the workers and the platform
-    bring every item to its end.
+    bring every item to its end. ``pause_s`` is the longest pause of a producer.
     """
 
     seed: int
@@ -48,6 +48,8 @@ class Plan:
     odds: Odds
     events: tuple[Event, ...]
     pause_s: float = 30.0
+    slow: tuple[Slow, ...] = ()
+    once: bool = False  # the observer leaves after it has opened a round
 
 
 @dataclass
@@ -76,6 +78,7 @@ FAULTS: dict[str, float] = {
     "twin": 0.2,
     "late": 0.2,
     "unopened": 0.15,
+    "frozen": 0.2,
 }
 
 
@@ -88,6 +91,7 @@ def plan_of(seed: int) -> Plan:
         errors=rng.choice([0.0, 0.2, 0.5]),
         item_s=rng.choice([1.0, 20.0, 200.0]),
         capacity=rng.choice([1, 1000, 1000, 1000]),
+        stop_s=rng.choice([1.0, 1.0, 60.0]),
         **{name: FAULTS[name] for name in chosen},
     )
     items, workers = rng.randint(1, 7), rng.randint(1, 3)
@@ -159,7 +163,7 @@ class Scenario:
 
     def __init__(self, plan: Plan, behavior: Behavior) -> None:
         self.plan = plan
-        self.world = World(plan.seed * 7919 + 1, plan.odds, plan.terms, behavior)
+        self.world = World(plan.seed * 7919 + 1, plan.odds, plan.terms, behavior, plan.slow)
         self._clients: list[Process] = []
         self._producer: Process | None = None
 
@@ -200,11 +204,12 @@ class Scenario:
             return
         for event in self.plan.events:
             self.world.after(event.at, lambda event=event: self._happen(event))
-        if self.plan.observed:
-            self._observe("observer")
+        if self.plan.observed or self.plan.once:
+            self._observe()
 
-    def _observe(self, name: str) -> None:
-        self._observer = self._start(name, Client(self.world).observe(self.plan.workers))
+    def _observe(self) -> None:
+        steps = Client(self.world).observe(self.plan.workers, once=self.plan.once)
+        self._observer = self._start("observer", steps)
 
     def _happen(self, event: Event) -> None:
         world, workers = self.world, self.plan.workers
@@ -223,6 +228,8 @@ class Scenario:
                 self._start("stopper", client.stop(None))
             case "stop item":
                 self._start("stopper", client.stop((amount,)))
+            case "stop items":  # all of them, by their indexes: the workers stay
+                self._start("stopper", client.stop(tuple(range(self.plan.items))))
             case "cleanup":
                 self._start("remover", client.cleanup())
             case "jobgone":
@@ -241,10 +248,10 @@ class Scenario:
                     world.note(victim.name, "is killed")
                     victim.kill()
             case "freeze producer" if self._producer is not None:
-                self._producer.sleep(900.0)
+                self._producer.sleep(event.amount)
             case "kill observer":
                 self._observer.kill()
-                world.after(300.0, lambda: self._observe("observer"))
+                world.after(300.0, self._observe)
             case "sleep":
                 processes = [*self._clients, *world.platform.alive]
                 world.rng.choice(processes).sleep(event.amount)

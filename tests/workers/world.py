@@ -11,11 +11,10 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kinetic._runner.protocol import signing, wire
-from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS, WorkerId
 from kinetic._runner.worker import pull
 
@@ -43,8 +42,29 @@ class Odds:
     twin: float = 0.0
     late: float = 0.0  # a pod starts minutes late
     unopened: float = 0.0  # a pod can't open the submission
+    frozen: float = 0.0  # the first pod of a rank freezes, is reported gone, and goes on later
+    frozen_s: float = 200.0
+    stop_s: float = 1.0  # the longest time that a child takes to end after it was asked
     unplaced: int = 0  # this many ranks, the last ones, are never placed
     capacity: int = 1000
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Requests of one kind that take up to some seconds until they take effect.
+
+    The actor is "pod", or the name of a client. The request is the beginning of its text, such as
+    "create control/".
+    """
+
+    actor: str
+    request: str
+    seconds: float
+    chance: float = 1.0
+
+    def fits(self, process: Process, text: str) -> bool:
+        actor = "pod" if isinstance(process, Pod) else process.name
+        return actor == self.actor and text.startswith(self.request)
 
 
 class Call(NamedTuple):
@@ -94,6 +114,7 @@ class Process:
         self.name = name
         self.alive = True
         self.result: Any = None
+        self.late = False  # its last request took effect after the inputs were removed
         self._steps = steps
         self._asleep_until = 0.0
         self._turn = 0
@@ -148,7 +169,8 @@ class Process:
         if isinstance(operation, pull.Wait):
             world.after(operation.seconds, lambda: self.answer(pull.News.TIME, turn))
             return
-        world.after(world.delay(), lambda: self._take_effect(operation, turn))
+        delay = world.delay() + world.slowness(self, operation)
+        world.after(delay, lambda: self._take_effect(operation, turn))
 
     def _take_effect(self, operation: Any, turn: int) -> None:
         world = self.world
@@ -226,7 +248,8 @@ class Pod(Process):
                 running = self.running
                 if running is not None:
                     start = pull.Start(*running)
-                    world.after(world.rng.random(), lambda: self._end(start, stopped=True))
+                    seconds = world.rng.random() * world.odds.stop_s
+                    world.after(seconds, lambda: self._end(start, stopped=True))
                 world.after(0.0, lambda: self.answer(None, turn))
             case _:
                 super().perform(operation, turn)
@@ -306,7 +329,6 @@ class Platform:
         if not pod.counted:
             return  # a zombie
         pod.counted = False
-        self.world.oracle.gone(pod)
         job, rank = pod.job, pod.rank
         if job.ended or rank.finished:
             return
@@ -330,7 +352,6 @@ class Platform:
         """Take a pod for ended although it runs on."""
         if pod.counted and not pod.job.ended and not pod.rank.finished:
             pod.counted = False
-            self.world.oracle.gone(pod)
             if not pod.rank.placed:
                 self._replace(pod.rank)
 
@@ -382,6 +403,8 @@ class Platform:
             world.after(world.rng.random() * 60, lambda: self.evict(pod))
         if world.chance("zombie"):
             world.after(world.rng.random() * 60, lambda: self._make_zombie(pod))
+        if rank.restarts == 0 and world.chance("frozen"):
+            world.after(late + world.rng.random() * 20, lambda: self._freeze(pod))
 
     def _begin(self, pod: Pod) -> None:
         if pod.alive:
@@ -404,6 +427,16 @@ class Platform:
             self.world.note(pod.name, "is reported gone, and runs on")
             self.report_gone(pod)
 
+    def _freeze(self, pod: Pod) -> None:
+        if pod.alive and pod.counted and not self.world.calm:
+            self.world.faults["frozen"] += 1
+            self.world.note(pod.name, "freezes, and is reported gone")
+            seconds = self.world.rng.random() * self.world.odds.frozen_s
+            pod.sleep(seconds)
+            self.report_gone(pod)
+            if self.world.rng.random() < 0.5:
+                self.world.after(seconds + self.world.rng.random() * 60, pod.kill)
+
 
 @dataclass
 class Behavior:
@@ -417,12 +450,18 @@ class World:
     """The store, the platform, and the clock."""
 
     def __init__(
-        self, seed: int, odds: Odds, terms: pull.Terms, behavior: Behavior | None = None
+        self,
+        seed: int,
+        odds: Odds,
+        terms: pull.Terms,
+        behavior: Behavior,
+        slow: tuple[Slow, ...] = (),
     ) -> None:
         self.rng = random.Random(seed)
         self.odds = odds
         self.terms = terms
-        self.behavior = behavior or Behavior()
+        self.behavior = behavior
+        self.slow = slow
         self.now = 0.0
         self.calm = False  # no more faults
         self.over = False
@@ -459,6 +498,17 @@ class World:
             return self.rng.random() * self.odds.slow_s
         return self.rng.expovariate(20.0)
 
+    def slowness(self, process: Process, operation: Any) -> float:
+        """Return how much longer a request takes because the plan says so."""
+        if not self.slow:
+            return 0.0
+        text = operation[0] if operation and isinstance(operation[0], str) else ""
+        text = f"{type(operation).__name__.lower()} {text.removeprefix(SCOPE)}"
+        rules = [rule for rule in self.slow if rule.fits(process, text)]
+        return sum(
+            self.rng.random() * rule.seconds for rule in rules if self.rng.random() < rule.chance
+        )
+
     def chance(self, fault: str) -> bool:
         return not self.calm and self.rng.random() < getattr(self.odds, fault)
 
@@ -469,6 +519,7 @@ class World:
 
     def apply(self, process: Process, operation: Any) -> Any:
         """Let an operation take effect."""
+        process.late = self.oracle.inputs_gone
         match operation:
             case pull.Create(name, body, metadata):
                 created = name not in self.objects
@@ -509,12 +560,3 @@ class World:
         self.faults["unopened"] += 1
         outcome = wire.Outcome(wire.Kind.ERROR, "error", phase="setup")
         return pull.OpeningFailure(outcome, b"", "no module named x", self.rng.random() < 0.3)
-
-
-@dataclass
-class Setting:
-    """How many workers and items a course has."""
-
-    items: int = 2
-    workers: int = 2
-    budgets: RetryBudgets = field(default_factory=RetryBudgets)
