@@ -268,6 +268,10 @@ class Table:
         timeout = job.header.timeout if job.header is not None else None
         return [Report(job), Start(job), SetTimer(job, timeout)]
 
+    def running(self, executor: str) -> Job | None:
+        """Return the running job of a process; None if it has ended."""
+        return self._running.get(executor)
+
     def mark_leaving(self, executor: str) -> Job | None:
         """Note that process *executor* has stored its outcome; return its running job or None."""
         job = self._running.get(executor)

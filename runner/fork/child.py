@@ -126,10 +126,16 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
         _execute(local["command"], {**secrets["environment"], **variables}, message)
     if not is_adopted:
         _replace_environment(secrets["environment"])
-    order = wire.Order.decode(order_line.decode())
-    add_to_environment({**variables, **order.variables()})
     assert _attempt_main is not None and _make_place is not None
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
+    if worker := local.get("worker"):
+        add_to_environment(variables)
+        worker_main: Callable[..., int] = importlib.import_module(
+            "..worker.local", __package__
+        ).main
+        return worker_main(worker, key, executor, order_line, _make_place(local))
+    order = wire.Order.decode(order_line.decode())
+    add_to_environment({**variables, **order.variables()})
     return _attempt_main(order, key, executor, _make_place(local))
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import NamedTuple, Self
 
 from . import signing, wire
 from .frames import MALFORMED
+from .retry_budgets import RetryBudgets
 
 ALL_FINAL, NO_PRODUCER = "all final", "no producer"
 """The causes of a ``done`` request: every item is final; nobody stores the rest of the inputs."""
@@ -25,6 +27,36 @@ ALL_FINAL, NO_PRODUCER = "all final", "no producer"
 EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS = 0, 43, 44
 """Exit codes of a worker. 0: every item is final, and the platform may end the other workers. 44:
 nothing is left for this worker. 43 or another: the platform replaces the worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a submission says to all its workers; times in seconds.
+
+    ``workers`` is how many the first round began with. ``budget_s`` limits the running time of all
+    attempts together, and ``lifetime_s`` the time since the start. ``single`` marks a job without a
+    batch.
+    """
+
+    workers: int = 1
+    budgets: RetryBudgets = field(default_factory=RetryBudgets)
+    backoff_s: float = 1.0
+    fail_fast: bool = False
+    cancel_running: bool = False
+    budget_s: float | None = None
+    lifetime_s: float | None = None
+    single: bool = False
+
+    def encode(self) -> str:
+        """Return one line of JSON, the inverse of `decode`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what `encode` has written; ignore unknown fields."""
+        fields = json.loads(text)
+        known = {name: fields[name] for name in cls.__slots__ if name in fields}
+        return cls(**{**known, "budgets": RetryBudgets(**known["budgets"])})
 
 
 class WorkerId(NamedTuple):

@@ -108,6 +108,7 @@ class Worker:
         place: Its directories. ``work`` must be empty.
         news: A descriptor that becomes readable when the store may have changed; its end means
             that the platform has ended. None without such a descriptor.
+        report: Called when an item begins and when its outcome is stored, for display.
         memory_bytes: The limit of an item's memory.
     """
 
@@ -120,6 +121,7 @@ class Worker:
         place: workspace.JobPlace,
         *,
         news: int | None = None,
+        report: Callable[[Mapping[str, Any]], None] = lambda event: None,
         memory_bytes: int | None = None,
         pull_type: type[pull.Pull] = pull.Pull,
     ) -> None:
@@ -129,6 +131,7 @@ class Worker:
         self._place = place
         self._executor = executor
         self._news = news
+        self._report = report
         self._memory_bytes = memory_bytes
         self._pull = pull_type(
             me, executor, submission.key, order.scope, submission.terms, time.monotonic
@@ -184,7 +187,10 @@ class Worker:
         deadline = time.monotonic() + DISK_FULL_RETRY_S
         while True:
             try:
-                return self._objects.create(operation.name, operation.body, operation.metadata)
+                created = self._objects.create(operation.name, operation.body, operation.metadata)
+                if created and operation.name.endswith(".outcome"):
+                    self._report({"op": "item", "event": "ended", "outcome": operation.name})
+                return created
             except OSError as exc:
                 is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
                 if not is_full or time.monotonic() >= deadline:
@@ -250,6 +256,8 @@ class Worker:
             output_dir=submission.output_dir(operation.item),
         )
         self._guard = Guard(order)
+        name = wire.attempt_key(order.scope, operation.item, operation.attempt, "outcome")
+        self._report({"op": "item", "event": "started", "outcome": name})
         fields = (
             *(order.job_id, order.index, order.attempt),
             *(order.arguments, order.data, order.output_dir),

@@ -8,13 +8,11 @@ gives the rules and their reasons.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from ..protocol import wire
 from ..protocol.outcomes import Death, outcome_of_death
-from ..protocol.retry_budgets import RetryBudgets
 from ..protocol.workers import (
     ALL_FINAL,
     EXIT_DONE,
@@ -25,6 +23,7 @@ from ..protocol.workers import (
     Registration,
     Registry,
     Requests,
+    Terms,
     WorkerId,
     duty,
 )
@@ -139,25 +138,6 @@ REMOVED = "removed"
 
 Operation: TypeAlias = Create | Read | List | Delete | Open | Fetch | Start | Stop | Wait
 Steps: TypeAlias = Generator[Operation, Any, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a submission says to all its workers; times in seconds.
-
-    ``workers`` is how many the first round began with. ``budget_s`` limits the running time of all
-    attempts together, and ``lifetime_s`` the time since the start. ``single`` marks a job without a
-    batch.
-    """
-
-    workers: int = 1
-    budgets: RetryBudgets = field(default_factory=RetryBudgets)
-    backoff_s: float = 1.0
-    fail_fast: bool = False
-    cancel_running: bool = False
-    budget_s: float | None = None
-    lifetime_s: float | None = None
-    single: bool = False
 
 
 class Leave(Exception):

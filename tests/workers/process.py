@@ -55,6 +55,7 @@ class Batch:
         self.codes: list[tuple[int, int]] = []
         self._restarts = dict.fromkeys(range(workers), 0)
         self._count = len(inputs)
+        cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
         self.objects.create("functions/f", content := frames.pack([cloudpickle.dumps(function)]))
         self.objects.create(f"{SCOPE}manifest", b"")
         self._store(inputs)
@@ -62,6 +63,7 @@ class Batch:
             store=f"file://{folder}/store",
             scope=SCOPE,
             job_id="",
+            group_id="grp-000000000000",
             index=0,
             attempt=1,
             function=wire.Input("functions/f", 0, len(content), _sha256(content)),
@@ -70,7 +72,8 @@ class Batch:
             grace=grace,
         )
         self.budgets = RetryBudgets(user=terms.pop("retries", 0))
-        spec = (order.encode(), {"workers": workers, "budgets": self.budgets, **terms})
+        self.order_text = order.encode()
+        spec = (self.order_text, {"workers": workers, "budgets": self.budgets, **terms})
         (folder / "spec").write_bytes(pickle.dumps(spec))
 
     def _store(self, inputs: Sequence[Any]) -> None:
