@@ -123,6 +123,8 @@ _SHOWN = (
 class Job:
     """One job. ``created`` and ``ended`` are seconds since the epoch.
 
+    A worker that has given its slots back is ``paused``: it runs, and waits for slots in the queue.
+    ``asked_back`` says that it was asked to do so after its item.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
     the outcome is stored, while the process still runs and has its slots.
     """
@@ -143,6 +145,8 @@ class Job:
     message: str = ""
     started: float = 0.0
     ended: float = 0.0
+    paused: bool = False
+    asked_back: bool = False
 
     def view(self) -> dict[str, Any]:
         """Return the description of the job for clients and for the journal."""
@@ -232,17 +236,45 @@ class Table:
         """
         for with_gpus in (True, False):
             queue = self._queues[with_gpus]
-            while queue and queue[0].state is not State.QUEUED:
+            while queue and queue[0].state is not State.QUEUED and not queue[0].paused:
                 queue.popleft()
             if not queue:
                 continue
             job = queue[0]
             if (grant := self.slots.take(job.need)) is not None:
                 queue.popleft()
-                job.grant = grant
+                job.grant, job.paused = grant, False
                 return job
             if with_gpus and self.slots.has_free_gpus(job.need):
                 return None
+        return None
+
+    def pause(self, job: Job) -> None:
+        """Take the slots of a worker that runs no item, and queue it for new ones."""
+        if job.grant is not None and job.state is State.RUNNING:
+            self.slots.release(job.grant)
+            job.grant, job.paused, job.asked_back = None, True, False
+            self._queues[job.need.gpus > 0].append(job)
+
+    def ask_back(self) -> Job | None:
+        """Return a worker that must give its slots back after its item, as another job waits.
+
+        Workers of the submission that waits keep theirs: giving them on would gain nothing.
+        """
+        for queue in self._queues.values():
+            waiting = next((it for it in queue if it.state is State.QUEUED or it.paused), None)
+            if waiting is None:
+                continue
+            workers = [
+                it
+                for it in self._running.values()
+                if it.header is not None
+                and (it.header.worker and it.grant is not None)
+                and _submission(it) != _submission(waiting)
+            ]
+            if workers and not any(it.asked_back for it in workers):
+                workers[0].asked_back = True
+                return workers[0]
         return None
 
     def report_waiting(self, now: float) -> Iterator[Action]:
@@ -393,6 +425,7 @@ class Table:
         if job.grant is not None:
             self.slots.release(job.grant)
             job.grant = None
+        job.paused = False
         self._running.pop(job.executor, None)
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:

@@ -98,6 +98,7 @@ class Server:
         remove_logs: Callable[[Collection[str], str], None],
         scale: Callable[[JobHeader, bytes, int, int], None],
         end_round: Callable[[str], None],
+        pause: Callable[[Job], None],
     ) -> None:
         self.connections: set[Connection] = set()
         self._table = table
@@ -106,6 +107,7 @@ class Server:
         self._remove_logs = remove_logs
         self._scale = scale
         self._end_round = end_round
+        self._pause = pause
         self._end_waiters: dict[str, list[tuple[Connection, int]]] = {}
         self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
@@ -213,6 +215,17 @@ class Server:
         """Note that the connection is that of a worker's process; send no answer."""
         connection.worker = self._table.running(header["executor"])
 
+    def _on_idle(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Take the slots of a worker that was asked for them; send no answer."""
+        if connection.worker is not None:
+            self._pause(connection.worker)
+
+    def tell_worker(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Send a message to the process of a worker, if it is connected."""
+        for connection in self.connections:
+            if connection.worker is job:
+                connection.channel.send(message)
+
     def _on_item(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Tell the clients that watch the worker what has happened to an item."""
         if (worker := connection.worker) is None:
@@ -225,7 +238,7 @@ class Server:
         """Tell the workers of a submission that the store has changed."""
         for other in self.connections:
             if other.worker is not None and other.worker.has_labels(header["labels"]):
-                other.channel.send({})
+                other.channel.send({"news": True})
         self._reply(connection, {"id": header["id"]})
 
     def _on_watch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
@@ -244,6 +257,7 @@ class Server:
         "scale": _on_scale,
         "end_round": _on_end_round,
         "worker": _on_worker,
+        "idle": _on_idle,
         "item": _on_item,
         "news": _on_news,
     }

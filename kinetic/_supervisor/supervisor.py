@@ -159,7 +159,7 @@ class Supervisor:
         self._delayed: list[tuple[float, rounds.Start]] = []  # replacements of workers
         self._server = Server(
             *(table, self._launch, self._delete, self._remove_logs),
-            *(self._scale, self._end_round),
+            *(self._scale, self._end_round, table.pause),
         )
         self._sweeper = Sweeper(paths.trash, paths.spares)
         self._parents = Parents(paths, environ, self._sweeper)
@@ -438,6 +438,9 @@ class Supervisor:
         if time.monotonic() < self._start_again_at:
             return
         while not self._ending and (job := self._table.take_next()) is not None:
+            if job.state is State.RUNNING:  # a worker that had given its slots back
+                self._server.tell_worker(job, {"slots": True})
+                continue
             self._kills.refresh_if_stale(time.monotonic())
             try:
                 self._make_folders()
@@ -447,6 +450,8 @@ class Supervisor:
                 self._perform(self._handle_failed_start(job, exc))
                 if job.state is State.QUEUED:
                     return
+        if (worker := self._table.ask_back()) is not None:
+            self._server.tell_worker(worker, {"slots": False})
 
     def _make_folders(self) -> None:
         """Make the folders again if a user has deleted them."""

@@ -39,11 +39,6 @@ def main(name: str, key: bytes, executor: str, submission: bytes, place: workspa
     order_line, terms_line, base = submission.decode().split("\n")
     order, terms = wire.Order.decode(order_line), Terms.decode(terms_line)
     group = order.group_id
-    channel = _connect(executor)
-
-    def report(event: Mapping[str, Any]) -> None:
-        _send(channel, event)
-
     worker = Worker(
         me,
         executor,
@@ -56,28 +51,69 @@ def main(name: str, key: bytes, executor: str, submission: bytes, place: workspa
             output_dir=(lambda index: f"{base}/{index}") if group else (lambda index: base),
         ),
         place,
-        news=channel.fileno(),
-        report=report,
+        channel=Supervisor(executor),
     )
     return worker.run()
 
 
-def _connect(executor: str) -> socket.socket:
-    directory = os.environ.get(MARK, "").rpartition(":")[0]
-    folder = os.open(directory, os.O_RDONLY)
-    try:
-        # A socket's path may have about 100 bytes, and a home directory's path may be longer.
-        path = f"/proc/self/fd/{folder}" if LINUX else directory
-        channel = socket.socket(socket.AF_UNIX)
-        channel.connect(f"{path}/socket")
-    finally:
-        os.close(folder)
-    _send(channel, {"op": "worker", "executor": executor})
-    return channel
+class Supervisor:
+    """The connection to the supervisor; see `main.Channel`."""
+
+    def __init__(self, executor: str) -> None:
+        self.has_slots = True
+        self.asked_back = False
+        self._buffer = b""
+        directory = os.environ.get(MARK, "").rpartition(":")[0]
+        folder = os.open(directory, os.O_RDONLY)
+        try:
+            # A socket's path may have about 100 bytes, and a home directory's path may be longer.
+            path = f"/proc/self/fd/{folder}" if LINUX else directory
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(f"{path}/socket")
+        finally:
+            os.close(folder)
+        self._send({"op": "worker", "executor": executor})
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self._socket.fileno()
+
+    def receive(self) -> bool | None:
+        """Read messages. Return whether the store may have changed; None after the last one."""
+        try:
+            data = self._socket.recv(65536)
+        except OSError:
+            return None
+        if not data:
+            return None
+        self._buffer += data
+        changed = False
+        while len(self._buffer) >= _HEAD.size:
+            size, body_size = _HEAD.unpack_from(self._buffer)
+            end = _HEAD.size + size + body_size
+            if len(self._buffer) < end:
+                break
+            message = json.loads(self._buffer[_HEAD.size : _HEAD.size + size])
+            self._buffer = self._buffer[end:]
+            changed = changed or "news" in message
+            if (slots := message.get("slots")) is not None:
+                self.has_slots, self.asked_back = self.has_slots or slots, not slots
+        return changed
+
+    def give_back(self) -> None:
+        """Give the slots back, and ask for others."""
+        self.has_slots = self.asked_back = False
+        self._send({"op": "idle"})
+
+    def report(self, event: str, outcome: str) -> None:
+        """Tell that an attempt has started, or ended."""
+        self._send({"op": "item", "event": event, "outcome": outcome})
+
+    def _send(self, header: Mapping[str, Any]) -> None:
+        """Send a message, framed as the supervisor's protocol says."""
+        text = json.dumps(header).encode()
+        with contextlib.suppress(OSError):  # the end of the supervisor also ends the next wait
+            self._socket.sendall(_HEAD.pack(len(text), 0) + text)
 
 
-def _send(channel: socket.socket, header: Mapping[str, Any]) -> None:
-    """Send a message, framed as the supervisor's protocol says."""
-    text = json.dumps(header).encode()
-    with contextlib.suppress(OSError):  # the end of the supervisor also ends the next wait
-        channel.sendall(struct.pack("<II", len(text), 0) + text)
+_HEAD = struct.Struct("<II")  # the sizes of a message's header and body

@@ -12,16 +12,16 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..job import main_module, workspace
 from ..job.opening import read_input
 from ..protocol import wire
 from ..protocol.outcomes import encode_error, error_text
-from ..protocol.workers import EXIT_REPLACE, WorkerId
+from ..protocol.workers import EXIT_REPLACE, Terms, WorkerId
 from . import item, pull
 from .inputs import Inputs, StoredInput
-from .interpreter import CALLED, ENDED, FAILED, STARTED, Interpreter
+from .interpreter import CALLED, ENDED, FAILED, STARTED, Interpreter, Report
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
@@ -39,7 +39,7 @@ class Submission:
 
     order: wire.Order
     key: bytes
-    terms: pull.Terms
+    terms: Terms
     job_id: Callable[[int], str]
     output_dir: Callable[[int], str]
 
@@ -97,6 +97,29 @@ class Guard:
                 os.kill(self.pid, number)
 
 
+class Channel(Protocol):
+    """The connection of a worker to its platform.
+
+    ``has_slots`` says whether the worker may run items. ``asked_back`` says that the platform wants
+    the slots after the current item, because another submission waits for them.
+    """
+
+    has_slots: bool
+    asked_back: bool
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+
+    def receive(self) -> bool | None:
+        """Read messages. Return whether the store may have changed; None if the platform ended."""
+
+    def give_back(self) -> None:
+        """Give the slots back, and ask for others."""
+
+    def report(self, event: str, outcome: str) -> None:
+        """Tell that an attempt has started, or ended; *outcome* is the name of its outcome."""
+
+
 class Worker:
     """Carry out what `Pull` decides.
 
@@ -106,9 +129,7 @@ class Worker:
         objects: The store.
         submission: What the worker runs.
         place: Its directories. ``work`` must be empty.
-        news: A descriptor that becomes readable when the store may have changed; its end means
-            that the platform has ended. None without such a descriptor.
-        report: Called when an item begins and when its outcome is stored, for display.
+        channel: The connection to the platform; None without one.
         memory_bytes: The limit of an item's memory.
     """
 
@@ -120,8 +141,7 @@ class Worker:
         submission: Submission,
         place: workspace.JobPlace,
         *,
-        news: int | None = None,
-        report: Callable[[Mapping[str, Any]], None] = lambda event: None,
+        channel: Channel | None = None,
         memory_bytes: int | None = None,
         pull_type: type[pull.Pull] = pull.Pull,
     ) -> None:
@@ -130,8 +150,7 @@ class Worker:
         self._submission = submission
         self._place = place
         self._executor = executor
-        self._news = news
-        self._report = report
+        self._channel = channel
         self._memory_bytes = memory_bytes
         self._pull = pull_type(
             me, executor, submission.key, order.scope, submission.terms, time.monotonic
@@ -155,6 +174,7 @@ class Worker:
             pull.Delete: lambda operation: objects.delete([operation.name]),
             pull.Open: self._open,
             pull.Fetch: self._fetch,
+            pull.Ready: self._ready,
             pull.Start: self._start,
             pull.Stop: self._stop,
             pull.Wait: self._wait,
@@ -189,7 +209,7 @@ class Worker:
             try:
                 created = self._objects.create(operation.name, operation.body, operation.metadata)
                 if created and operation.name.endswith(".outcome"):
-                    self._report({"op": "item", "event": "ended", "outcome": operation.name})
+                    self._report("ended", operation.name)
                 return created
             except OSError as exc:
                 is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -257,7 +277,7 @@ class Worker:
         )
         self._guard = Guard(order)
         name = wire.attempt_key(order.scope, operation.item, operation.attempt, "outcome")
-        self._report({"op": "item", "event": "started", "outcome": name})
+        self._report("started", name)
         fields = (
             *(order.job_id, order.index, order.attempt),
             *(order.arguments, order.data, order.output_dir),
@@ -279,43 +299,65 @@ class Worker:
 
     # --- waiting ---
 
+    def _report(self, event: str, outcome: str) -> None:
+        if self._channel is not None:
+            self._channel.report(event, outcome)
+
+    def _ready(self, operation: pull.Ready) -> None:
+        """Let other submissions have the slots for a while, if the platform asks for them."""
+        channel = self._channel
+        if channel is None:
+            return
+        if channel.asked_back:
+            channel.give_back()
+        while not channel.has_slots and not self._terminating:
+            self._poll(None)
+
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
         deadline = time.monotonic() + operation.seconds
         while True:
             if self._terminating:
                 self._terminating = False
                 return pull.News.TERMINATE
-            guard = self._guard
+            guard, channel = self._guard, self._channel
             if guard is not None:
                 guard.act()
+            elif channel is not None and channel.asked_back:
+                channel.give_back()
             until = deadline if guard is None else min(deadline, guard.next_at)
-            readable = self._poll(until - time.monotonic())
-            if self._guard is not None and self._interpreter.reports in readable:
-                for report in self._interpreter.receive():
-                    if report.kind == STARTED:
-                        self._guard.pid = report.pid
-                    elif report.kind == CALLED:
-                        self._guard.call()
-                    elif report.kind in (ENDED, FAILED):
-                        return self._ended(report.status)
-            if self._news in readable:
-                assert self._news is not None
-                if not os.read(self._news, 4096):
-                    return pull.News.TERMINATE
+            changed, reports = self._poll(until - time.monotonic())
+            for report in reports if guard is not None else ():
+                assert guard is not None
+                if report.kind == STARTED:
+                    guard.pid = report.pid
+                elif report.kind == CALLED:
+                    guard.call()
+                elif report.kind in (ENDED, FAILED):
+                    return self._ended(report.status)
+            if changed:
                 return pull.News.CHANGE
             if time.monotonic() >= deadline:
                 return pull.News.TIME
 
-    def _poll(self, seconds: float) -> set[int]:
+    def _poll(self, seconds: float | None) -> tuple[bool, list[Report]]:
+        """Wait for messages. Return whether the store may have changed, and what items report."""
         sources = [self._wake_read]
-        if self._news is not None:
-            sources.append(self._news)
+        if self._channel is not None:
+            sources.append(self._channel.fileno())
         if self._interpreter.running:
             sources.append(self._interpreter.reports)
-        readable, _, _ = select.select(sources, [], [], max(0.0, seconds))
+        timeout = None if seconds is None else max(0.0, seconds)
+        readable, _, _ = select.select(sources, [], [], timeout)
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
-        return {*readable}
+        changed: bool | None = False
+        if self._channel is not None and self._channel.fileno() in readable:
+            changed = self._channel.receive()
+            self._terminating = self._terminating or changed is None
+        reports: list[Report] = []
+        if self._interpreter.running and self._interpreter.reports in readable:
+            reports = self._interpreter.receive()
+        return bool(changed), reports
 
     # --- in the interpreter ---
 

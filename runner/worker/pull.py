@@ -92,6 +92,10 @@ class Fetch(NamedTuple):
     slot: int
 
 
+class Ready(NamedTuple):
+    """The worker has work. The platform may let it wait for its turn. There is no answer."""
+
+
 class Start(NamedTuple):
     """Run an item's function, in a child. There is no answer."""
 
@@ -136,7 +140,7 @@ class OpeningFailure(NamedTuple):
 REMOVED = "removed"
 """The answer to `Open` if the submission has no manifest."""
 
-Operation: TypeAlias = Create | Read | List | Delete | Open | Fetch | Start | Stop | Wait
+Operation: TypeAlias = Create | Read | List | Delete | Open | Fetch | Ready | Start | Stop | Wait
 Steps: TypeAlias = Generator[Operation, Any, Any]
 
 
@@ -217,7 +221,9 @@ class Pull:
             if index is not None:
                 pause, next_pass = PASS_S, self._clock()
                 self._surplus_since = None
-                yield from self._run(index)
+                yield Ready()
+                if self._may_take(index):  # the wait may have been long
+                    yield from self._run(index)
             elif self._clock() >= next_pass:
                 if (yield from self._pass()):
                     pause = PASS_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,19 @@ def runner() -> None:
     """Use the real runner."""
 
 
-def spec(batch: Batch) -> JobSpec:
-    order = wire.Order.decode(batch.order_text)
-    return job_spec(NAME, {}, order=order, key=KEY, labels=LABELS, grace=1.0)
+def spec(batch: Batch, name: str) -> JobSpec:
+    group = name.rpartition("-")[0]
+    order = replace(wire.Order.decode(batch.order_text), group_id=group)
+    labels = {**LABELS, "kinetic.dev/submission": group}
+    return job_spec(name, {}, order=order, key=KEY, labels=labels, grace=1.0)
 
 
-async def scale(cluster: LocalCluster, batch: Batch, workers: int, **terms: Any) -> None:
+async def scale(
+    cluster: LocalCluster, batch: Batch, workers: int, *, name: str = NAME, **terms: Any
+) -> None:
     known = Terms(workers=workers, budgets=batch.budgets, **terms)
     base = str(batch.folder / "outputs")
-    await cluster.scale(spec(batch), known, number=0, workers=workers, output_base=base)
+    await cluster.scale(spec(batch, name), known, number=0, workers=workers, output_base=base)
 
 
 def square(number: int) -> int:
@@ -138,3 +143,31 @@ async def test_workers_die_with_their_supervisor(cluster: LocalCluster, tmp_path
         supervisor = parent
     os.kill(supervisor.pid, signal.SIGKILL)
     await eventually(lambda: not child.is_running())
+
+
+async def test_submissions_take_turns_in_a_slot(cluster: LocalCluster, tmp_path: Path) -> None:
+    def note(path: str) -> None:
+        import time
+
+        with open(path, "a") as file:
+            file.write(f"{os.environ['KINETIC_JOB_ID']}\n")
+        while not Path(f"{path}.go").exists():
+            time.sleep(0.01)
+
+    order = tmp_path / "order"
+    held = Batch(tmp_path / "held", mark_and_wait, [str(tmp_path / "mark")])
+    long = Batch(tmp_path / "long", note, [str(order)] * 20)
+    short = Batch(tmp_path / "short", note, [str(order)] * 3)
+    await scale(cluster, held, 1, name="grp-000000000001-0")  # takes one of the two slots for good
+    await eventually(lambda: (tmp_path / "mark").exists())
+    await scale(cluster, long, 1, name="grp-000000000002-0")
+    await eventually(order.exists)
+    await scale(cluster, short, 1, name="grp-000000000003-0")
+    (tmp_path / "order.go").touch()
+    await final(long)
+    await final(short)
+    (tmp_path / "mark").write_text("")
+    await final(held)
+    ran = [line.rpartition("-")[0][-1] for line in order.read_text().split()]
+    assert sorted(ran) == ["2"] * 20 + ["3"] * 3
+    assert ran.index("3") == 1, "the short batch waited for the end of the long one"

@@ -23,9 +23,9 @@ import cloudpickle
 from kinetic._runner.job.workspace import JobPlace
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, WorkerId
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, Terms, WorkerId
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._runner.worker import main, pull
+from kinetic._runner.worker import main
 from kinetic.aio._engine.inputs import EncodedInput, chunk_body, first_chunk
 
 SCOPE = "batches/grp-000000000000/"
@@ -235,7 +235,7 @@ def run(folder: Path, rank: int, restarts: int) -> int:
     submission = main.Submission(
         order=wire.Order.decode(text),
         key=KEY,
-        terms=pull.Terms(**terms),
+        terms=Terms(**terms),
         job_id=lambda index: f"grp-000000000000-{index}",
         output_dir=lambda index: str(folder / "outputs" / str(index)),
     )

@@ -244,6 +244,8 @@ class Pod(Process):
                 seconds = world.rng.random() ** 2 * world.odds.item_s
                 world.after(seconds, lambda: self._end(operation, stopped=False))
                 world.after(0.0, lambda: self.answer(None, turn))
+            case pull.Ready():
+                world.after(0.0, lambda: self.answer(None, turn))
             case pull.Stop():
                 running = self.running
                 if running is not None:
