@@ -256,26 +256,25 @@ class Table:
             job.grant, job.paused, job.asked_back = None, True, False
             self._queues[job.need.gpus > 0].append(job)
 
-    def ask_back(self) -> Job | None:
-        """Return a worker that must give its slots back after its item, as another job waits.
+    def ask_back(self) -> list[Job]:
+        """Decide which workers give their slots back after their item; return those that change.
 
-        Workers of the submission that waits keep theirs: giving them on would gain nothing.
+        While a job waits, these are all workers of other submissions: any of them may be the next
+        that ends an item. Workers of the submission that waits would gain it nothing.
         """
-        for queue in self._queues.values():
-            waiting = next((it for it in queue if it.state is State.QUEUED or it.paused), None)
-            if waiting is None:
-                continue
-            workers = [
-                it
-                for it in self._running.values()
-                if it.header is not None
-                and (it.header.worker and it.grant is not None)
-                and _submission(it) != _submission(waiting)
-            ]
-            if workers and not any(it.asked_back for it in workers):
-                workers[0].asked_back = True
-                return workers[0]
-        return None
+        waiting = {
+            _submission(next(it for it in queue if it.state is State.QUEUED or it.paused))
+            for queue in self._queues.values()
+            if any(it.state is State.QUEUED or it.paused for it in queue)
+        }
+        changed: list[Job] = []
+        for job in self._running.values():
+            is_worker = job.header is not None and bool(job.header.worker)
+            asked = is_worker and job.grant is not None and bool(waiting - {_submission(job)})
+            if asked != job.asked_back:
+                job.asked_back = asked
+                changed.append(job)
+        return changed
 
     def report_waiting(self, now: float) -> Iterator[Action]:
         """Update the messages of queued jobs about what they wait for, after `QUEUED_S` seconds."""

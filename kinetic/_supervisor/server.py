@@ -213,7 +213,9 @@ class Server:
 
     def _on_worker(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Note that the connection is that of a worker's process; send no answer."""
-        connection.worker = self._table.running(header["executor"])
+        connection.worker = worker = self._table.running(header["executor"])
+        if worker is not None and worker.asked_back:  # it was asked before it could hear it
+            connection.channel.send({"slots": False})
 
     def _on_idle(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Take the slots of a worker that was asked for them; send no answer."""

@@ -450,8 +450,9 @@ class Supervisor:
                 self._perform(self._handle_failed_start(job, exc))
                 if job.state is State.QUEUED:
                     return
-        if (worker := self._table.ask_back()) is not None:
-            self._server.tell_worker(worker, {"slots": False})
+        for worker in self._table.ask_back():
+            if worker.grant is not None:
+                self._server.tell_worker(worker, {"slots": not worker.asked_back})
 
     def _make_folders(self) -> None:
         """Make the folders again if a user has deleted them."""
