@@ -119,8 +119,8 @@ class Client:
                         if not (yield Call("", self.live_pods)):
                             yield from self.resume(workers)
         yield from self.store_slot(count, wire.Slot(total=count))
-        # Workers that take the producer for dead create `done` at the next slot. After this request,
-        # theirs is refused, and they read on. If theirs came first, their round is over.
+        # A worker that takes the producer for dead creates `done` at the next slot. After this
+        # request, that is refused, and it reads on. If it came first, a new round is needed.
         yield from self.append(lambda: wire.Request(kind="sealed"))
         yield Delete(f"{SCOPE}lease")
         yield from self.read()
