@@ -92,7 +92,7 @@ class Items:
 
     def open_blocks(self) -> list[range]:
         """Return the indexes of each block that has an item which isn't final."""
-        blocks = []
+        blocks: list[range] = []
         for first in range(0, self.stored, wire.BLOCK_SIZE):
             block = range(first, min(first + wire.BLOCK_SIZE, self.stored))
             if any(index not in self._final for index in block):

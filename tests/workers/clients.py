@@ -68,7 +68,7 @@ class Client:
             request = build()
             name = wire.control_key(SCOPE, self.requests.count)
             content, metadata = request.signed(KEY, SCOPE, name)
-            created = yield Create(name, content, metadata)
+            created = yield from self.put(name, content, metadata)
             yield from self.read_requests()
             if created:
                 return
@@ -76,11 +76,17 @@ class Client:
     def store_slot(self, number: int, slot: wire.Slot) -> Steps:
         """Store an input slot; return whether it holds what this client wanted to store."""
         name = wire.input_key(SCOPE, number)
-        metadata = slot.signed(KEY, SCOPE, name)
-        if (yield Create(name, b"", metadata)):
+        return (yield from self.put(name, b"", slot.signed(KEY, SCOPE, name)))
+
+    def put(self, name: str, body: bytes, metadata: dict[str, str]) -> Steps:
+        """Create an object; return whether it is there as this client wants it.
+
+        An earlier try may have had an unknown result. If another client wanted the same, both go on
+        in the same way.
+        """
+        if (yield Create(name, body, metadata)):
             return True
-        found = yield Read(name)  # the result of an earlier try may have been unknown
-        return found is not None and found[1] == metadata
+        return (yield Read(name)) == (body, metadata)
 
     # --- submitting ---
 
@@ -119,8 +125,8 @@ class Client:
                         if not (yield Call("", self.live_pods)):
                             yield from self.resume(workers)
         yield from self.store_slot(count, wire.Slot(total=count))
-        # Workers that take the producer for dead create `done` at the next slot. After this request,
-        # theirs is refused, and they read on. If theirs came first, their round is over.
+        # A worker that takes the producer for dead creates `done` at the next slot. After this
+        # request, that is refused, and it reads on. If it came first, a new round is needed.
         yield from self.append(lambda: wire.Request(kind="sealed"))
         yield Delete(f"{SCOPE}lease")
         yield from self.read()
@@ -204,7 +210,7 @@ class Client:
         number = self.requests.round
         name = wire.control_key(SCOPE, self.requests.count)
         content, metadata = wire.Request(kind="round").signed(KEY, SCOPE, name)
-        created = yield Create(name, content, metadata)
+        created = yield from self.put(name, content, metadata)
         yield from self.read_requests()
         if created and self.requests.round != number:
             yield self.create_workers(self.requests.round, workers)
@@ -260,7 +266,7 @@ class Client:
             request = wire.Request(kind="retry", bases=bases, opens_round=opens)
             name = wire.control_key(SCOPE, seen.count)
             content, metadata = request.signed(KEY, SCOPE, name)
-            created = yield Create(name, content, metadata)
+            created = yield from self.put(name, content, metadata)
             yield from self.read()
             if not created:
                 continue

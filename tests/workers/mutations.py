@@ -14,7 +14,7 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import Duty, Registration, WorkerId
 from kinetic._runner.worker import pull
-from kinetic._runner.worker.pull import Create, Delete, Fetch, List, Read, Start
+from kinetic._runner.worker.pull import Create, Delete, Fetch, Start
 
 from .scenario import Event, Plan
 from .world import Behavior, Odds, Slow
@@ -188,11 +188,12 @@ class _Closes(pull.Pull):
         claim = self.items.attempts(index).get(item.attempt, wire.Attempt())
         claimant = WorkerId.parse(claim.worker)
         is_open = not item.state.final and claim.executor is not None
-        if is_open and claimant is not None and claim.executor != self.executor:
-            if self._is_dead(claimant, claim.executor or ""):
-                fake = claimant._replace(restarts=claimant.restarts + 1)
-                self.registry.add(Registration(fake, ""))
-                return Duty.DEAD
+        if not is_open or claimant is None or claim.executor == self.executor:
+            return super()._duty(index)
+        if self._is_dead(claimant, claim.executor or ""):
+            fake = claimant._replace(restarts=claimant.restarts + 1)
+            self.registry.add(Registration(fake, ""))
+            return Duty.DEAD
         return super()._duty(index)
 
 
@@ -545,10 +546,10 @@ MUTATIONS: dict[str, Mutation] = {
     "no input check": Mutation(
         breaks="I6",
         flags=frozenset({"no_input_check"}),
-        odds={"zombie": 0.3, "slow": 0.1, "late": 0.3, "item_s": 1.0},
-        events=(Event(10, "collect"), Event(30, "collect"), Event(60, "collect")),
-        plan={"workers": 3},
-        terms={"budgets": RetryBudgets(user=2)},
+        odds={"frozen": 0.5, "frozen_s": 100.0, "item_s": 1.0, "errors": 0.0},
+        slow=(Slow("pod", "create control", 100.0), Slow("pod", "list", 10.0)),
+        events=tuple(Event(10 * number, "collect") for number in range(1, 6)),
+        plan={"lazy": False, "workers": 3, "items": 4},
     ),
     "input before requests": Mutation(
         breaks="I6",

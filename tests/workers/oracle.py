@@ -150,14 +150,14 @@ class Oracle:
         who = f"{pod.name} starts attempt {number} of item {index}"
         attempts = self.attempts.get(index, {})
         self.seen["started"] += 1
-        if (index, number) in self._starts:
-            self.fail("I2", f"{who} again")
-        self._starts.add((index, number))
         if self.inputs_gone:
             # A worker may freeze after its check, but the check must come before the removal.
             if pod.late:
                 self.fail("I6", f"{who} in a batch that is removed")
             return
+        if (index, number) in self._starts:
+            self.fail("I2", f"{who} again")
+        self._starts.add((index, number))
         if self._stops_before.get((index, number)):
             self.fail("I3", f"{who}, but a stop or a newer round came before the claim")
         if not pod.counted:
@@ -184,19 +184,14 @@ class Oracle:
 
     def _refused(self, process: Any, name: str) -> None:
         """The outcome of a claimant is refused: only if the platform has ended its pod."""
-        from .world import Pod, Process
+        from .world import Pod
 
         index, number = (int(part) for part in name.rsplit("/", 1)[1].split(".")[:2])
         attempt = self.attempts.get(index, {}).get(number)
-        own = isinstance(process, Pod) and attempt is not None
-        if own and attempt is not None and attempt.executor == process.executor:
-            if (
-                process.counted
-                and process.alive
-                and not self.inputs_gone
-                and isinstance(process, Process)
-            ):
-                self.fail("I4", f"the work of {process.name} on {index}.{number} is refused")
+        if not isinstance(process, Pod) or attempt is None or self.inputs_gone:
+            return
+        if attempt.executor == process.executor and process.counted and process.alive:
+            self.fail("I4", f"the work of {process.name} on {index}.{number} is refused")
 
     def completed(self, alive: list[Pod], job: Job) -> None:
         """A worker exited with 0: the platform ends the others."""

@@ -114,6 +114,10 @@ def plan_of(seed: int) -> Plan:
     events += [
         Event(rng.random() * 100, "sleep", rng.random() * 90) for _ in range(rng.choice([0, 1]))
     ]
+    pause_s = rng.choice([5.0, 30.0, 900.0])
+    if lazy and rng.random() < 0.5:
+        seconds = 600 + rng.random() * 400
+        events.append(Event(rng.random() * 60, "freeze producer", seconds))
     return Plan(
         seed=seed,
         items=items,
@@ -123,7 +127,7 @@ def plan_of(seed: int) -> Plan:
         terms=terms,
         odds=odds,
         events=tuple(sorted(events, key=lambda event: event.at)),
-        pause_s=rng.choice([5.0, 30.0, 900.0]),
+        pause_s=pause_s,
     )
 
 

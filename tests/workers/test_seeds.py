@@ -17,11 +17,18 @@ SEEDS, BLOCK = 3000, 300
 MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(BLOCK, SEEDS, BLOCK)]
 REQUESTS = (
     *("retry", "grow", "leave", "collect", "suspend", "stop", "stop item", "cleanup", "jobgone"),
-    *("kill client", "sleep"),
+    *("kill client", "sleep", "freeze producer"),
 )
 RESULTS = (
     *("value", "error", "lost", "cancelled"),
-    *("done all final", "stop cancelled", "stop cleanup", "stop setup", "stop batch_timeout"),
+    *(
+        "done all final",
+        "done no producer",
+        "stop cancelled",
+        "stop cleanup",
+        "stop setup",
+        "stop batch_timeout",
+    ),
     *("stop budget", "stop fail_fast", "retry", "leave", "round", "sealed", "collected"),
     *("started", "round 0", "round 1"),
 )
@@ -51,8 +58,7 @@ def test_every_course_keeps_the_protocol(first: int) -> None:
 @pytest.mark.timeout(3600)
 def test_many_courses_keep_the_protocol() -> None:
     count = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
-    counts = play_all(range(SEEDS, SEEDS + count))
-    assert counts["done no producer"], "no worker took a producer for dead"
+    play_all(range(SEEDS, SEEDS + count))
 
 
 def test_a_seed_always_plays_the_same_course_of_events() -> None:

@@ -392,7 +392,10 @@ class Platform:
         worker = WorkerId(job.round, job.uid, rank.number, rank.restarts, rank.disruptions)
         pod = Pod(world, job, rank, worker)
         rank.pods.append(pod)
-        late = 60 + world.rng.random() * 240 if world.chance("late") else 0.0
+        late = 0.0
+        if world.chance("late"):
+            world.faults["late"] += 1
+            late = 60 + world.rng.random() * 240
         world.after(world.rng.random() * 3 + late, lambda: self._begin(pod))
         if world.chance("twin") and not twin:
             world.faults["twin"] += 1
