@@ -21,7 +21,6 @@ from absl import logging
 
 from kinetic import _tasks
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import Terms
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.protocol import SUBMISSION
 from kinetic.accelerators import Accelerator
@@ -39,6 +38,7 @@ from kinetic.job_status import Reason
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
+    from kinetic._runner.protocol.workers import Terms
     from kinetic.aio.local.supervisor import Connection
 
 TAIL_BYTES = 2 << 20
