@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from .. import remote_runner
 from ..job import processes
+from ..job.environment import add_to_environment
 from ..protocol import signing, wire
 
 # Module-level names: a look-up in another module would touch more pages.
@@ -32,7 +33,6 @@ _SIGCHLD = signal.SIGCHLD.value
 _getpid, _setsid, _close = os.getpid, os.setsid, os.close
 _get_native_id = _thread.get_native_id
 _die_with, _enable_gc = processes.die_with, gc.enable
-_ENCODING = sys.getfilesystemencoding()
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
 _adopted_line = b""
@@ -154,18 +154,6 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     if _prefer_jax is not None:
         _prefer_jax(os.environ)
     time.tzset()
-
-
-def add_to_environment(variables: Mapping[str, str]) -> None:
-    """Set environment variables; `os.environ.update` would write to three times as many pages."""
-    data: dict[bytes, bytes] = vars(os.environ)["_data"]
-    for variable, text in variables.items():
-        name = variable.encode(_ENCODING, "surrogateescape")
-        value = text.encode(_ENCODING, "surrogateescape")
-        os.putenv(name, value)
-        data[name] = value
-    if "TZ" in variables:
-        time.tzset()
 
 
 def _execute(command: list[str], environment: dict[str, str], message: bytes) -> NoReturn:

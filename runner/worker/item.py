@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .. import remote_runner
-from ..fork.child import add_to_environment
 from ..job import opening, outputs, views
 from ..job.attempt import Invocation
+from ..job.environment import add_to_environment
 from ..job.processes import Stopping
 from ..protocol import frames, wire
 from ..protocol.outcomes import Death, digest, outcome_of_death
