@@ -80,7 +80,7 @@ def find(used: Iterable[Any], modules: Modules) -> Changes:
     start.visit((value, frozenset()) for value in used)
     key = (modules.key, frozenset((id(value), names) for value, names in start.roots))
     search = _known.pop(key, None)
-    if search is None or search.identities != search.identify():
+    if search is None or search.identity != search.identify():
         search = _Search(modules, start.roots)
         search.finish()
     _known[key] = search  # as the latest
@@ -96,7 +96,7 @@ class _Search:
     def __init__(self, modules: Modules, roots: Iterable[tuple[Any, frozenset[str]]] = ()) -> None:
         self.roots = list(roots)
         self.is_imported = True
-        self.identities: list[Any] = []
+        self.identity = 0
         self._is_first = not self.roots
         self._modules = modules
         self._seen: dict[Any, tuple[Any, frozenset[str]]] = {}
@@ -112,11 +112,11 @@ class _Search:
             literals for module in self._reached.values() for literals in self._literals_of(module)
         ]
         self._warn()
-        # Definitions stay alive, so that Python reuses no ID in `identities`.
+        # Definitions stay alive, so that Python reuses no ID in `identify`.
         keep = [value for value, _ in self._seen.values() if not _is_module(value)]
         keep = [*filter(_items, keep), *self._reached.values()]
         self._seen = {id(value): (value, frozenset()) for value in keep}
-        self.identities = self.identify()
+        self.identity = self.identify()
         # Unpickling imports the modules of the roots, and their texts import others.
         stack, imported = [_home(value) for value, _ in self.roots], set[str]()
         while stack:
@@ -128,14 +128,14 @@ class _Search:
                 stack.append(name.rpartition(".")[0])
         self.is_imported = imported.issuperset(self._reached)
 
-    def identify(self) -> list[Any]:
-        """Return what shows whether another search would see the same, except for plain values."""
+    def identify(self) -> int:
+        """Return a number that changes if a search would see other objects than plain values."""
         found: list[Any] = [len(sys.modules), *map(source_text.file_of, self._reached.values())]
         for value, _ in self._seen.values():
             items = _items(value)
             found.append(len(items))
             found += [id(item) for item in items if _kind(item) not in _PLAIN]
-        return found
+        return hash(tuple(found))
 
     def order(self) -> tuple[str, ...]:
         """Return the modules that were reached, in the order of their import."""
@@ -271,8 +271,8 @@ class _Search:
         stored = frozenset[str]().union(*(text.stored for text in self._texts.values()))
         replaced: dict[str, str] = {}
         for (name, place), value in self._used.items():
-            module, full = self._reached[name], f"{name}.{place}"
-            if full not in _named and _is_replaced(module, place, value, self._text(name), stored):
+            full = f"{name}.{place}"
+            if full not in _named and self._is_replaced(name, place, value, stored):
                 _named.add(full)
                 replaced[full] = name
         if replaced:
@@ -299,6 +299,33 @@ class _Search:
                     "text.",
                     file[0],
                 )
+
+    def _is_replaced(self, home: str, place: str, value: Any, stored: frozenset[str]) -> bool:
+        """Return whether the program has put *value* in place of what the text of *home* gives.
+
+        *stored* are the names that code of the project may set outside of its module.
+        """
+        kind, scopes = _kind(value), self._text(home).scopes
+        owner, _, name = place.rpartition(".")
+        if owner not in scopes or _is_module(value):
+            return False
+        parts = [value, *(_namespace(value).values() if kind is types.FunctionType else ())]
+        parts += [item for part in parts if _kind(part) in _CONTAINERS for item in _items(part)]
+        if any((_home(part) or _kind(part).__module__) in _OUTSIDE for part in parts):
+            return True
+        scope, given = scopes[owner], scopes[owner].given.get(name)
+        match given:
+            case [(str(origin), str(original))] if not owner:
+                module, texts = self._modules.imported(origin), self._text(origin).scopes
+                is_defined = "" in texts and texts[""].given.get(original) == [DEFINED]
+                return is_defined and not _has_original(value, module, original)
+            case [source_text.DEFINED] if not scope.is_open:
+                module = self._reached[home]
+                is_kept = not owner or _keeps_methods(module, owner, scopes)
+                return is_kept and not _has_original(value, module, place)
+            case _:
+                is_set = not owner and scope.literals(name) is not None and name not in stored
+                return is_set and kind not in (*_PLAIN, *_CONTAINERS)
 
 
 _known: dict[Any, _Search] = {}
@@ -364,40 +391,18 @@ def _items(value: Any) -> list[Any]:
     return [*(_attribute(cell, "cell_contents") for cell in cells), *_namespace(value).values()]
 
 
-def _is_replaced(
-    module: types.ModuleType, place: str, value: Any, text: Text, stored: frozenset[str]
-) -> bool:
-    """Return whether the program has put *value* in place of what the text of *module* gives.
-
-    *stored* are the names that code of the project may set outside of its module.
-    """
-    owner, _, name = place.rpartition(".")
-    kind, scope = _kind(value), text.scopes.get(owner)
-    if scope is None or _is_module(value):
-        return False
-    parts = [value, *(_namespace(value).values() if kind is types.FunctionType else ())]
-    parts += [item for part in parts if _kind(part) in _CONTAINERS for item in _items(part)]
-    if any((_home(part) or _kind(part).__module__) in _OUTSIDE for part in parts):
-        return True
-    if scope.given.get(name) == [DEFINED] and not scope.is_open:
-        is_kept = not owner or _keeps_methods(module, owner, text)
-        return is_kept and not _has_original(value, module, place)
-    is_set = not owner and scope.literals(name) is not None and name not in stored
-    return is_set and kind not in (*_PLAIN, *_CONTAINERS)
-
-
-def _keeps_methods(module: types.ModuleType, owner: str, text: Text) -> bool:
+def _keeps_methods(module: types.ModuleType, owner: str, scopes: dict[str, Scope]) -> bool:
     """Return whether no decorator, metaclass, or ``__init_subclass__`` has changed a class."""
     cls: Any = _attribute(module, owner)
     hooks = [base for base in cls.__mro__[1:-1] if "__init_subclass__" in vars(base)]
     outer, _, name = owner.rpartition(".")
-    while name and text.scopes[outer].given.get(name) == [DEFINED]:
+    while name and scopes[outer].given.get(name) == [DEFINED]:
         outer, _, name = outer.rpartition(".")
     is_typing = all(base.__module__ == "typing" for base in hooks)
     return not name and type(cls) in (type, abc.ABCMeta) and is_typing
 
 
-def _has_original(value: Any, module: types.ModuleType, place: str) -> bool:
+def _has_original(value: Any, module: Any, place: str) -> bool:
     """Return whether *value* is what *module* defines at *place*, or a wrapper that has it."""
     stack = [value]
     for _ in range(100):  # a wrapper has few parts

@@ -17,7 +17,9 @@ DEFINED = "defined"
 MADE = "made"
 """A call with literals, such as one that makes an instance."""
 
-_STORED = re.compile(r"\.(\w+)\s*(?::[^=\n]+)?=(?!=)|\bsetattr\([^,\n]+,\s*[\"'](\w+)")
+_STORED = re.compile(
+    r"(?<!self)(?<!cls)\.(\w+)\s*(?::[^=\n]+)?=(?!=)|\bsetattr\([^,\n]+,\s*[\"'](\w+)"
+)
 _GLOBAL = re.compile(r"^\s+global\s+(.+)$", re.MULTILINE)
 
 
@@ -59,7 +61,7 @@ class Text(NamedTuple):
     """The scopes of a module: its own under ``""``, and those of its classes by their names.
 
     ``own`` are the names that functions of the module assign. ``stored`` are these, and the
-    attributes that its code sets of any object.
+    attributes that its code sets of other objects than ``self``.
     """
 
     scopes: dict[str, Scope]

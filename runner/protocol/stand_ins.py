@@ -105,8 +105,11 @@ def with_changes(imported: None, value: Any, changes: Mapping[str, Mapping[str, 
     for module, values in changes.items():
         for name, changed in values.items() if module in sys.modules else ():
             owner, _, attribute_name = name.rpartition(".")
-            found = sys.modules[module]
-            setattr(attribute(found, owner, 0) if owner else found, attribute_name, changed)
+            found = attribute(sys.modules[module], owner, 0) if owner else sys.modules[module]
+            if isinstance(found, (type, types.ModuleType)):
+                setattr(found, attribute_name, changed)
+            else:
+                vars(found)[attribute_name] = changed  # its class may be frozen
     return value
 
 

@@ -46,7 +46,7 @@ FILES = {
                 case Kind.BIG: return "big"
         """,
     "settings.py": """
-        import os, kinetic
+        import dataclasses, os, kinetic
         os.environ.setdefault("SET_AT_IMPORT", "set")
         RATE = 1
         TABLE = {}
@@ -57,6 +57,9 @@ FILES = {
         class Own:
             def __init__(self): self.rate = 1
         own = Own()
+        @dataclasses.dataclass(frozen=True)
+        class Frozen: rate: int = 1
+        frozen = Frozen(rate=2)
         def values(): return RATE, TABLE, Config.depth, own.rate, os.environ["SET_AT_IMPORT"]
         def read(): return os.listdir(getattr(DATA, "path", DATA))
         def read_file():

@@ -186,7 +186,9 @@ REPLACED = """
         lazy = object()
     @functools.singledispatch
     def area(shape): return 0
-    def use(): return load(), Model, client, lazy, registry, cached, area(1)
+    from origin_of_fetch import fetch
+    from json import dumps
+    def use(): return load(), Model, client, lazy, registry, cached, area(1), fetch, dumps
     """
 
 
@@ -201,6 +203,7 @@ REPLACED = """
         ("registry['mine'] = type('Mine', (), {'__module__': '__main__'})", "registry"),
         ("Model.rate = type('Mine', (), {'__module__': '__main__'})()", "Model.rate"),
         ("Model.fit = lambda self: 2", "Model.fit"),
+        ("fetch = __import__('textwrap').dedent", "fetch"),
         ("Model.Inner = dict", "Model.Inner"),
         ("Model = __import__('collections').OrderedDict", "Model"),
         ("load = __import__('functools').partial(len, 'a')", "load"),
@@ -218,7 +221,8 @@ def test_a_replacement_is_named_once(
     change: str, named: str, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"replaced_{abs(hash(change))}"
-    (module,) = write(name, **{name: REPLACED})
+    files = {name: REPLACED, "origin_of_fetch": "def fetch(): return 1\n"}
+    (module,) = write(name, **files)
     exec(change, vars(module))
     vars(module).pop("__builtins__")
     for _ in range(2):
@@ -378,6 +382,10 @@ INSTANCES = """
     class Settings:
         rate: float = 0.1
         place: str = ""
+    @dataclasses.dataclass(frozen=True)
+    class Frozen:
+        rate: float = 0.1
+    frozen = Frozen(0.2)
     class Own:
         def __init__(self, size=1):
             self.depth, self.path = 1, os.getcwd()
@@ -423,7 +431,11 @@ def test_attributes_of_instances_that_differ_from_the_file_are_changes(
     (module,) = write(name, **{name: INSTANCES})
     exec(change, vars(module))
     vars(module).pop("__builtins__")
-    assert found(module.use).get(name, {}) == {"named.place": "here", **expected}
+    assert found(module.use).get(name, {}) == {
+        "named.place": "here",
+        "frozen.rate": 0.2,
+        **expected,
+    }
 
 
 def test_a_later_call_sees_later_changes(write: Write, caplog: pytest.LogCaptureFixture) -> None:
