@@ -64,7 +64,7 @@ class Changes(NamedTuple):
 class _Literals(NamedTuple):
     """The possible values of attributes of *holder*, which is at *place* in *module*.
 
-    The attributes of a *is_state* belong together: if one isn't plain now, the job sets none.
+    The attributes of a state belong together: if one isn't plain now, the job sets none.
     """
 
     holder: Any
@@ -87,7 +87,9 @@ def find(used: Iterable[Any], modules: Modules) -> Changes:
     if len(_known) > 32:
         _known.pop(next(iter(_known)), None)
     values = search.compare()
-    return Changes(search.order() if values or not search.is_imported else (), values)
+    needs_imports = values or not search.is_imported
+    order = [name for name in list(sys.modules) if name in search.reached]
+    return Changes(tuple(order) if needs_imports else (), values)
 
 
 class _Search:
@@ -97,10 +99,10 @@ class _Search:
         self.roots = list(roots)
         self.is_imported = True
         self.identity = 0
+        self.reached: dict[str, types.ModuleType] = {}
         self._is_first = not self.roots
         self._modules = modules
         self._seen: dict[Any, tuple[Any, frozenset[str]]] = {}
-        self._reached: dict[str, types.ModuleType] = {}
         self._texts: dict[str, Text] = {}
         self._used: dict[tuple[str, str], Any] = {}
         self._literals: list[_Literals] = []
@@ -109,12 +111,12 @@ class _Search:
         """Search from the roots; warn of replacements, and prepare the other methods."""
         self.visit(self.roots)
         self._literals = [
-            literals for module in self._reached.values() for literals in self._literals_of(module)
+            literals for module in self.reached.values() for literals in self._literals_of(module)
         ]
         self._warn()
         # Definitions stay alive, so that Python reuses no ID in `identify`.
         keep = [value for value, _ in self._seen.values() if not _is_module(value)]
-        keep = [*filter(_items, keep), *self._reached.values()]
+        keep = [*filter(_items, keep), *self.reached.values()]
         self._seen = {id(value): (value, frozenset()) for value in keep}
         self.identity = self.identify()
         # Unpickling imports the modules of the roots, and their texts import others.
@@ -122,24 +124,20 @@ class _Search:
         while stack:
             if (name := stack.pop()) not in imported:
                 imported.add(name)
-                scope = self._text(name).scopes.get("") if name in self._reached else None
+                scope = self._text(name).scopes.get("") if name in self.reached else None
                 for base, inner in scope.imports() if scope else ():
                     stack += base, f"{base}.{inner}"
                 stack.append(name.rpartition(".")[0])
-        self.is_imported = imported.issuperset(self._reached)
+        self.is_imported = imported.issuperset(self.reached)
 
     def identify(self) -> int:
         """Return a number that changes if a search would see other objects than plain values."""
-        found: list[Any] = [len(sys.modules), *map(source_text.file_of, self._reached.values())]
+        found: list[Any] = [len(sys.modules), *map(source_text.file_of, self.reached.values())]
         for value, _ in self._seen.values():
             items = _items(value)
             found.append(len(items))
             found += [id(item) for item in items if _kind(item) not in _PLAIN]
         return hash(tuple(found))
-
-    def order(self) -> tuple[str, ...]:
-        """Return the modules that were reached, in the order of their import."""
-        return tuple(name for name in list(sys.modules) if name in self._reached)
 
     def visit(self, values: Iterable[tuple[Any, frozenset[str]]]) -> None:
         """Follow *values*, each with the names that the code around it uses."""
@@ -156,7 +154,7 @@ class _Search:
             elif self._is_first:
                 self.roots.append((value, names))
             else:
-                self._reached[home] = module
+                self.reached[home] = module
                 stack += self._parts(value, names, module, True)
 
     def _parts(
@@ -285,7 +283,7 @@ class _Search:
                 BY_VALUE_VARIABLE,
                 ",".join(packages),
             )
-        files = {name: source_text.file_of(module) for name, module in self._reached.items()}
+        files = {name: source_text.file_of(module) for name, module in self.reached.items()}
         new = {name: file for name, file in files.items() if file and file[1] / 1e9 > STARTED}
         for value, _ in self._seen.values():
             if _kind(value) is not types.FunctionType or not (file := new.get(_home(value))):
@@ -313,14 +311,14 @@ class _Search:
         parts += [item for part in parts if _kind(part) in _CONTAINERS for item in _items(part)]
         if any((_home(part) or _kind(part).__module__) in _OUTSIDE for part in parts):
             return True
-        scope, given = scopes[owner], scopes[owner].given.get(name)
-        match given:
+        scope = scopes[owner]
+        match scope.given.get(name):
             case [(str(origin), str(original))] if not owner:
                 module, texts = self._modules.imported(origin), self._text(origin).scopes
                 is_defined = "" in texts and texts[""].given.get(original) == [DEFINED]
                 return is_defined and not _has_original(value, module, original)
             case [source_text.DEFINED] if not scope.is_open:
-                module = self._reached[home]
+                module = self.reached[home]
                 is_kept = not owner or _keeps_methods(module, owner, scopes)
                 return is_kept and not _has_original(value, module, place)
             case _:

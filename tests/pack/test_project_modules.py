@@ -209,7 +209,7 @@ REPLACED = """
         ("load = __import__('functools').partial(len, 'a')", "load"),
         ("load = __import__('textwrap').dedent", "load"),
         ("Model.fit = __import__('textwrap').dedent", "Model.fit"),
-        ("__import__('unittest.mock').mock.patch(__name__ + '.load').start()", "load"),
+        ("load = __import__('unittest.mock').mock.create_autospec(load)", "load"),
         ("area.register(bytes, eval('lambda shape: 1', {'__name__': '__main__'}))", "area"),
         ("load = __import__('functools').cache(load)", ""),
         ("connect()", ""),
