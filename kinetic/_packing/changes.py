@@ -144,18 +144,23 @@ class _Search:
         stack = list(values)
         while stack:
             value, names = stack.pop()
+            kind = _kind(value)
             key = (id(value), id(names) if _is_module(value) else "__subclasses__" in names)
-            if _kind(value) in _PLAIN or key in self._seen:
+            if kind in _PLAIN or key in self._seen:
                 continue
             self._seen[key] = (value, names)  # keeps both alive, so Python reuses no ID
             home = _home(value)
             if (module := self._modules.imported(home)) is None:
                 stack += self._parts(value, names, None, self._modules.is_by_value(home))
-            elif self._is_first:
-                self.roots.append((value, names))
-            else:
+            elif not self._is_first:
                 self.reached[home] = module
                 stack += self._parts(value, names, module, True)
+            elif "<locals>" in getattr(value, "__qualname__", "") and not issubclass(kind, type):
+                # It travels by value. No root refers to it, because it may hold large values.
+                self.roots.append((module, _names_of(value.__code__)))
+                stack += self._parts(value, names, None, True)
+            else:
+                self.roots.append((value, names))
 
     def _parts(
         self, value: Any, names: frozenset[str], module: types.ModuleType | None, is_own: bool
@@ -380,9 +385,10 @@ def _namespace(value: Any) -> dict[str, Any]:
 def _items(value: Any) -> list[Any]:
     """Return what a container, a wrapper, a function, or anything else with attributes has."""
     kind = _kind(value)
-    if issubclass(kind, _CONTAINERS) and len(value) <= _MAX_ITEMS:
+    base: Any = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if base and base.__len__(value) <= _MAX_ITEMS:  # not by the user's own methods
         is_dict = issubclass(kind, (dict, types.MappingProxyType))
-        return [*value, *value.values()] if is_dict else list(value)
+        return [*base.__iter__(value), *(base.values(value) if is_dict else ())]
     if _is_wrapper(value):
         return [_attribute(value, name) for name in _WRAPPED]
     cells = value.__closure__ or () if kind is types.FunctionType else ()

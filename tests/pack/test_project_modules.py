@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -459,6 +461,34 @@ def test_a_later_call_sees_later_changes(write: Write, caplog: pytest.LogCapture
     base.load = plugin.f
     found(user.use)
     assert "often_changed.load" in caplog.text
+
+
+def test_a_search_keeps_no_closure_alive(write: Write) -> None:
+    text = "RATE = 1\ndef make(held):\n    def use(): return RATE, held\n    return use\n"
+    (module,) = write("makes_closures", makes_closures=text)
+
+    class Held:
+        pass
+
+    held = Held()
+    use, alive = module.make(held), weakref.ref(held)
+    module.RATE = 2
+    assert found(use) == {"makes_closures": {"RATE": 2}}
+    del use, held
+    gc.collect()
+    assert alive() is None
+
+
+def test_containers_with_own_methods_are_searched(write: Write) -> None:
+    text = """
+        class Lazy(dict):
+            def __iter__(self): raise NotImplementedError
+            values = __len__ = __iter__
+        TABLE = Lazy(a=1)
+        def use(): return TABLE
+        """
+    (module,) = write("lazy_dict", lazy_dict=text)
+    assert found(module.use) == {}
 
 
 def test_an_edit_after_the_import_is_named_once(
