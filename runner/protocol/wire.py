@@ -220,30 +220,30 @@ def check_version(version: object, subject: str) -> None:
 class Code:
     """The project's archive, and paths in it: ``sys_path``, and ``cwd`` (None if it is outside).
 
-    ``changes`` is the second archive, which a job applies over the first (see `changes`). None: no
-    file has changed since the first was made.
+    ``overlay`` has what changed since the archive was made, and a job applies it over the archive.
+    None: no file has changed.
     """
 
     name: str
     digest: str
-    changes: Input | None = None
+    overlay: Input | None = None
     sys_path: tuple[str, ...] = ("",)
     cwd: str | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Code:
         """Return the code that JSON describes."""
-        changes = fields.get("changes")
+        overlay = fields.get("overlay")
         decoded: dict[str, Any] = {
             "sys_path": tuple(fields["sys_path"]),
-            "changes": Input(*changes) if changes else None,
+            "overlay": Input(*overlay) if overlay else None,
         }
         return cls(**{**fields, **decoded})
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the objects that jobs read."""
-        return (self.name,) if self.changes is None else (self.name, self.changes.name)
+        return (self.name,) if self.overlay is None else (self.name, self.overlay.name)
 
 
 class Input(NamedTuple):
