@@ -32,7 +32,6 @@ NOT_RUN = {
     "benchmarks/README.md": "takes minutes",
     "docs/getting_started.md": "installs kinetic",
     "docs/protocol.md": "is a test, which tests/simulation runs",
-    "docs/workers.md": "is a test, which tests/workers runs",
     "docs/examples/gemma4_finetuning.md": LIBRARIES,
     "docs/examples/jax_training.md": LIBRARIES,
     "docs/examples/keras_training.md": LIBRARIES,

@@ -103,6 +103,10 @@ class RetryBlind(pull.Pull):
                     return index
         return found
 
+    def _may_take(self, index: int) -> bool:
+        is_failed = self.items.state(index).state is wire.ItemState.FAILED
+        return is_failed or super()._may_take(index)
+
     def _claim(self, index: int) -> pull.Steps:
         number = self.items.state(index).attempt
         if self.items.state(index).state is not wire.ItemState.FAILED:
