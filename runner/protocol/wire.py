@@ -138,6 +138,11 @@ def collected_key(scope: str) -> str:
     return f"{scope}collected"
 
 
+def worker_key(scope: str, worker: str) -> str:
+    """Return the name of the object with which a worker registers; see `workers`."""
+    return f"{scope}workers/{worker}"
+
+
 def block_prefix(scope: str, index: int) -> str:
     """Return the prefix of the claims and outcomes of 500 items, about one page of a listing."""
     return f"{scope}attempts/{index // BLOCK_SIZE:06d}/"
@@ -186,9 +191,10 @@ def log_key(scope: str, index: int, attempt: int, host: int) -> str:
 _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
 
 
-def claim_metadata(executor: str, fence: int) -> dict[str, str]:
-    """Return the metadata of a claim that *executor* makes now."""
-    return {"executor": executor, "fence": str(fence), "at": f"{time.time():.3f}"}
+def claim_metadata(executor: str, fence: int = 1, worker: str = "") -> dict[str, str]:
+    """Return the metadata of a claim that *executor* makes now, perhaps as a *worker*."""
+    metadata = {"executor": executor, "fence": str(fence), "at": f"{time.time():.3f}"}
+    return {**metadata, "worker": worker} if worker else metadata
 
 
 # --- the version -------------------------------------------------------------------------
@@ -448,7 +454,8 @@ class Outcome(NamedTuple):
     The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
     the body has its own object ``value`` (name, SHA-256); the body is then empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
-    display; see `notes`.
+    display; see `notes`. ``writer`` names the worker that wrote the outcome (see `workers`). It is
+    empty for another process.
     """
 
     kind: Kind
@@ -462,6 +469,7 @@ class Outcome(NamedTuple):
     body: str = ""
     value: tuple[str, str] | None = None
     note: Note | None = None
+    writer: str = ""
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
         """Return the metadata, with a signature over the header and its attempt."""
@@ -514,12 +522,14 @@ class Attempt(NamedTuple):
     """The objects of one attempt in the store.
 
     ``claimed`` is the time of the claim, in seconds since the epoch by the job's clock. The time
-    isn't signed, so it is only for display.
+    isn't signed, so it is only for display. ``worker`` names the worker that claimed the attempt
+    (see `workers`).
     """
 
     executor: str | None = None
     outcome: Outcome | None = None
     claimed: float | None = None
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,6 +539,7 @@ class Request:
     ``items`` are in ascending order; None means all. ``bases`` maps each item of a retry to the
     last attempt that no longer counts. ``keep_running`` lets claimed attempts finish. A reader
     ignores a request of an unknown kind; if ``must`` is true, the reader raises an error instead.
+    ``opens_round`` and ``ranks`` are for workers; see `workers`.
     """
 
     kind: str
@@ -537,6 +548,8 @@ class Request:
     cause: str = ""
     keep_running: bool = False
     must: bool = False
+    opens_round: bool = False
+    ranks: tuple[int, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Return the slot's content."""
@@ -565,6 +578,7 @@ class Request:
         known = {name: fields[name] for name in cls.__slots__ if name in fields}
         if known.get("items") is not None:
             known["items"] = tuple(sorted(known["items"]))
+        known["ranks"] = tuple(known.get("ranks", ()))
         known["bases"] = {int(i): base for i, base in known.get("bases", {}).items()}
         return cls(**known)
 
@@ -719,7 +733,8 @@ def attempts_of(
         item_attempts = found.setdefault(int(match[1]), {})
         attempt = item_attempts.get(int(match[2]), Attempt())
         if match[3] == "claim":
-            attempt = Attempt(metadata.get("executor", ""), attempt.outcome, _claim_time(metadata))
+            executor, worker = metadata.get("executor", ""), metadata.get("worker", "")
+            attempt = Attempt(executor, attempt.outcome, _claim_time(metadata), worker)
         else:
             try:
                 outcome = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
