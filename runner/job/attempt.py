@@ -26,7 +26,7 @@ from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Spooled
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, open_store
-from . import main_module, opening, outputs, views, workspace
+from . import main_module, metrics, opening, outputs, views, workspace
 from .opening import Opening
 from .processes import Stopped, Stopping
 from .workspace import JobPlace
@@ -66,7 +66,7 @@ class Invocation:
         Empty *arguments* weren't read yet, so this method reads them. It uploads the job's output
         files before it returns.
         """
-        result = self._call_and_encode(arguments)
+        result = metrics.finish(*self._call_and_encode(arguments))
         if self._outputs is not None:
             self._outputs.finish(self._stopping, self._order.grace)
         return result
@@ -86,6 +86,9 @@ class Invocation:
             _allow_more_files()
             if isinstance(error, Stopped):
                 return self._encode_stop(error)
+            if metrics.is_pruned(error) and self._phase == "execute":
+                made: Any = error  # of a class that only the client has
+                return metrics.pruned(self._outcome(Kind.VALUE, None), made.step, made.value)
             return self._encode_failure(error)
 
     def _prepare(self, arguments: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -374,7 +377,9 @@ def main(order: Order, key: bytes, executor: str, place: JobPlace) -> int:
     stopping.install()
     objects = open_store(order.store)
     invocation = Invocation(order, objects, place, stopping, executor)
-    return Attempt(order, key, executor, objects, stopping, invocation.run).run()
+    attempt = Attempt(order, key, executor, objects, stopping, invocation.run)
+    metrics.begin(order, key, objects, attempt.commit)
+    return attempt.run()
 
 
 class Attempt:
@@ -430,12 +435,20 @@ class Attempt:
         yield "commit"
         return self._commit(self._outcome_under_stop(outcome), body)
 
+    def commit(self, outcome: wire.Outcome, body: Spooled) -> int:
+        """Commit the outcome of a function that doesn't end; return the exit code."""
+        return self._commit(
+            outcome._replace(executor=self._executor, fence=self._order.fence), body
+        )
+
     def _outcome_under_stop(self, outcome: wire.Outcome) -> wire.Outcome:
         """Replace a failure by `CANCELLED` if a request to stop the item ended this attempt."""
         if not self._stopping.requested or outcome.kind is wire.Kind.VALUE:
             return outcome
         is_cancelling = self._opening.item_from_listing().state is wire.ItemState.CANCELLING
-        return self._cancelled_outcome("cancelled") if is_cancelling else outcome
+        if not is_cancelling:
+            return outcome
+        return self._cancelled_outcome("cancelled")._replace(metrics=outcome.metrics)
 
     def _cancelled_outcome(self, phase: str) -> wire.Outcome:
         return wire.Outcome(
@@ -455,7 +468,7 @@ class Attempt:
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
                 self._create(outcome.value[0], body.content, {}, patience, consume=True)
-                content = frames.pack([])
+                content = frames.pack([], body.fields)
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
             known_digest = body.digest if content is body.content else ""

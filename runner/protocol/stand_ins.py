@@ -236,7 +236,8 @@ def run(*args: Any, **settings: Any) -> Any:
 class MissingKinetic(types.ModuleType):
     """What ``import kinetic`` gives in a job whose image lacks kinetic.
 
-    The class is also the last finder in ``sys.meta_path``, and the loader of this module.
+    The class is also the last finder in ``sys.meta_path``, and the loader of this module, and of
+    ``kinetic.errors``.
     """
 
     run = staticmethod(run)
@@ -250,21 +251,26 @@ class MissingKinetic(types.ModuleType):
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> Any:
-        """Return the spec of the module kinetic; None for other modules."""
+        """Return the spec of kinetic or of its errors; None for other modules."""
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, typing.cast("Any", cls)) if name == "kinetic" else None
+        if name not in ("kinetic", "kinetic.errors"):
+            return None
+        return ModuleSpec(name, typing.cast("Any", cls), is_package=name == "kinetic")
 
     @classmethod
     def create_module(cls, spec: Any) -> types.ModuleType:
         """Return the module."""
         return cls(spec.name)
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("Pruned", "report", "should_stop"):
+            return getattr(importlib.import_module(".metrics", __package__), name)
         if name.startswith("__"):
             raise AttributeError(name)
         raise ImportError(
             f"kinetic.{name}: kinetic isn't installed where the job runs, which has only "
-            "kinetic.run and kinetic.Data; add kinetic-aio to the job's image",
+            "kinetic.run, kinetic.Data, kinetic.report, kinetic.should_stop, and kinetic.Pruned; "
+            "add kinetic-aio to the job's image",
             name="kinetic",
         )

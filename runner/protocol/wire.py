@@ -108,6 +108,12 @@ EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
 (EX_SOFTWARE and EX_IOERR of sysexits.h.)
 """
 
+PRUNED = "pruned"
+"""The reason in the outcome of an attempt that ended early, because a client pruned it.
+
+The outcome's kind is a value: the item has succeeded, and nothing retries it.
+"""
+
 UNSIGNED = "unsigned"
 """The kind of a request without a valid signature: it takes a slot, and has no effect."""
 
@@ -279,7 +285,8 @@ class Order:
     ``timeout`` and ``grace`` are seconds; ``timeout`` counts from the call of the function.
     ``root`` is the project's directory on the machine that submitted it. ``owned`` marks the job
     of a plain call, whose caller raises its error. ``debug_s`` limits the wait for a debugger
-    in seconds; None means no debugger. ``stood`` is the caller's directory, or empty.
+    in seconds; None means no debugger. ``stood`` is the caller's directory, or empty. ``prunable``
+    says that a client may ask the attempt to stop; see `metrics`.
     """
 
     version: int = VERSION
@@ -303,6 +310,7 @@ class Order:
     owned: bool = False
     debug_s: float | None = None
     stood: str = ""
+    prunable: bool = False
     client: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encode(self) -> str:
@@ -455,7 +463,7 @@ class Outcome(NamedTuple):
     the body has its own object ``value`` (name, SHA-256); the body is then empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
     display; see `notes`. ``writer`` names the worker that wrote the outcome (see `workers`). It is
-    empty for another process.
+    empty for another process. ``metrics`` says that the attempt has reported; see `metrics`.
     """
 
     kind: Kind
@@ -470,6 +478,7 @@ class Outcome(NamedTuple):
     value: tuple[str, str] | None = None
     note: Note | None = None
     writer: str = ""
+    metrics: bool = False
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
         """Return the metadata, with a signature over the header and its attempt."""

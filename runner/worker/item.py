@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .. import remote_runner
-from ..job import opening, outputs, views
+from ..job import metrics, opening, outputs, views
 from ..job.attempt import Invocation
 from ..job.environment import add_to_environment
 from ..job.processes import Stopping
@@ -45,6 +45,7 @@ class Context:
     objects: Objects
     place: JobPlace
     executor: str
+    key: bytes
     function: bytes
     memory_bytes: int | None = None
 
@@ -80,11 +81,20 @@ def run_and_exit(
 ) -> NoReturn:
     """Run an item in this process, write its result, and exit. Never returns."""
     pid, code = os.getpid(), wire.EXIT_SETUP
+    context = invocation.context
+
+    def commit(outcome: wire.Outcome, body: Spooled) -> int:
+        """Write the result of a function that doesn't end; see `metrics.begin`."""
+        outcome = outcome._replace(executor=context.executor, fence=invocation.order.fence)
+        _write_result(result_fd, outcome, body)
+        return wire.EXIT_VALUE
+
     try:
         add_to_environment(invocation.order.variables())
+        metrics.begin(invocation.order, context.key, None, commit)
         invocation.stopping.install()
         invocation.report_call = report_call
-        if (memory := invocation.context.memory_bytes) is not None:
+        if (memory := context.memory_bytes) is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         outcome, body = invocation.run(invocation.arguments)
         if os.getpid() == pid:  # otherwise the user's code forked, and the fork returned here
@@ -105,7 +115,7 @@ def _write_result(fd: int, outcome: wire.Outcome, body: Spooled) -> None:
     """Write the length of the header, the header, the body's path or content, and a mark."""
     content = body.content if isinstance(body.content, bytes) else b""
     path = "" if isinstance(body.content, bytes) else os.fspath(body.content)
-    header = json.dumps([outcome._asdict(), path, body.digest]).encode()
+    header = json.dumps([outcome._asdict(), path, body.digest, body.fields]).encode()
     data = b"%d\n%b%b%b" % (len(header), header, content, _MAGIC)
     while data:
         data = data[os.write(fd, data) :]
@@ -129,11 +139,11 @@ def read_result(fd: int) -> Result | None:
         return None
     length, _, rest = data.partition(b"\n")
     header = rest[: int(length)]
-    fields, path, known_digest = json.loads(header)
+    fields, path, known_digest, body_fields = json.loads(header)
     outcome = wire.Outcome.parse(json.dumps(fields))
     body = rest[int(length) : -len(_MAGIC)]
     if path:
-        body, known_digest = frames.pack([]), ""
+        body, known_digest = frames.pack([], body_fields), ""
     outcome = outcome._replace(body=known_digest or digest(body))
     return Result(outcome, body, Path(path) if path else None)
 

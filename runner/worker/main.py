@@ -251,6 +251,7 @@ class Worker:
             objects=self._objects,
             place=self._place,
             executor=self._executor,
+            key=self._submission.key,
             function=function,
             memory_bytes=self._memory_bytes,
         )

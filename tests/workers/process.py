@@ -45,6 +45,7 @@ class Batch:
         workers: int = 1,
         timeout: float | None = None,
         grace: float = 5.0,
+        prunable: bool = False,
         **terms: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -70,6 +71,7 @@ class Batch:
             arguments=wire.Input("", 0, 0, ""),
             timeout=timeout,
             grace=grace,
+            prunable=prunable,
         )
         self.budgets = RetryBudgets(user=terms.pop("retries", 0))
         self.order_text = order.encode()

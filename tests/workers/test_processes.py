@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import frames, metrics, signing, wire
+from kinetic._runner.protocol.metrics import Reports
 
-from .process import Batch, exists, running, wait_for
+from .process import KEY, SCOPE, Batch, exists, running, wait_for
 
 SUCCEEDED, FAILED = wire.ItemState.SUCCEEDED, wire.ItemState.FAILED
 CANCELLED = wire.ItemState.CANCELLED
@@ -78,6 +80,51 @@ def test_a_large_value_has_an_object_of_its_own(tmp_path: Path) -> None:
     batch.run()
     assert [len(batch.value(index)) for index in range(2)] == [10, wire.INLINE_BYTES + 1]
     assert batch.outcomes(1)[0].value is not None
+
+
+def test_the_reports_of_an_item_are_in_the_store_and_in_its_outcome(tmp_path: Path) -> None:
+    def learn(size: int) -> bytes:
+        import kinetic
+
+        for step in range(100):
+            kinetic.report(step, 0.5)
+            time.sleep(0.002)
+        return b"x" * size
+
+    batch = Batch(tmp_path, learn, [10, wire.INLINE_BYTES + 1])
+    batch.run()
+    for index in range(2):
+        assert len(batch.value(index)) >= 10
+        assert batch.outcomes(index)[0].metrics
+        body, _ = batch.objects.get(wire.attempt_key(SCOPE, index, 1, "outcome"))
+        last = Reports.of(frames.unpack(body).fields[metrics.METRICS])
+        first, _ = batch.objects.get(metrics.metrics_key(SCOPE, index, 1, 0))
+        assert Reports.of(json.loads(first)).first == 0
+        assert last.first + len(last.entries) == 100
+
+
+def test_a_pruned_item_ends_as_a_value_and_the_worker_goes_on(tmp_path: Path) -> None:
+    def learn(name: str) -> str:
+        import kinetic
+
+        step = 0
+        while name == "endless":
+            try:
+                kinetic.report(step, 0.5)
+            except BaseException:
+                if step % 2:
+                    raise
+            step += 1
+            time.sleep(0.002)
+        return name
+
+    batch = Batch(tmp_path, learn, ["endless", "short"], prunable=True, grace=0.3)
+    name = metrics.prune_key(SCOPE, 0, 1)
+    batch.objects.create(name, b"", {"mac": signing.sign(KEY, SCOPE, name, b"")})
+    batch.run()
+    (outcome,) = batch.outcomes(0)
+    assert (outcome.kind, outcome.reason) == ("value", wire.PRUNED)
+    assert batch.value(1) == "short"
 
 
 def test_the_death_of_a_child_is_its_items_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
@@ -23,6 +23,10 @@ from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
 from kinetic.errors import KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
+
+if TYPE_CHECKING:
+    from kinetic.errors import Pruned
+    from kinetic.outcome import Succeeded
 
 LABEL_SUBMISSION = "kinetic.dev/submission"
 LABEL_CLIENT = "kinetic.dev/client"
@@ -88,8 +92,8 @@ class Submission(ItemStates):
         None: the first host ended the attempt, or the platform doesn't know. If another host ended
         it, the outcome, which the first host writes, says only that this host was asked to stop.
         """
-        self.values: Mapping[int, Any] = {}
-        """The values that this process collected before it removed the objects."""
+        self.collected_outcomes: Mapping[int, Succeeded[Any] | Pruned] = {}
+        """The outcomes that this process collected before it removed the objects."""
         self.waiter_count = 0
         """How many callers wait for the submission; while any does, the session rereads it."""
         self.batch_reader: Callable[[], Awaitable[None]] | None = None
