@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from . import signing, wire
 from .frames import MALFORMED
@@ -55,8 +55,9 @@ class Terms:
     def decode(cls, text: str) -> Self:
         """Read what `encode` has written; ignore unknown fields."""
         fields = json.loads(text)
-        known = {name: fields[name] for name in cls.__slots__ if name in fields}
-        return cls(**{**known, "budgets": RetryBudgets(**known["budgets"])})
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name in fields}
+        known["budgets"] = RetryBudgets(**known["budgets"])
+        return cls(**known)
 
 
 class WorkerId(NamedTuple):

@@ -109,6 +109,7 @@ class Channel(Protocol):
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
+        ...
 
     def receive(self) -> bool | None:
         """Read messages. Return whether the store may have changed; None if the platform ended."""
