@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 from absl import logging
 
 from kinetic._messages import handle_bundle, handle_repr, one_line
+from kinetic._no_sequence import NoSequence
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import one_loop_stream, release, require_loop
@@ -43,7 +44,7 @@ __all__ = ["BatchHandle"]
 T = TypeVar("T")
 
 
-class BatchHandle(Generic[T, X]):
+class BatchHandle(NoSequence, Generic[T, X]):
     """A batch: many jobs of one function.
 
     An ``async with`` block stops unfinished items when you leave it; `detach` lets them continue.
