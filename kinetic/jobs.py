@@ -30,6 +30,7 @@ from absl import logging
 
 from kinetic import aio
 from kinetic._messages import handle_repr
+from kinetic._no_sequence import NoSequence
 from kinetic._sync.loop_thread import LoopThread
 from kinetic._sync.portal import PORTAL, Iteration
 from kinetic._tasks import release
@@ -359,7 +360,7 @@ class JobHandle(JobRecord, Generic[T]):
 
 
 @_hide_own_frames
-class BatchHandle(Generic[T, X]):
+class BatchHandle(NoSequence, Generic[T, X]):
     """A batch: many jobs of one function.
 
     A ``with`` block stops unfinished items when you leave it; `detach` lets them continue. Without
@@ -937,7 +938,7 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         project, cluster: Where the job runs. None: as environment, profile, or default says.
 
     Raises:
-        ConfigurationError: *job_id* isn't the ID of a job.
+        ConfigurationError: *job_id* is the ID of a batch.
         NotFound: The store has no such job.
 
     Example::
@@ -965,7 +966,7 @@ def attach_batch(
             process has yet to submit; then it raises `ResultTimeout`. None: no limit.
 
     Raises:
-        ConfigurationError: *group_id* isn't the ID of a batch.
+        ConfigurationError: *group_id* is the ID of a job.
         NotFound: The store has no such batch.
     """
     return BatchHandle(
@@ -1005,9 +1006,10 @@ def list_jobs(
     cluster: str | None = None,
     namespace: str | None = None,
     limit: int | None = None,
+    items: bool = True,
 ) -> list[JobHandle[Any]]:
     """List the jobs that the platform knows, the newest first; see `Client.list_jobs`."""
-    jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace, limit)
+    jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace, limit, items)
     return [JobHandle.facing(job) for job in jobs]
 
 

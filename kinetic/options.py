@@ -113,7 +113,10 @@ _INPUTS = Rule(
 _RULES = {
     name: rule
     for rule, names in (
-        (_FLAG, "cancel_running_on_fail cleanup fail_fast force ordered return_exceptions seal"),
+        (
+            _FLAG,
+            "cancel_running_on_fail cleanup fail_fast force items ordered return_exceptions seal",
+        ),
         (_or_none(_FLAG), "progress"),
         (_or_none(_TEXT), "cluster metric name project"),
         (_ID, "group_id job_id submission"),
