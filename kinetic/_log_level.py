@@ -6,11 +6,9 @@ import logging
 import os
 from collections.abc import Mapping
 
-from absl import logging as absl_logging
-
 from kinetic import configuration
-
-PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+from kinetic._log import PACKAGE_FOLDER
+from kinetic._log import logging as absl_logging
 
 log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().upper()
 """The value of KINETIC_LOG_LEVEL when this module was loaded; WARNING if it wasn't set."""

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 from absl import logging
 
+from kinetic._tracebacks import own_frames_left_out
 from kinetic.errors import ClientClosed, PortalError
 
 
@@ -66,9 +67,11 @@ class _OneLoopStream(AsyncGenerator[T, None]):
         require_loop(self._loop, "this iterator", "begin another one in this loop")
         return self._items
 
+    @own_frames_left_out
     async def __anext__(self) -> T:
         return await anext(self._require_loop())
 
+    @own_frames_left_out
     async def asend(self, value: None) -> T:
         return await self._require_loop().asend(value)
 

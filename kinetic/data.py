@@ -176,7 +176,7 @@ def _is_directory_uri(uri: str, fuse: bool) -> bool:
     name = rest.partition("/")[2]
     is_dir = scheme == "hf" or not name or name.endswith("/")
     if not is_dir and "." not in name.rpartition("/")[2]:
-        from absl import logging
+        from kinetic._log import logging
 
         logging.warning("%s names one object; to name a directory, write %s/", uri, uri)
     return is_dir

@@ -30,6 +30,7 @@ from absl import logging
 
 from kinetic import aio
 from kinetic._messages import handle_repr
+from kinetic._no_sequence import NoSequence
 from kinetic._sync.loop_thread import LoopThread
 from kinetic._sync.portal import PORTAL, Iteration
 from kinetic._tasks import release
@@ -381,7 +382,7 @@ class JobHandle(JobRecord, Generic[T]):
 
 
 @_hide_own_frames
-class BatchHandle(Generic[T, X]):
+class BatchHandle(NoSequence, Generic[T, X]):
     """A batch: many jobs of one function.
 
     A ``with`` block stops unfinished items when you leave it; `detach` lets them continue. Without
@@ -721,6 +722,61 @@ class BatchHandle(Generic[T, X]):
         """
         return PORTAL.call(self._aio.report, path, direction=direction, metric=metric)
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat dict for each item, as the batch is now, in the order of the inputs.
+
+        The fields are ``index``, ``job_id``, ``state``, ``reason``, ``attempts``, ``began_at``,
+        ``ended_at``, and ``seconds`` of the last attempt. Each scalar of the input is a field such
+        as ``input.rate``, and each scalar of the result one such as ``result.loss``. A result that
+        is a scalar itself is ``result``. Times are ``datetime`` in UTC, or None.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+
+        Example::
+
+            rows = batch.records()
+            print([row["input.rate"] for row in rows if row["state"] == "failed"])
+        """
+        return PORTAL.call(self._aio.records)
+
+    def to_dataframe(self) -> Any:
+        """Return `records` as a ``pandas.DataFrame``, whose index is the items' ``index``.
+
+        Raises:
+            ConfigurationError: pandas isn't installed.
+            NotFound: The batch was cleaned up.
+
+        Example::
+
+            print(batch.to_dataframe().sort_values("result.loss").head())
+        """
+        return PORTAL.call(self._aio.to_dataframe)
+
+    def best(
+        self,
+        metric: str | None = None,
+        direction: Literal["minimize", "maximize"] = "minimize",
+    ) -> dict[str, Any]:
+        """Return the record of the best item so far, as in `records`; of equal ones, the first.
+
+        Args:
+            metric: The numeric result that ranks the items, such as ``"loss"``. None: the only one.
+            direction: Whether the lowest metric (``"minimize"``, the default) or the highest is
+                best. An item whose metric is not a number (nan) never is.
+
+        Raises:
+            ConfigurationError: No ended result has that metric; or *metric* is None, and the
+                results have several numbers, or none.
+            NotFound: The batch was cleaned up.
+
+        Example::
+
+            best = batch.best("accuracy", "maximize")
+            print(best["input.rate"], best["result.accuracy"])
+        """
+        return PORTAL.call(self._aio.best, metric, direction)
+
     def estimate(self, *, look: bool = True) -> Estimate:
         """Estimate the batch's cost so far, and in the end, from list prices.
 
@@ -951,7 +1007,7 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         project, cluster: Where the job runs. None: as environment, profile, or default says.
 
     Raises:
-        ConfigurationError: *job_id* isn't the ID of a job.
+        ConfigurationError: *job_id* is the ID of a batch.
         NotFound: The store has no such job.
 
     Example::
@@ -979,7 +1035,7 @@ def attach_batch(
             process has yet to submit; then it raises `ResultTimeout`. None: no limit.
 
     Raises:
-        ConfigurationError: *group_id* isn't the ID of a batch.
+        ConfigurationError: *group_id* is the ID of a job.
         NotFound: The store has no such batch.
     """
     return BatchHandle(
@@ -1019,9 +1075,10 @@ def list_jobs(
     cluster: str | None = None,
     namespace: str | None = None,
     limit: int | None = None,
+    items: bool = True,
 ) -> list[JobHandle[Any]]:
     """List the jobs that the platform knows, the newest first; see `Client.list_jobs`."""
-    jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace, limit)
+    jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace, limit, items)
     return [JobHandle.facing(job) for job in jobs]
 
 

@@ -113,8 +113,8 @@ _INPUTS = Rule(
 _RULES = {
     name: rule
     for rule, names in (
-        (_FLAG, "cancel_running_on_fail cleanup fail_fast force ordered return_exceptions seal"),
-        (_FLAG, "prunable"),
+        (_FLAG, "cancel_running_on_fail cleanup fail_fast force items ordered prunable"),
+        (_FLAG, "return_exceptions seal"),
         (_or_none(_FLAG), "progress"),
         (_or_none(_TEXT), "cluster metric name project"),
         (_ID, "group_id job_id submission"),

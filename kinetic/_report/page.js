@@ -491,7 +491,7 @@ function plots() {
       title: "Each item as a line through its inputs and results",
       height: 320,
       describe: () => ["Colored by ", said(chosen.y.label), ".", every() > 1 ? ` One of ${every()} items is drawn.` : "",
-        " A column that is a text has its values evenly spaced."],
+        " The values of a text column are evenly spaced."],
       draw: (chart, width, high) => {
         const some = shown.rows.filter((_, at) => at % every() === 0);
         const [top, bottom, side] = [42, high - 14, 46];
@@ -716,7 +716,7 @@ function overTime() {
       const where = byItem() ? `${items}, one row each`
         : `${items} in ${plural(lines.length, "lane")}; an attempt takes the first lane that is free`;
       const cut = lines.length > LANES ? ` The first ${LANES} lanes are drawn.` : "";
-      return [`${where}. A bar is an attempt, in the color of how it ended.${cut}`, ...legendOf(new Set(lines.flatMap((line) => line.bars.map((bar) => bar.state))))];
+      return [`${where}. A bar is an attempt; its color is the state in which it ended.${cut}`, ...legendOf(new Set(lines.flatMap((line) => line.bars.map((bar) => bar.state))))];
     },
     draw: (chart, width, high) => {
       const { left, right, top, bottom } = frame(width, high);

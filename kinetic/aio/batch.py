@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 from absl import logging
 
 from kinetic._messages import handle_bundle, handle_repr, one_line
+from kinetic._no_sequence import NoSequence
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import one_loop_stream, release, require_loop
@@ -45,7 +46,7 @@ __all__ = ["BatchHandle"]
 T = TypeVar("T")
 
 
-class BatchHandle(Generic[T, X]):
+class BatchHandle(NoSequence, Generic[T, X]):
     """A batch: many jobs of one function.
 
     An ``async with`` block stops unfinished items when you leave it; `detach` lets them continue.
@@ -518,6 +519,79 @@ class BatchHandle(Generic[T, X]):
 
         self._report = await report.write(self._here(), path, direction=direction, metric=metric)
         return self._report
+
+    async def records(self) -> list[dict[str, Any]]:
+        """Return a flat dict for each item, as the batch is now, in the order of the inputs.
+
+        The fields ``index``, ``job_id``, ``state``, ``reason``, and ``attempts`` are always there.
+        So are ``began_at`` and ``ended_at``, the times of the last attempt (``datetime`` in UTC, or
+        None), and its ``seconds``. Each scalar of the input is a field such as ``input.rate``, and
+        each scalar of the result one such as ``result.loss``. A result that is a scalar itself is
+        ``result``. The states are waiting, running, succeeded, failed, cancelled, and lost.
+
+        kinetic unpickles nothing, and reads the same notes as `report`. So this also works after
+        `results`, and in another process.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+            WireError: The inputs in the store differ from those submitted.
+
+        Example::
+
+            rows = await batch.records()
+            print([row["input.rate"] for row in rows if row["state"] == "failed"])
+        """
+        self._here().submission.refuse_removed()
+        from kinetic.aio._engine import records  # few programs need it
+
+        return await records.read(self._here())
+
+    async def to_dataframe(self) -> Any:
+        """Return `records` as a ``pandas.DataFrame``, whose index is the items' ``index``.
+
+        Raises:
+            ConfigurationError: pandas isn't installed.
+            NotFound: The batch was cleaned up.
+            WireError: The inputs in the store differ from those submitted.
+
+        Example::
+
+            frame = await batch.to_dataframe()
+            print(frame.sort_values("result.loss").head())
+        """
+        self._here().submission.refuse_removed()
+        from kinetic.aio._engine import records  # few programs need it
+
+        return await records.to_dataframe(self._here())
+
+    async def best(
+        self,
+        metric: str | None = None,
+        direction: Literal["minimize", "maximize"] = "minimize",
+    ) -> dict[str, Any]:
+        """Return the record of the best item so far, as in `records`; of equal ones, the first.
+
+        Args:
+            metric: The numeric result that ranks the items, such as ``"loss"``. None: the only one.
+            direction: Whether the lowest metric (``"minimize"``, the default) or the highest is
+                best. An item whose metric is not a number (nan) never is.
+
+        Raises:
+            ConfigurationError: No ended result has that metric; or *metric* is None, and the
+                results have several numbers, or none.
+            NotFound: The batch was cleaned up.
+            WireError: The inputs in the store differ from those submitted.
+
+        Example::
+
+            best = await batch.best("accuracy", "maximize")
+            print(best["input.rate"], best["result.accuracy"])
+        """
+        check(direction=direction, metric=metric)
+        self._here().submission.refuse_removed()
+        from kinetic.aio._engine import records  # few programs need it
+
+        return await records.best(self._here(), metric, direction)
 
     async def submitted(self) -> None:
         """Wait until this process has submitted every input, or has stopped submitting."""

@@ -347,7 +347,7 @@ class Client:
             project, cluster: Where it runs. None: as the client's settings say.
 
         Raises:
-            ConfigurationError: *job_id* isn't the ID of a job.
+            ConfigurationError: *job_id* is the ID of a batch.
             NotFound: The store has no such job.
             WireError: The signature of the job's description is wrong.
         """
@@ -380,7 +380,7 @@ class Client:
                 all items are known, only ``timeout=`` of the wait counts.
 
         Raises:
-            ConfigurationError: *group_id* isn't the ID of a batch.
+            ConfigurationError: *group_id* is the ID of a job.
             NotFound: The store has no such batch.
             WireError: The signature of the batch, or of its inputs, is wrong.
         """
@@ -417,7 +417,8 @@ class Client:
             project, cluster: Where it runs. None: as the client's settings say.
 
         Raises:
-            ConfigurationError: The text isn't an ID, or is the ID of a batch's item.
+            ConfigurationError: *submission* is the ID of a batch's item.
+            NotFound: The text isn't an ID.
             BackendError: The jobs don't end within 180 s, or a service does not answer.
 
         Cancelled: a part may be removed; call `cleanup` again to remove the rest.
@@ -458,6 +459,7 @@ class Client:
         cluster: str | None = None,
         namespace: str | None = None,
         limit: int | None = None,
+        items: bool = True,
     ) -> list[JobHandle[Any]]:
         """List the jobs that the platform knows, the newest first.
 
@@ -468,16 +470,17 @@ class Client:
         Args:
             project, zone, cluster, namespace: Where to look. None: as the client's settings say.
             limit: Maximum number of jobs. None: no limit.
+            items: Whether the list has the items of batches. Default: yes.
 
         Raises:
             ConfigurationError: An argument is wrong.
         """
-        check(project=project, cluster=cluster, limit=limit)
+        check(project=project, cluster=cluster, limit=limit, items=items)
         settings = self._settings(project=project, zone=zone, cluster=cluster, namespace=namespace)
         session = await self._open(settings)
         names = BACKENDS[session.target.backend].same_cluster
         other_sessions = [await self._open({**settings, "backend": backend}) for backend in names]
-        found = await engine.listing.records(session, other_sessions, limit)
+        found = await engine.listing.records(session, other_sessions, limit, items=items)
         return [_job(record, self.follow_record) for record in found]
 
     async def collect(self, *, everything: bool = False) -> Collection:

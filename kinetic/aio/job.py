@@ -248,7 +248,7 @@ class JobHandle(JobRecord, Generic[T]):
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
         if is_pruned:
             return str(results.pruned_of(body))
-        text = f"{item.outcome.reason}: {results.reason_text(outcome, body, self.job_id)}"
+        text = f"{item.outcome.reason}: {results.reason_text(outcome, body)}"
         cause = await self._host_cause(ref, item)
         return f"{text}; {cause}" if cause not in text else text
 
@@ -406,7 +406,8 @@ class JobHandle(JobRecord, Generic[T]):
             raise JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
         if item.state is not wire.ItemState.SUCCEEDED:
-            raise JobError(results.reason_text(outcome, body, self.job_id), job_id=self.job_id)
+            message = f"{self.job_id} has no value: {results.reason_text(outcome, body)}"
+            raise JobError(message, job_id=self.job_id)
         return await results.save_value(ref.session.platform.store, outcome, body, Path(path))
 
     async def _wait_and_report(
@@ -679,11 +680,15 @@ class JobHandle(JobRecord, Generic[T]):
                 f"attempt {attempt} of {self.job_id} has no log: it never started, or the platform "
                 f"no longer keeps it; logs() returns the log of attempt {item.attempt}"
             )
+        if item.state is wire.ItemState.CANCELLED:
+            return NoLog(f"{self.job_id} was cancelled, which removed its log")
         if item.state.final:
+            cause = "results() or result() removed it with the job"
+            if ref.submission.collected is None:  # otherwise, that is certain
+                cause += ", or the job's process wrote nothing"
             return NoLog(
-                f"{self.job_id} no longer has a log: cancel(), results(), or result() removed its "
-                "job (result() and results() keep it with cleanup=False), or its pod was killed or "
-                "wrote nothing"
+                f"{self.job_id} no longer has a log: {cause}; results(cleanup=False) and "
+                "result(cleanup=False) keep it"
             )
         return NoLog(
             f"{self.job_id} has no log: it has not started yet, or its job was removed; see "

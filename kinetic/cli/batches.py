@@ -19,7 +19,16 @@ from kinetic.cli.client import (
     with_client,
     with_target_options,
 )
-from kinetic.cli.jobs import MAX_ROWS, job_row, print_log, read_rows, timeout_option, yes_option
+from kinetic.cli.jobs import (
+    MAX_ROWS,
+    job_row,
+    print_log,
+    read_rows,
+    status_name,
+    timeout_option,
+    without_log,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +66,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
         "age": output.age(batch.created_at),
     }
     try:
-        counts = await batch.status_counts()
+        counts = _count_statuses(await batch.statuses())
         estimate, reason = await batch.estimate(look=False), await batch.reason()
     except KineticError as exc:  # a damaged batch must not hide the others in a list
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
@@ -79,7 +88,7 @@ def status_of(counts: dict[str, int], *, finished: bool) -> str:
         return "RUNNING" if counts.keys() - {"PENDING"} else "PENDING"
     if counts.get("FAILED"):
         return "FAILED"
-    return "CANCELLED" if counts.get("NOT_FOUND") else "SUCCEEDED"
+    return "CANCELLED" if counts.get("CANCELLED") else "SUCCEEDED"
 
 
 @batches.command("list")
@@ -108,6 +117,7 @@ async def _list(
     shown = found if everything else found[:MAX_ROWS]
     rows = await read_rows(shown, _batch_row, MAX_BATCH_READS)
     empty = "no matching batches found" if name or tags else "no batches found"
+    rows = rows if as_json else without_log(rows)
     output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
     if len(found) > len(shown):
         output.note("older batches are not shown; --all shows them")
@@ -136,7 +146,7 @@ async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) 
     shown = {name: value for name, value in fields.items() if name not in JSON_ONLY_FIELDS}
     output.fields("batches.status", shown, as_json=False)
     if fields.get("each"):
-        output.table("batches.items", ITEM_COLUMNS, fields["each"], as_json=False)
+        output.table("batches.items", ITEM_COLUMNS, without_log(fields["each"]), as_json=False)
 
 
 @batches.command("watch", short_help="Show a batch's progress until the batch ends.")
@@ -218,7 +228,7 @@ async def _results(
 
 
 def _count_statuses(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]:
-    return Counter(status.value for _, status in statuses)
+    return Counter(status_name(status) for _, status in statuses)
 
 
 async def _result_row(
@@ -226,7 +236,7 @@ async def _result_row(
 ) -> dict[str, Any]:
     """Return what ``results`` shows of one item, by field."""
     job = await batch.job(index)
-    row: dict[str, Any] = {"index": index, "status": status.value}
+    row: dict[str, Any] = {"index": index, "status": status_name(status)}
     row |= {"reason": await job.reason(), "noted": await job.noted()}
     if unpickle and status.value == "SUCCEEDED" and not row["reason"]:  # otherwise it was pruned
         row["value"] = repr(await job.result(cleanup=False))
@@ -296,8 +306,8 @@ async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None
     """
     await batch.resume(seal=seal)
     await _wait_until_ended(batch, timeout)
-    counts = await batch.status_counts()
-    retryable = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
+    counts = _count_statuses(await batch.statuses())
+    retryable = counts.get("FAILED", 0) + counts.get("CANCELLED", 0)
     command = f"kinetic batches retry {batch.group_id}"
     hint = f"; to run {output.items(retryable)} again: {command}" if retryable else ""
     output.note(f"{batch.group_id} has ended: {_format_counts(counts)}{hint}")
@@ -341,8 +351,7 @@ async def _retry(batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: f
 
 
 def _format_counts(counts: dict[str, int]) -> str:
-    labels = {name: name.lower() for name in counts} | {"NOT_FOUND": "cancelled"}
-    return ", ".join(f"{count} {labels[name]}" for name, count in sorted(counts.items()))
+    return ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
 
 
 def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
@@ -363,10 +372,10 @@ def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
     async def cancel(client: aio.Client) -> dict[str, int]:
         batch = await client.attach_batch(batch_id)
         await batch.cancel()
-        return await batch.status_counts()
+        return _count_statuses(await batch.statuses())
 
     counts = options.run(cancel)
-    state = "is cancelled" if counts.get("NOT_FOUND") else "had ended before"
+    state = "is cancelled" if counts.get("CANCELLED") else "had ended before"
     output.note(f"{batch_id} {state}: {_format_counts(counts)}")
 
 

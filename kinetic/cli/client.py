@@ -28,6 +28,17 @@ class FilePath(click.Path):
         return Path(os.fsdecode(super().convert(value, param, ctx)))
 
 
+SYNONYMS = {
+    **dict.fromkeys(("ls", "ps"), ("jobs list", "batches list")),
+    **dict.fromkeys(("kill", "stop"), ("jobs cancel", "batches cancel")),
+    **dict.fromkeys(("delete", "rm"), ("jobs cleanup", "batches cleanup")),
+    **dict.fromkeys(("auth", "login", "whoami"), ("doctor", "init")),
+    **dict.fromkeys(("exec", "start", "submit"), ("run",)),
+    "top": ("batches watch",),
+}
+"""Commands to suggest for a command of another tool that kinetic hasn't."""
+
+
 class Group(click.Group):
     """A group of commands that suggests commands for an unknown one."""
 
@@ -46,6 +57,7 @@ class Group(click.Group):
         root = ctx.find_root()
         here = ctx.command_path.removeprefix(root.command_path).split()
         found = [*_similar(self, name, here), *_similar(root.command, name, [])]
+        found += [tuple(command.split()) for command in SYNONYMS.get(name, ()) if not here]
         suggestions = ", ".join(
             f"`{root.command_path} {' '.join(words)}`" for words in dict.fromkeys(found)
         )
@@ -184,7 +196,7 @@ def with_batch(command: AsyncCommand) -> Callable[..., Any]:
 
 def json_option(command: Command) -> Command:
     """Give *command* the option ``--json`` as its argument ``as_json``."""
-    help_text = "Print JSON (docs/cli.md lists the fields)."
+    help_text = "Print JSON for programs; its field `schema` names the form."
     decorated: Any = click.option("--json", "as_json", is_flag=True, help=help_text)(command)
     return cast("Command", decorated)
 

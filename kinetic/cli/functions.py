@@ -112,6 +112,11 @@ def _import_module(name: str, path: Path | None, folders: list[str]) -> ModuleTy
         hint = ""
         if isinstance(exc, ImportError) and "no known parent package" in str(exc):
             hint = "\nto import a module with relative imports, write PACKAGE.MODULE:FUNCTION"
+        elif missing is not None:
+            hint = (
+                f"\nthis command runs in {sys.executable}, which has no module {missing!r}: "
+                "install it there, or use the command `kinetic` of your project's environment"
+            )
         raise UserError(f"{label} can't be imported:\n{_format_traceback(exc)}{hint}") from exc
     if path is not None and module.__file__ != str(path):
         raise taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic import aio
+    from kinetic.job_status import JobStatus
 
 Handle = TypeVar("Handle")
 
@@ -61,9 +62,22 @@ async def read_rows(
     return [rows[index] for index in range(len(handles))]
 
 
+def status_name(status: JobStatus) -> str:
+    """Return the status as commands show it: CANCELLED where the API has NOT_FOUND."""
+    return "CANCELLED" if status.value == "NOT_FOUND" else status.value
+
+
+def without_log(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return *rows* for a table: reasons of lost jobs without the lines of their logs."""
+    from kinetic._runner.protocol.outcomes import LAST_LINES
+
+    return [{**row, "reason": row["reason"].partition(LAST_LINES)[0]} for row in rows]
+
+
 async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
     """Return what lists and ``status`` show of a job, by field."""
     from kinetic.errors import KineticError
+    from kinetic.options import DEFAULT_ACCELERATOR
 
     fields = {
         "job_id": job.job_id,
@@ -71,8 +85,10 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
         "age": output.age(job.created_at),
         **job.to_dict(),
     }
+    if job.backend == "local" and job.accelerator == DEFAULT_ACCELERATOR:
+        fields["accelerator"] = None  # the user chose none, and this machine has no such TPU
     try:
-        status = (await job.status()).value
+        status = status_name(await job.status())
         fields["age"] = output.age(job.began_at())
         estimate, *times = await job.account()
         fields |= {
@@ -101,14 +117,17 @@ def _sort_items(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any
 @click.option(
     "--all", "everything", is_flag=True, help=f"Show all jobs, not only the newest {MAX_ROWS}."
 )
+@click.option("--items", is_flag=True, help="Also show the items of batches.")
 @json_option
 @with_client
-async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
-    """List the newest jobs with their status."""
-    found = await client.list_jobs(limit=None if everything else MAX_ROWS + 1)
+async def _list(client: aio.Client, everything: bool, items: bool, as_json: bool) -> None:
+    """List the newest single jobs with their status. `kinetic batches list` lists batches."""
+    found = await client.list_jobs(limit=None if everything else MAX_ROWS + 1, items=items)
     shown = found if everything else found[:MAX_ROWS]
+    empty = "no jobs found" if items else "no single jobs found; --items shows items of batches"
     rows = await read_rows(_sort_items(shown), job_row, MAX_JOB_READS)
-    output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="no jobs found")
+    rows = rows if as_json else without_log(rows)
+    output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty=empty)
     if len(found) > len(shown):
         output.note("older jobs are not shown; --all shows them")
 
@@ -127,7 +146,12 @@ def _readable_fields(fields: dict[str, Any]) -> dict[str, Any]:
     hidden = {*JSON_ONLY_FIELDS, *(() if fields["project"] else ("cluster_name", "zone"))}
     first = ("job_id", "status", "reason", "function", "age", "waited", "ran", "cost")
     names = [name for name in dict.fromkeys((*first, *fields)) if name not in hidden]
-    return {name: fields[name] for name in names if fields.get(name) not in (None, "")}
+    renamed = {"bucket_name": "store"}  # it may be a directory
+    return {
+        renamed.get(name, name): fields[name]
+        for name in names
+        if fields.get(name) not in (None, "")
+    }
 
 
 async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
@@ -196,7 +220,7 @@ async def _result(
 
     if file is not None and not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
-    status = (await job.wait(timeout)).value
+    status = status_name(await job.wait(timeout))
     fields: dict[str, Any] = {"job_id": job.job_id, "status": status}
     reason = await job.reason()
     if status != "SUCCEEDED":
@@ -221,10 +245,10 @@ async def _result(
 @jobs.command("cancel")
 @with_job
 async def _cancel(job: aio.JobHandle[Any]) -> None:
-    """Stop a job. Its output stays until you clean up the job."""
+    """Stop a job. The files in its output directory stay."""
     await job.cancel()
-    status = (await job.status()).value
-    state = "is cancelled" if status == "NOT_FOUND" else f"had ended before: {status}"
+    status = status_name(await job.status())
+    state = "is cancelled" if status == "CANCELLED" else f"had ended before: {status}"
     output.note(f"{job.job_id} {state}")
 
 

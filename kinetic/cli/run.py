@@ -91,7 +91,13 @@ def run(
         raise click.UsageError(
             f"unexpected argument {extra[0]!r}; pass the function's arguments as -a NAME=VALUE"
         )
-    function = _with_accelerator(functions.load_function(target), accelerator)
+    named = ("backend", "project", "zone", "cluster", "namespace")
+    chosen: dict[str, Any] = {
+        name: value for name, value in options.given().items() if name in named
+    }
+    if accelerator is not None:
+        chosen["accelerator"] = accelerator
+    function = _with_settings(functions.load_function(target), chosen)
     arguments = functions.parse_arguments(args, function)
     settings = {name: value for name, value in batch_options.items() if value is not None}
     if file is None:
@@ -174,12 +180,12 @@ async def _run_batch(
     return code
 
 
-def _with_accelerator(function: Any, accelerator: str | None) -> Any:
-    """Return *function*, decorated or not, with *accelerator*; unchanged if that is None."""
+def _with_settings(function: Any, chosen: dict[str, Any]) -> Any:
+    """Return *function*, decorated or not, with the *chosen* settings in place of its own."""
     from kinetic.function import run as decorate
 
-    if accelerator is None:
+    if not chosen:
         return function
     if hasattr(function, "options"):
-        return function.options(accelerator=accelerator)
-    return decorate(accelerator=accelerator)(function)
+        return function.options(**chosen)
+    return decorate(**chosen)(function)

@@ -33,6 +33,10 @@ def _show_config(options: TargetOptions = TargetOptions(), as_json: bool = False
 
     given = options.given()
     settings = configuration.sources({name: given.get(name) for name in configuration.SHOWN})
+    if settings["kube_context"][0] and not settings["project"][0]:
+        # These two name a cluster of GKE, and the context names another one.
+        unused = (None, "not used: kube_context names the cluster")
+        settings |= {"zone": unused, "cluster": unused}
     rows = [
         {"setting": name, "value": value, "source": source}
         for name, (value, source) in settings.items()

@@ -21,6 +21,9 @@ TEXT_LIMIT = 64 * 1024
 REPR_LIMIT = 20_000
 PLAIN_CHARACTERS = 4096
 
+LAST_LINES = "\nLast lines of the job's log:\n"
+"""What comes before the end of the log in the message of a lost job."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorText:
@@ -76,7 +79,7 @@ def outcome_of_death(
             log=log,
         )
         note = text.note
-        message = death.message + (f"\nLast lines of the job's log:\n{log}" if log else "")
+        message = death.message + (f"{LAST_LINES}{log}" if log else "")
         content = frames.pack([], {"error": fields_of(replace(text, message=message))})
     outcome = wire.Outcome(
         kind=wire.Kind.CANCELLED if item.stopped else death.kind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -63,3 +64,13 @@ def uses_click() -> None:
 @kinetic.run(backend="local", accelerator="cpu", debug=True)
 def debugged() -> None:
     """Waits for a debugger before it is called."""
+
+
+@kinetic.run(backend="local")
+def plain(x: int) -> int:
+    return x
+
+
+def dies(x: int) -> None:
+    print("last words", x, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -103,6 +103,8 @@ def test_an_argument_without_its_option_names_the_option(kinetic: Kinetic) -> No
         ("jobs watch", ["kinetic batches watch"]),
         ("jobs lst", ["kinetic jobs list"]),
         ("statsu", ["kinetic status"]),
+        ("ps", ["kinetic jobs list", "kinetic batches list"]),
+        ("login", ["kinetic doctor", "kinetic init"]),
         ("qqqq", ["kinetic --help"]),
         ("pool qqqq", ["kinetic pool --help"]),
     ],
@@ -151,6 +153,15 @@ def test_settings_are_shown_with_their_source(
     assert found["backend"][0] == "local"
     assert found["project"] == (None, "not set")
     assert found["home"] == (str(home), "KINETIC_HOME")
+
+
+def test_a_context_leaves_the_zone_and_the_cluster_of_gke_unused(kinetic: Kinetic) -> None:
+    items = kinetic("config", "show", "--kube-context", "kind-kind", "--json").json["items"]
+    shown = {item["setting"]: item for item in items}
+    for name in ("zone", "cluster"):
+        assert shown[name]["value"] is None and "kube_context" in shown[name]["source"]
+    items = kinetic("config", "show", "--project", "p", "--kube-context", "c", "--json").json
+    assert {item["setting"]: item["value"] for item in items["items"]}["zone"] == "us-central1-a"
 
 
 def test_profiles_are_created_shown_used_and_removed(kinetic: Kinetic, home: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_job_and_an_item_have_their_cost_so_far(kinetic: Kinetic, inputs: str)
     assert kinetic(*common, "--map", inputs).code == 0
     job = kinetic(*common, "-a", "x=1", "--detach", "--json").json["job_id"]
     assert kinetic("jobs", "result", job, "--timeout", "60").code == 0
-    rows = kinetic("jobs", "list", "--json").json["items"]
+    rows = kinetic("jobs", "list", "--items", "--json").json["items"]
     assert len(rows) == 4
     for row in rows:
         estimate = row["estimate"]

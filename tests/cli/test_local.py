@@ -39,7 +39,7 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     assert kinetic("jobs", "cleanup", job).code == 0
     assert kinetic("jobs", "result", job).code == 3
     completed = kinetic("jobs", "list")
-    assert (completed.code, completed.out) == (0, "") and "no jobs found" in completed.err
+    assert (completed.code, completed.out) == (0, "") and "no single jobs found" in completed.err
 
 
 def test_a_value_is_unpickled_only_on_request(kinetic: Kinetic, tmp_path: Path) -> None:
@@ -116,10 +116,58 @@ def test_items_are_listed_by_number_after_newer_jobs(kinetic: Kinetic, tmp_path:
     kinetic("run", f"{FILE}:double", "--map", str(inputs))
     (batch,) = kinetic("batches", "list", "--json").json["items"]
     alone = kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach", "--json").json["job_id"]
-    listed = [row["job_id"] for row in kinetic("jobs", "list", "--json").json["items"]]
+    assert [row["job_id"] for row in kinetic("jobs", "list", "--json").json["items"]] == [alone]
+    listed = [row["job_id"] for row in kinetic("jobs", "list", "--items", "--json").json["items"]]
     assert sorted(listed[:-12] or listed[12:]) == [alone]
     items = [job_id for job_id in listed if job_id != alone]
     assert items == [f"{batch['group_id']}-{number}" for number in range(12)]
+
+
+def test_a_cancelled_item_is_called_cancelled(kinetic: Kinetic, tmp_path: Path) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    running = start("run", f"{FILE}:waits", "--map", str(inputs), "--max-concurrent", "1")
+    assert running.stderr is not None
+    group = running.stderr.readline().split()[1].rstrip(":")
+    assert kinetic("batches", "cancel", group, "-y").code == 0
+    running.communicate(timeout=60)
+    status = kinetic("batches", "status", group, "--items", "--json").json
+    assert (status["status"], status["counts"]) == ("CANCELLED", {"CANCELLED": 2})
+    assert [item["status"] for item in status["each"]] == ["CANCELLED"] * 2
+    (listed,) = kinetic("batches", "list", "--json").json["items"]
+    assert (listed["status"], listed["items"]) == ("CANCELLED", "2 cancelled")
+    assert kinetic("jobs", "status", f"{group}-1", "--json").json["status"] == "CANCELLED"
+    assert kinetic("batches", "results", group).out.count("CANCELLED") == 2
+    watched = kinetic("batches", "watch", group, "--json")
+    assert watched.json["progress"]["cancelled"] == 2
+    for command in ("status", "list", "results", "watch"):
+        target = [] if command == "list" else [group]
+        assert "NOT_FOUND" not in kinetic("batches", command, *target, "--json").out
+    log = kinetic("jobs", "logs", f"{group}-0")
+    assert log.code == 3 and "was cancelled, which removed its log" in log.err
+
+
+def test_a_list_has_the_reason_of_a_lost_job_without_its_log(kinetic: Kinetic) -> None:
+    job = kinetic("run", f"{FILE}:dies", "-a", "x=1", "--detach", "--json").json["job_id"]
+    assert kinetic("jobs", "result", job, "--timeout", "60").code == 1
+    (row,) = kinetic("jobs", "list", "--json").json["items"]
+    assert row["reason"].startswith("lost: ") and job not in row["reason"]
+    assert "last words" in row["reason"]
+    table = kinetic("jobs", "list").out
+    assert "lost: " in table and "last words" not in table
+
+
+def test_a_local_job_without_an_accelerator_is_listed_without_one(kinetic: Kinetic) -> None:
+    job = kinetic("run", f"{FILE}:plain", "-a", "x=1", "--detach", "--json").json["job_id"]
+    assert kinetic("jobs", "status", job, "--json").json["accelerator"] is None
+    assert "tpu" not in kinetic("jobs", "list").out
+    assert "accelerator" not in kinetic("jobs", "status", job).out
+
+
+def test_the_target_on_the_command_line_wins_over_the_decorator(kinetic: Kinetic) -> None:
+    """Without a project, the backend gke fails before it sends anything."""
+    completed = kinetic("run", f"{FILE}:plain", "-a", "x=1", "--backend", "gke")
+    assert completed.code == 2 and "gke" in completed.err
 
 
 @pytest.mark.parametrize(
@@ -193,7 +241,6 @@ def test_a_wrong_input_is_found_by_its_line(
         ("jobs", "grp-local-000000000000", "or `kinetic batches`"),
         ("batches", "job-local-000000000000", "`kinetic jobs` take it"),
         ("batches", "grp-local-000000000000-3", "`kinetic jobs` take it"),
-        ("jobs", "what", "`kinetic jobs list`"),
     ],
 )
 def test_an_id_of_another_kind_is_an_error_that_names_its_command(
@@ -240,6 +287,7 @@ def test_a_wrong_call_is_refused_before_any_submission(
     [
         ("def f(:\n", "SyntaxError: invalid syntax"),
         ("import there_is_no_such_package\n", "line 1, in <module>"),
+        ("import there_is_no_such_package\n", f"runs in {sys.executable}, which has no module"),
         ("def f():\n    1 / 0\nf()\n", "line 2, in f"),
         ("raise SystemExit(7)\n", "SystemExit: 7"),
     ],
@@ -350,7 +398,7 @@ def test_ctrl_c_while_following_a_log_leaves_the_job_running(kinetic: Kinetic) -
     assert f"{job} is cancelled" in kinetic("jobs", "cancel", job).err
     ended = kinetic("jobs", "result", job, "--json")
     assert ended.code == 1 and "cancelled" in ended.err
-    assert ended.json["status"] == "NOT_FOUND" and "cancelled" in ended.json["reason"]
+    assert ended.json["status"] == "CANCELLED" and "cancelled" in ended.json["reason"]
 
 
 def test_reading_does_not_create_a_missing_store(kinetic: Kinetic, home: Path) -> None:

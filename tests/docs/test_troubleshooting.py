@@ -85,6 +85,6 @@ def test_an_error_of_the_api_names_its_code() -> None:
     import kinetic
 
     with pytest.raises(errors.ConfigurationError) as caught:
-        kinetic.attach("what")
+        kinetic.attach("grp-local-000000000000")
     assert hint(caught.value) in caught.value.__notes__
     assert hint(ValueError()) == ""

@@ -206,3 +206,14 @@ async def test_a_limit_that_is_none_is_refused() -> None:
     async with aio.Client(backend="local") as client:
         with pytest.raises(errors.ConfigurationError, match="limit"):
             await client.list_jobs(limit=-1)
+
+
+async def test_a_list_without_items_has_the_newest_single_jobs() -> None:
+    async with aio.Client(platform=memory_platform()) as client:
+        jobs = [await client.submit(add, 1, number) for number in range(2)]
+        await (await client.run_async_map(add, [(1, number) for number in range(5)])).wait()
+        assert {*await client.list_jobs(items=False)} == {*jobs}
+        assert len(await client.list_jobs(items=False, limit=1)) == 1
+        assert len(await client.list_jobs()) == 7
+        with pytest.raises(errors.ConfigurationError, match="items"):
+            await client.list_jobs(items=1)  # type: ignore[arg-type]

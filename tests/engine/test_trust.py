@@ -211,7 +211,7 @@ async def test_a_request_after_a_forged_one_is_heeded(world: World, client: aio.
 
 
 async def test_what_is_no_id_is_not_cleaned_up(client: aio.Client) -> None:
-    with pytest.raises(errors.ConfigurationError, match="isn't a valid ID"):
+    with pytest.raises(errors.NotFound, match="no job or batch has the ID"):
         await client.cleanup("../x")
     with pytest.raises(errors.ConfigurationError, match=r"cleanup\('grp-123456789012'\)"):
         await client.cleanup("grp-123456789012-3")

@@ -160,9 +160,19 @@ def start():
     assert err.count(consequence) == 1, err
 
 
-@pytest.mark.parametrize("wait", ["run(waits)", "submit(waits)", "run_async_map(waits, [here])"])
+@pytest.mark.parametrize(
+    ("start", "wait"),
+    [
+        ("run(waits)", "pass"),
+        ("submit(waits)", "await work.result()"),
+        ("submit(waits)", "async for line in work.logs(follow=True): pass"),
+        ("run_async_map(waits, [here])", "await work.results()"),
+        ("run_async_map(waits, [here])", "async for item in work.outcomes(): pass"),
+    ],
+    ids=["run", "result", "logs", "results", "outcomes"],
+)
 def test_ctrl_c_of_an_asyncio_program_shows_the_line_of_the_script(
-    script, tmp_path: Path, wait: str
+    script, tmp_path: Path, start: str, wait: str
 ) -> None:
     code = f"""
 import asyncio
@@ -173,8 +183,8 @@ def waits(folder=here):
     until(lambda: False)
 
 async def main():
-    work = await kinetic.aio.{wait}
-    await (work.results() if hasattr(work, "results") else work.result())
+    work = await kinetic.aio.{start}
+    {wait}
 
 asyncio.run(main())
 """

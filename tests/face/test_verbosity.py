@@ -44,7 +44,14 @@ def test_without_the_variable_only_warnings_appear(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, None, LATER)
     assert (code, out) == (0, "WARNING\n")
     others, kinetics = err.splitlines()
-    assert others == "WARNING:absl:its warning" and "names one object" in kinetics
+    assert others == "WARNING:absl:its warning"
+    assert kinetics.startswith("WARNING:kinetic:gs://bucket/folder names one object")
+
+
+def test_a_warning_before_any_call_has_the_name_of_kinetic(tmp_path: Path) -> None:
+    with Child(f"import kinetic\n{LATER}", folder=tmp_path) as process:
+        _, _, err = process.end()
+    assert err.startswith("WARNING:kinetic:gs://bucket/folder names one object")
 
 
 def test_level_info_shows_packing_uploads_and_started_jobs(tmp_path: Path, home: Path) -> None:

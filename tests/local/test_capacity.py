@@ -79,7 +79,8 @@ async def test_an_accelerator_that_becomes_processors_is_said_once(
             await client.run(os.getpid)  # no warning without a requested accelerator
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        f'backend="local": {requested} becomes this machine\'s own processors (3)'
+        f'backend="local": {requested} becomes this machine\'s own processors (3); backend="gke" '
+        f"runs on a cluster with {requested}"
         for requested in ("tpu-v6e-8", "gpu-t4", "tpu-v5e-4")
     ]
 

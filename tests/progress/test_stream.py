@@ -56,6 +56,29 @@ async def test_values_grow_until_all_items_have_ended(client) -> None:
     ], "an ended batch gives exactly one value"
 
 
+def depth_is_odd(depth: int, flag: str, sizes: tuple[int, ...] = ()) -> None:
+    raise ValueError("odd")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"flag": "a", "depth": 1}, "flag='a', depth=1"),
+        (
+            {"depth": 1, "flag": "a" * 99, "sizes": (1,)},
+            f"depth=1, flag='{'a' * 12}...{'a' * 13}', …",
+        ),
+        ((1, "a"), "(1, 'a')"),
+    ],
+)
+async def test_the_first_failure_has_whole_arguments_in_their_order(
+    client, given: object, shown: str
+) -> None:
+    batch = await client.run_async_map(depth_is_odd, [given])
+    last = [value async for value in batch.progress()][-1]
+    assert last.first_failure == f"item 0 ({shown}): ValueError: odd"
+
+
 async def test_a_slow_reader_gets_the_newest_and_no_queue(client, tmp_path: Path) -> None:
     go = tmp_path / "go"
     batch = await client.run_async_map(wait_for, [str(go)] * 20, max_concurrent=4)
@@ -175,3 +198,13 @@ async def test_no_progress_is_computed_unless_wanted(client) -> None:
     async with ShownProgress(batch._batch), ShownProgress(batch._batch, wanted=False):
         assert not any("progress" in task.get_name() for task in asyncio.all_tasks())
         await batch.wait()
+
+
+async def test_a_running_item_that_is_cancelled_was_not_retried(client, tmp_path: Path) -> None:
+    batch = await client.run_async_map(wait_for, [str(tmp_path / "never")] * 2, max_concurrent=1)
+    async for value in batch.progress():
+        if value.running:
+            break
+    await batch.cancel()
+    (last,) = [value async for value in progress(batch._batch)]
+    assert (last.cancelled, last.retried) == (2, 0)

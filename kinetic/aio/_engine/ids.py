@@ -86,9 +86,8 @@ def _require_id(text: str) -> None:
             raise ConfigurationError(
                 f"{shown} is the name of the job on its platform; its ID is {job_id}"
             )
-        raise ConfigurationError(
-            f"{shown} isn't a valid ID: job IDs start with job-, batch IDs with grp-; "
-            "`kinetic jobs list` and `kinetic batches list` show them"
+        raise NotFound(
+            f"no job or batch has the ID {shown}: job IDs start with job-, batch IDs with grp-"
         )
 
 

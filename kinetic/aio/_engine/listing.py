@@ -42,9 +42,16 @@ SECOND_LENGTH = len("2026-01-01T00:00:00")
 
 
 async def records(
-    session: Session, other_sessions: Iterable[Session], limit: int | None = None
+    session: Session,
+    other_sessions: Iterable[Session],
+    limit: int | None = None,
+    *,
+    items: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return the records of the *limit* newest jobs of *session* and *other_sessions*."""
+    """Return the records of the *limit* newest jobs of *session* and *other_sessions*.
+
+    Without *items*, leave out the items of batches.
+    """
     found: _FoundJobs = {}
     await _find_jobs(session, found)
     for other in other_sessions:
@@ -57,7 +64,8 @@ async def records(
     if (directory := directory_of(session.platform.store.url)) is not None:
         for job_id, created in (await in_thread(_unstopped_jobs, directory.objects.root)).items():
             found.setdefault((job_id, 0), created)
-    jobs = sorted(((appeared or NO_TIME, *job) for job, appeared in found.items()), reverse=True)
+    listable = ((appeared or NO_TIME, *job) for job, appeared in found.items())
+    jobs = sorted((job for job in listable if items or job[1].startswith("job-")), reverse=True)
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
     position, size = 0, limit or MAX_READS

@@ -418,7 +418,11 @@ def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
             changes.append(f"{requested} becomes this machine's own GPUs ({capacity.gpus})")
     if accelerator.hosts > 1:
         changes.append(f"the {accelerator.hosts} hosts of {requested} become one process here")
-    return f'backend="local": {", ".join(changes)}' if changes else ""
+    if not changes:
+        return ""
+    return (
+        f'backend="local": {", ".join(changes)}; backend="gke" runs on a cluster with {requested}'
+    )
 
 
 def _refuse_excess(capacity: Capacity, options: Options) -> None:

@@ -7,8 +7,9 @@ import contextlib
 import dataclasses
 import reprlib
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncGenerator, Callable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from absl import logging
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 ITEMS_PER_TURN = 500
 """Maximum number of items counted in one turn of the loop."""
+
+MAX_INPUT = 50
+"""Maximum number of characters of the input that the line of the first failure has."""
 
 READING_S = 1.0
 """How long `ItemCounter.last` waits for the first failure's message, in seconds."""
@@ -128,7 +132,11 @@ class ItemCounter:
         if item is None and index >= self._batch.known and index not in submission.refusals:
             return  # no item has this index: `Submission.abandon` always reports index 0
         state = state_at(submission, index)
-        retries, after = (item.attempt - 1, item.after) if item is not None else (0, "")
+        retries, after = 0, ""
+        if item is not None:
+            # A cancelled item's number is that of the attempt after the last one that began.
+            cancelled = item.state is wire.ItemState.CANCELLED
+            retries, after = max(0, item.attempt - 1 - cancelled), item.after
         self._tally.put(index, state, retries, self._clock(), after)
 
     def _first_failure(self) -> str:
@@ -156,7 +164,20 @@ class ItemCounter:
 async def _input_text(batch: Batch, index: int) -> str:
     """Return the item's input, shortened, if this process still has it."""
     held = await batch.own_input_of(index)
-    return f" ({one_line(reprlib.repr(held[0]), 40)})" if held is not None else ""
+    return f" ({_shorten_input(held[0])})" if held is not None else ""
+
+
+def _shorten_input(value: Any) -> str:
+    """Format an input in `MAX_INPUT` characters; a dict as its first arguments, in their order."""
+    if not isinstance(value, dict):
+        return one_line(reprlib.repr(value), MAX_INPUT)
+    arguments = cast("Mapping[Any, Any]", value)
+    parts = [f"{name}={reprlib.repr(item)}" for name, item in islice(arguments.items(), 6)]
+    is_cut = len(parts) < len(arguments)
+    while len(", ".join(parts)) > MAX_INPUT and len(parts) > 1:
+        parts.pop()
+        is_cut = True
+    return one_line(", ".join(parts), MAX_INPUT) + (", …" if is_cut else "")
 
 
 async def _failure_message(batch: Batch, index: int) -> str:

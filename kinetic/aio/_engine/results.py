@@ -201,13 +201,13 @@ def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
     return _failed_error(outcome, error_fields, job_id)
 
 
-def reason_text(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
-    """Return the reason of a failure as text, without unpickling anything."""
+def reason_text(outcome: wire.Outcome, body: bytes) -> str:
+    """Return what happened in a failure as text, without unpickling anything."""
     if outcome.kind is wire.Kind.CANCELLED:
         return "cancelled"
     error_fields = frames.unpack(body).fields.get("error", {})
     if outcome.kind is wire.Kind.LOST:
-        return str(_lost_error(outcome, error_fields.get("message", ""), job_id))
+        return str(error_fields.get("message", ""))
     return _failure_text(outcome, error_fields)
 
 

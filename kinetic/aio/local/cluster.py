@@ -112,11 +112,19 @@ class LocalCluster:
         self._watches: set[Connection] = set()
         self._closed = False
         self._reported_waits = set[tuple[str, str]]()
+        self._launched = set[str]()
+        """The submissions whose jobs this client has launched."""
 
     def _log_wait(self, observation: Observation) -> None:
-        """Log why a job waits: once per submission and cause, unless it waits for its own batch."""
+        """Log why a job waits, unless it waits for its own batch.
+
+        Log it once per submission and cause; but once in all if only other jobs of this client hold
+        what it waits for, because then the program expects it.
+        """
         submission = observation.labels.get(SUBMISSION, observation.name)
-        cause = submission, observation.message.partition(":")[0]
+        holders = observation.message.rpartition(" with ")[2].split(", ")
+        waiter = "" if self._launched.issuperset(holders) else submission
+        cause = waiter, observation.message.partition(":")[0]
         if (
             observation.phase is not Phase.PENDING
             or not observation.message
@@ -158,6 +166,7 @@ class LocalCluster:
         await self._ask({"op": "news", "labels": labels})
 
     async def _send(self, job: JobSpec, fields: Mapping[str, Any], order: str) -> None:
+        self._launched.add(job.labels.get(SUBMISSION, job.name))
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
         answer = await self._ask({**self._header(job), **fields}, f"{secrets}\n{order}".encode())
         if "error" in answer:
