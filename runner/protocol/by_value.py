@@ -50,7 +50,8 @@ def reduce_class(defined: type, reduced: Any) -> Any:
         all_members: dict[str, Any] = own["_member_map_"]  # with the aliases
         members = {name: _attributes(member) for name, member in all_members.items()}
         state = {name: value for name, value in state.items() if name not in all_members}
-        values = {name: member._value_ for name, member in all_members.items()}
+        # Without this, a value that is a descriptor, such as a function, makes no member.
+        values = {name: enum.member(member._value_) for name, member in all_members.items()}
         args = (*args[:3], values, *args[4:])
     else:
         kind, name, bases, namespace, *more = args
@@ -180,7 +181,12 @@ def _do_nothing(*_: Any) -> None:
 
 
 def _make_enum(
-    bases: tuple[type, ...], name: str, qualname: str, members: dict[str, Any], module: str, *_: Any
+    bases: tuple[type, ...],
+    name: str,
+    qualname: str,
+    members: dict[str, enum.member[Any]],
+    module: str,
+    *_: Any,
 ) -> type:
     """Make an enum whose base takes other arguments than a member's value."""
     enum_base = bases[-1]
@@ -189,10 +195,12 @@ def _make_enum(
     values = iter(members.values())
     data: Any = getattr(enum_base, "_member_type_", object)
     if bases[0] is not enum_base:
-        data = next(base for base in bases[0].__mro__ if not base.__flags__ & HEAP_TYPE)
+        # The class of C whose `__new__` a Python class calls in the end.
+        news = ((base, vars(base).get("__new__")) for base in bases[0].__mro__)
+        data = next(base for base, new in news if isinstance(new, types.BuiltinFunctionType))
 
     def make_member(cls: Any, *_: Any) -> Any:
-        value = next(values)
+        value = next(values).value
         member: Any = object.__new__(cls) if data is object else data.__new__(cls, value)
         member._value_ = value
         return member

@@ -128,7 +128,7 @@ FILES = {
         Point = collections.namedtuple("Pair", "x y")
         Color = enum.Enum("Colour", "RED")
         Made = dataclasses.make_dataclass("Anything", ["x"])
-        class Step(enum.Enum): FIRST = functools.partial(max)
+        class Step(enum.Enum): FIRST = enum.member(functools.partial(max))
         T = typing.TypeVar("T")
         class Page(pydantic.BaseModel, typing.Generic[T]): items: list[T]
         def outer():
