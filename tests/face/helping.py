@@ -360,16 +360,26 @@ class Price(Amount, enum.Enum):
         self._value_ = value
 
 
+class Code(str, enum.Enum):  # noqa: UP042 - its members have values of their own
+    BUSY = ("c7", "busy")
+
+    def __new__(cls, code: str, phrase: str) -> typing.Self:
+        member = str.__new__(cls, code)
+        member._value_ = phrase
+        return member
+
+
 class Step(enum.Enum):
     FIRST = enum.member(functools.partial(max))
     LAST = enum.member(lambda: "last")
 
 
-@kind(lambda: [Status.FINE, Price.LOW])
+@kind(lambda: [Status.FINE, Price.LOW, Code.BUSY])
 def use_enum_with_its_own_new(x: Any) -> Any:
-    status, price = x
+    status, price, code = x
     is_same = status is Status.FINE, status is Status["GOOD"], Status(200) is status
-    return *is_same, status.phrase, status + 1, price is Price.LOW, price + 1
+    is_same += price is Price.LOW, code is Code("busy")
+    return *is_same, status.phrase, status + 1, price + 1, code.upper()
 
 
 @kind(lambda: [Step.FIRST, Step.LAST])
