@@ -96,9 +96,11 @@ def _content(defined: Any) -> dict[str, tuple[Any, ...]] | None:
     if not hasattr(data, "__getnewargs__"):
         return None
     members: dict[str, Any] = defined._member_map_
-    content = {name: data.__getnewargs__(member) for name, member in members.items()}
-    values = [(type(member._value_), member._value_) for member in members.values()]
-    own = [(type(made), made) for made, *_ in content.values()]
+    content: dict[str, Any] = {
+        name: data.__getnewargs__(member) for name, member in members.items()
+    }
+    values: list[Any] = [(type(member._value_), member._value_) for member in members.values()]
+    own: list[Any] = [(type(args[0]), args[0]) for args in content.values()]
     return content if own != values else None
 
 
