@@ -230,8 +230,12 @@ class CallPickler(pickles.Pickler):
         Raises:
             TypeError: The metaclass is written in C, and needs the whole body of the class.
         """
-        make = type(defined).__new__
+        make, fill = type(defined).__new__, type(defined).__init__
         is_in_c = isinstance(make, types.BuiltinFunctionType) and make is not type.__new__
+        # Since Python 3.13, the metaclasses of ctypes do their work here. The job can make a class
+        # if it can import such a metaclass, as that of `torch.Tensor`.
+        if isinstance(fill, types.WrapperDescriptorType):
+            is_in_c = is_in_c or not import_hints.is_importable(fill.__objclass__)
         if is_in_c and isinstance(reduced, tuple):
             raise TypeError(
                 f"the class {defined.__qualname__} can't travel by value, because its metaclass "

@@ -43,11 +43,16 @@ def install(read_function: Callable[[], bytes], work: str) -> None:
 class _Spec:
     """The spec of ``__main__``; few jobs need the module, so reading ``name`` writes it."""
 
-    loader = origin = parent = submodule_search_locations = None
+    loader = origin = submodule_search_locations = None
 
     def __init__(self, read_function: Callable[[], bytes], folder: str) -> None:
         self._read_function = read_function
         self._folder = Path(folder)
+
+    @property
+    def parent(self) -> str:
+        """The package of the script, which its functions bring; relative imports compare both."""
+        return vars(sys.modules["__main__"]).get("__package__") or ""
 
     @property
     def name(self) -> str:

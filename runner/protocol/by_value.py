@@ -13,7 +13,6 @@ import copyreg
 import enum
 import functools
 import importlib
-import itertools
 import operator
 import sys
 import threading
@@ -33,6 +32,9 @@ _NEW: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - type checkers do not 
 HEAP_TYPE = 1 << 9
 """The flag of classes that Python code has defined."""
 
+_IN_C = types.BuiltinFunctionType
+"""The type of a ``__new__`` that is written in C."""
+
 _unfilled: weakref.WeakSet[Any] = weakref.WeakSet()
 """Classes and functions that were made, and whose attributes are not set yet."""
 
@@ -50,8 +52,9 @@ def reduce_class(defined: type, reduced: Any) -> Any:
         all_members: dict[str, Any] = own["_member_map_"]  # with the aliases
         members = {name: _attributes(member) for name, member in all_members.items()}
         state = {name: value for name, value in state.items() if name not in all_members}
-        values = {name: member._value_ for name, member in all_members.items()}
-        args = (*args[:3], values, *args[4:])
+        # Without this, a value that is a descriptor, such as a function, makes no member.
+        values = {name: enum.member(member._value_) for name, member in all_members.items()}
+        args = (*args[:3], values, *args[4:-1], _content(defined))
     else:
         kind, name, bases, namespace, *more = args
         slots: Any = own.get("__slots__")
@@ -84,6 +87,30 @@ def _globals_of_annotations(module: str, annotations: dict[str, Any]) -> dict[st
     return {name: namespace[name] for name in sorted(used) if name in namespace}
 
 
+def _content(defined: Any) -> dict[str, tuple[Any, ...]] | None:
+    """Return what members that are strings, numbers, or tuples consist of, if not of their values.
+
+    Return None for other enums.
+    """
+    data: Any = _data_type(defined.__mro__)
+    if not hasattr(data, "__getnewargs__"):
+        return None
+    members: dict[str, Any] = defined._member_map_
+    content: dict[str, Any] = {
+        name: data.__getnewargs__(member) for name, member in members.items()
+    }
+    values: list[Any] = [(type(member._value_), member._value_) for member in members.values()]
+    own: list[Any] = [(type(args[0]), args[0]) for args in content.values()]
+    return content if own != values else None
+
+
+def _data_type(bases: Iterable[type]) -> Any:
+    """Return the class of C whose ``__new__`` makes the members of an enum with these bases."""
+    found = (parent for base in bases for parent in base.__mro__)
+    made_in_c = (kind for kind in found if isinstance(vars(kind).get("__new__"), _IN_C))
+    return next((kind for kind in made_in_c if kind is not object), object)
+
+
 def _attributes(member: enum.Enum) -> dict[str, Any]:
     own = ("_name_", "_value_", "__objclass__", "_sort_order_")
     return {name: value for name, value in vars(member).items() if name not in own}
@@ -101,15 +128,16 @@ def make_class(make: Callable[..., type], *args: Any) -> type:
     *make* runs the hooks of the class, such as ``__init_subclass__``. A hook may need what only
     the statement ``class`` has: keyword arguments, or the body. If one fails, run no hooks.
     """
-    *_, tracker, _ = args
+    *_, tracker, content = args
     if (known := _KNOWN_CLASSES.get(tracker)) is not None:
         return cast("type", known)
     made: Any = None
     try:
-        made = make(*args)
+        # An enum would make its members of their values.
+        made = make(*args) if content is None else _make_tracked(make, *args)
     except Exception:
         with contextlib.suppress(Exception):
-            made = _cloudpickle._lookup_class_or_track(tracker, _make_without_hooks(make, *args))
+            made = _make_tracked(make, *args)
         if made is None:
             raise
     _unfilled.add(made)
@@ -156,6 +184,11 @@ def fill_function(made: Any, state: Any) -> None:
         _cloudpickle._function_setstate(made, state)
 
 
+def _make_tracked(make: Callable[..., type], *args: Any) -> type:
+    made: type = _cloudpickle._lookup_class_or_track(args[-2], _make_without_hooks(make, *args))
+    return made
+
+
 class _NoHooks:
     """A base that ends the chain of ``__init_subclass__``."""
 
@@ -180,20 +213,28 @@ def _do_nothing(*_: Any) -> None:
 
 
 def _make_enum(
-    bases: tuple[type, ...], name: str, qualname: str, members: dict[str, Any], module: str, *_: Any
+    bases: tuple[type, ...],
+    name: str,
+    qualname: str,
+    members: dict[str, enum.member[Any]],
+    module: str,
+    tracker: str,
+    content: dict[str, tuple[Any, ...]] | None,
 ) -> type:
-    """Make an enum whose base takes other arguments than a member's value."""
-    enum_base = bases[-1]
-    metaclass: Any = type(enum_base)
+    """Make an enum whose base takes other arguments than a member's value.
+
+    *content* has these arguments by name; without it, a value is the argument.
+    """
+    metaclass: Any = type(bases[-1])
     namespace = metaclass.__prepare__(name, bases)
-    values = iter(members.values())
-    data: Any = getattr(enum_base, "_member_type_", object)
-    if bases[0] is not enum_base:
-        data = next(base for base in bases[0].__mro__ if not base.__flags__ & HEAP_TYPE)
+    names = iter(members)
+    data = _data_type(bases)
 
     def make_member(cls: Any, *_: Any) -> Any:
-        value = next(values)
-        member: Any = object.__new__(cls) if data is object else data.__new__(cls, value)
+        name = next(names)
+        value = members[name].value
+        args = () if data is object else (content or {}).get(name, (value,))
+        member = data.__new__(cls, *args)
         member._value_ = value
         return member
 
@@ -254,11 +295,12 @@ def _global_name(obj: Any, module: Any) -> str | None:
     import dis  # only few pickles need it
 
     # A program may have put *obj* in place of a constant, which is what an import would give.
-    made = {
-        step.argval
-        for before, step in itertools.pairwise(dis.get_instructions(code))
-        if step.opname == "STORE_NAME" and before.opname != "LOAD_CONST"
-    }
+    made, is_constant = set[str](), True
+    for step in dis.get_instructions(code):
+        if step.opname not in ("COPY", "EXTENDED_ARG", "STORE_NAME", "UNPACK_SEQUENCE"):
+            is_constant = step.opname in ("LOAD_CONST", "LOAD_SMALL_INT")  # from Python 3.14 on
+        elif step.opname == "STORE_NAME" and not is_constant:
+            made.add(step.argval)
     return next((name for name in names if name in made), None)
 
 

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import decimal
 import enum
 import functools
 import operator
@@ -347,9 +348,44 @@ class Status(enum.IntEnum):
         return member
 
 
-@kind(lambda: Status.FINE)
+class Amount(decimal.Decimal):
+    def __new__(cls, value: int, _unit: str) -> typing.Self:
+        return super().__new__(cls, value)
+
+
+class Price(Amount, enum.Enum):
+    LOW = (2, "EUR")
+
+    def __init__(self, value: int, _unit: str) -> None:
+        self._value_ = value
+
+
+class Code(str, enum.Enum):  # noqa: UP042 - its members have values of their own
+    BUSY = ("c7", "busy")
+
+    def __new__(cls, code: str, phrase: str) -> typing.Self:
+        member = str.__new__(cls, code)
+        member._value_ = phrase
+        return member
+
+
+class Step(enum.Enum):
+    FIRST = enum.member(functools.partial(max))
+    LAST = enum.member(lambda: "last")
+
+
+@kind(lambda: [Status.FINE, Price.LOW, Code.BUSY])
 def use_enum_with_its_own_new(x: Any) -> Any:
-    return x is Status.FINE, x is Status["GOOD"], x.phrase, x + 1, Status(200) is x
+    status, price, code = x
+    is_same = status is Status.FINE, status is Status["GOOD"], Status(200) is status
+    is_same += price is Price.LOW, code is Code("busy")
+    return *is_same, status.phrase, status + 1, price + 1, code.upper()
+
+
+@kind(lambda: [Step.FIRST, Step.LAST])
+def use_enum_of_functions(x: Any) -> Any:
+    first, last = x
+    return first is Step.FIRST, first.value(1, 2), last is Step.LAST, last.value(), len(Step)
 
 
 @kind(lambda: [Color.RED, Level.HIGH, Mode.READ, Flags.A | Flags.B, Planet.EARTH])

@@ -128,7 +128,7 @@ FILES = {
         Point = collections.namedtuple("Pair", "x y")
         Color = enum.Enum("Colour", "RED")
         Made = dataclasses.make_dataclass("Anything", ["x"])
-        class Step(enum.Enum): FIRST = functools.partial(max)
+        class Step(enum.Enum): FIRST = enum.member(functools.partial(max))
         T = typing.TypeVar("T")
         class Page(pydantic.BaseModel, typing.Generic[T]): items: list[T]
         def outer():
@@ -143,12 +143,13 @@ FILES = {
                 return count
             return inner
         count = counter()
-        replaced = None
+        MANY
+        first = replaced = 0
         def known(thing, point, color, step, page):
             kinds = isinstance(thing, Thing), type(point) is Point, color is Color.RED
             return *kinds, step is Step.FIRST, type(page) is Page[int]
         def make(): return Made(1), Step.FIRST, Thing, Point(1, 2), Color.RED, Page[int](items=[1])
-        """,
+        """.replace("MANY", "; ".join(f"n{number} = 0" for number in range(256))),
     "plugins/by file.py": """
         count = 0
         class Plugin:
@@ -187,7 +188,7 @@ settings.own.rate = 8
 
 page = makes.Page[int](items=[1])
 found_count = [makes.count(), makes.count(), remote(makes.count)()]
-makes.replaced = makes.outer()  # the job's import gives None
+makes.replaced = makes.outer()  # the job's import gives 0
 def in_script(leaf): return leaf.twice(), settings.RATE, type(leaf) is shop.Leaf
 
 calls = [
