@@ -182,7 +182,7 @@ async def test_a_cancelled_call_leaves_nothing(answered: bool, kind: str) -> Non
             assert left == [], f"at request {number}"
             if not moment.reached:
                 break
-        assert number > 17
+        assert number > 14  # how many requests are made depends on what is cached by then
 
 
 @KINDS
