@@ -14,6 +14,7 @@ KineticError
 │   ├── JobCancelled                   the job was cancelled
 │   ├── SubmitterLost                  the submitter of the job's batch has ended
 │   └── ResultTimeout(TimeoutError)    the job keeps running; only the wait ended
+├── SweepError                         a trial, or a whole sweep, has no value
 ├── InputsUnfinished                   the submitter ended early: .stored counts the stored inputs
 ├── BackendError                       store or platform failed: .retryable  .retry_after
 │   ├── ClientClosed                   the client was closed: open another
@@ -71,6 +72,7 @@ __all__ = [
     "StoreFull",
     "SubmissionError",
     "SubmitterLost",
+    "SweepError",
     "Throttled",
     "Unavailable",
     "WireError",
@@ -244,6 +246,12 @@ class ResultTimeout(JobError, TimeoutError):
     """The wait ended; the job keeps running and its handle stays valid."""
 
     code = "KN307"
+
+
+class SweepError(KineticError):
+    """A trial of a sweep has no value, or none of its trials has one."""
+
+    code = "KN310"
 
 
 class BackendError(KineticError):

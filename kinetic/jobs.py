@@ -498,6 +498,23 @@ class BatchHandle(Generic[T, X]):
         return self._aio.stored
 
     @property
+    def sealed(self) -> bool:
+        """Whether the batch takes no more inputs, as far as this process has read the store."""
+        return self._aio.sealed
+
+    def input(self, index: int) -> X:
+        """Return the input of one item: your own object, or one rebuilt from the store.
+
+        Args:
+            index: The item's place in the inputs, from 0.
+
+        Raises:
+            NotFound: The batch has no such input, or `results` or `cleanup` has removed it.
+            SubmissionError: The input could not be pickled.
+        """
+        return PORTAL.call(self._aio.input, index)
+
+    @property
     def submission_failures(self) -> dict[int, Exception]:
         """The exceptions of inputs that could not be submitted, by index."""
         return self._aio.submission_failures
