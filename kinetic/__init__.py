@@ -7,10 +7,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome
     from kinetic._log_level import log_level
+    from kinetic._runner.protocol.metrics import report, should_stop
     from kinetic._version import __version__ as __version__
     from kinetic.aio import submit
     from kinetic.data import Data
-    from kinetic.errors import BatchError, KineticError
+    from kinetic.errors import BatchError, KineticError, Pruned
     from kinetic.function import RemoteCallable, RemoteFunction, run
     from kinetic.job_status import JobStatus
     from kinetic.jobs import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         list_batches,
         list_jobs,
     )
+    from kinetic.metric import JobMetric, Metric
     from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded
     from kinetic.progress import Progress
 
@@ -34,11 +36,14 @@ __all__ = [
     "Data",
     "Failed",
     "JobHandle",
+    "JobMetric",
     "JobStatus",
     "KineticError",
     "Lost",
+    "Metric",
     "Outcome",
     "Progress",
+    "Pruned",
     "RemoteCallable",
     "RemoteFunction",
     "Succeeded",
@@ -57,7 +62,9 @@ __all__ = [
     "list_jobs",
     "log_level",
     "outcome",
+    "report",
     "run",
+    "should_stop",
     "submit",
 ]
 
@@ -69,16 +76,24 @@ _MODULES = {
         "kinetic._log_level": "log_level",
         "kinetic.aio": "submit",
         "kinetic.data": "Data",
-        "kinetic.errors": "BatchError KineticError",
+        "kinetic._runner.protocol.metrics": "report should_stop",
+        "kinetic.errors": "BatchError KineticError Pruned",
         "kinetic.function": "RemoteCallable RemoteFunction run",
         "kinetic.job_status": "JobStatus",
         "kinetic.jobs": (
             "BatchHandle JobHandle attach attach_batch cleanup collect list_batches list_jobs"
         ),
+        "kinetic.metric": "JobMetric Metric",
         "kinetic.outcome": "Cancelled Completion Failed Lost Outcome Succeeded",
         "kinetic.progress": "Progress",
     }.items()
     for name in names.split()
+}
+
+_IN_JOBS = {
+    "report": "kinetic_runner.protocol.metrics",
+    "run": "kinetic_runner.protocol.stand_ins",
+    "should_stop": "kinetic_runner.protocol.metrics",
 }
 
 
@@ -86,8 +101,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     module = "kinetic._version" if name == "__version__" else _MODULES.get(name)
-    if name == "run" and "kinetic_runner" in _sys.modules:  # in a job
-        module = "kinetic_runner.protocol.stand_ins"
+    if "kinetic_runner" in _sys.modules:  # in a job
+        module = _IN_JOBS.get(name, module)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(module), name) if module else import_module(f"kinetic.{name}")

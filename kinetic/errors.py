@@ -14,7 +14,8 @@ KineticError
 │   ├── JobCancelled                   the job was cancelled
 │   ├── SubmitterLost                  the submitter of the job's batch has ended
 │   └── ResultTimeout(TimeoutError)    the job keeps running; only the wait ended
-├── SweepError                         a trial, or a whole sweep, has no value
+├── Pruned                             the job was asked to stop early: .step  .value
+├── SweepError                         a trial of a sweep, or a whole sweep, has no value
 ├── InputsUnfinished                   the submitter ended early: .stored counts the stored inputs
 ├── BackendError                       store or platform failed: .retryable  .retry_after
 │   ├── ClientClosed                   the client was closed: open another
@@ -39,7 +40,7 @@ Each error has a ``code``, such as ``KN204``, that stays the same in later versi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +68,7 @@ __all__ = [
     "PackError",
     "PortalError",
     "ProfileError",
+    "Pruned",
     "Refused",
     "ResultTimeout",
     "StoreFull",
@@ -246,6 +248,37 @@ class ResultTimeout(JobError, TimeoutError):
     """The wait ended; the job keeps running and its handle stays valid."""
 
     code = "KN307"
+
+
+class Pruned(KineticError):
+    """The job ended early, because `BatchHandle.prune` asked for it, or because it raised this.
+
+    In a job, `kinetic.report` raises it; let it end the function. Outside, it is the outcome of a
+    pruned item, with ``ok``, ``error``, and ``unwrap()`` as other outcomes. Such an item has
+    succeeded, and isn't retried. ``step`` and ``value`` are those of the last report; the value is
+    None without one.
+    """
+
+    code = "KN309"
+    ok: Literal[False] = False
+
+    def __init__(self, step: int, value: float | Mapping[str, float] | None = None) -> None:
+        super().__init__(step, value)
+        self.step = step
+        self.value = value
+
+    def __str__(self) -> str:
+        shown = "" if self.value is None else f", where its value was {self.value}"
+        return f"pruned at step {self.step}{shown}"
+
+    @property
+    def error(self) -> Self:
+        """This error."""
+        return self
+
+    def unwrap(self) -> NoReturn:
+        """Raise this error."""
+        raise self
 
 
 class SweepError(KineticError):

@@ -42,6 +42,7 @@ from kinetic.collection import Collection
 from kinetic.errors import BatchError, PortalError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
+from kinetic.metric import JobMetric, Metric
 from kinetic.options import MapOptions, MapSettings, settings_of, show_in_signature
 from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
@@ -284,6 +285,25 @@ class JobHandle(JobRecord, Generic[T]):
             NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         return PORTAL.call(_read_log, self._aio, follow, attempt)
+
+    def metrics(self, *, timeout: float | None = None) -> Iteration[JobMetric, JobMetric]:
+        """Yield what the job reports by `kinetic.report`, from its first report to its end.
+
+        ``async for`` also works, in any event loop. Each attempt begins a new curve.
+
+        Args:
+            timeout: Seconds for the whole loop; after that, the job goes on. None: no limit.
+
+        Raises:
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
+            NotFound: There is no such job.
+
+        Example::
+
+            for attempt, step, loss in job.metrics():
+                print(attempt, step, loss)
+        """
+        return PORTAL.iterate(functools.partial(self._aio.metrics, timeout=timeout), _identity)
 
     def tail(self, n: int = 100) -> str:
         """Return the last lines of the job's output so far.
@@ -590,6 +610,28 @@ class BatchHandle(Generic[T, X]):
         """Yield how far the batch is: now, and after each change, until it ends."""
         return PORTAL.iterate(self._aio.progress, _identity)
 
+    def metrics(self, *, timeout: float | None = None) -> Iteration[Metric, Metric]:
+        """Yield what the jobs report by `kinetic.report`, until the batch has ended.
+
+        Yields earlier reports first. ``async for`` also works, in any event loop. Each attempt of
+        an item begins a new curve.
+
+        Args:
+            timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
+
+        Raises:
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            NotFound: The batch was cleaned up.
+
+        Example::
+
+            for index, attempt, step, loss in batch.metrics():
+                print(index, step, loss)
+        """
+        read = functools.partial(self._aio.metrics, timeout=timeout)
+        return PORTAL.iterate(read, _identity, self._log_interruption)
+
     @overload
     def results(
         self,
@@ -747,6 +789,30 @@ class BatchHandle(Generic[T, X]):
     def cancel(self) -> None:
         """Stop all unfinished items and wait until they end."""
         PORTAL.call(self._aio.cancel)
+
+    def prune(self, index: int, attempt: int | None = None) -> None:
+        """Ask the running attempt of an item to end early, as pruned; return at once.
+
+        In the job, the next `kinetic.report` raises `kinetic.Pruned`, and `kinetic.should_stop`
+        returns True. If the function runs on after the grace period of 30 s, kinetic ends it. The
+        item has then succeeded, isn't retried, and its outcome is a `kinetic.Pruned`. Nothing
+        happens if the attempt has ended, or never reports.
+
+        Args:
+            index: The item's place in the inputs, from 0.
+            attempt: Only this attempt, as in a `kinetic.Metric`. None: the present one.
+
+        Raises:
+            ConfigurationError: The batch wasn't submitted with ``prunable=True``.
+            NotFound: The batch has no such item, or was cleaned up.
+
+        Example::
+
+            for index, attempt, step, loss in batch.metrics():
+                if step == 10 and loss > 1.0:
+                    batch.prune(index, attempt)
+        """
+        PORTAL.call(self._aio.prune, index, attempt)
 
     def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``with`` block.

@@ -114,8 +114,8 @@ _INPUTS = Rule(
 _RULES = {
     name: rule
     for rule, names in (
-        (_FLAG, "cancel_running_on_fail cleanup fail_fast force ordered resume return_exceptions"),
-        (_FLAG, "seal"),
+        (_FLAG, "cancel_running_on_fail cleanup fail_fast force ordered prunable resume"),
+        (_FLAG, "return_exceptions seal"),
         (_or_none(_FLAG), "progress"),
         (_or_none(_TEXT), "cluster metric name project"),
         (_ID, "group_id job_id submission"),
@@ -458,6 +458,7 @@ class MapOptions(TypedDict, total=False):
     window: int | None
     batch_timeout: float | None
     budget: float | None
+    prunable: bool
     progress: bool | None
 
 
@@ -481,6 +482,7 @@ class MapSettings:
     window: int | None = None
     batch_timeout: float | None = None
     budget: float | None = None
+    prunable: bool = False
     progress: bool | None = None
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from typing import (
 )
 
 from kinetic._tracebacks import own_frames_left_out
+from kinetic.errors import Pruned
 
 __all__ = ["Cancelled", "Completion", "Failed", "Lost", "Outcome", "Succeeded"]
 
@@ -77,8 +78,11 @@ class Lost(_Unsuccessful):
     __slots__ = ()
 
 
-Outcome: TypeAlias = Succeeded[T] | Failed | Cancelled | Lost
-"""The outcome of an item. ``match`` it, check ``.ok``, or get the value with ``.unwrap()``."""
+Outcome: TypeAlias = Succeeded[T] | Failed | Cancelled | Lost | Pruned
+"""The outcome of an item. ``match`` it, check ``.ok``, or get the value with ``.unwrap()``.
+
+A `Pruned` is the outcome of an item that ended early; see `kinetic.BatchHandle.prune`.
+"""
 
 
 class Completion(NamedTuple, Generic[T, X]):

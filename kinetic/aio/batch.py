@@ -30,9 +30,11 @@ from kinetic.errors import (
     BatchError,
     KineticError,
     NotFound,
+    Pruned,
     SubmissionError,
 )
 from kinetic.job_status import JobStatus
+from kinetic.metric import Metric
 from kinetic.options import check, check_indices
 from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded, X
 from kinetic.prices import Estimate
@@ -392,7 +394,8 @@ class BatchHandle(Generic[T, X]):
         except Exception as exc:
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
-            if index not in self._here().submission.values:  # otherwise `results` removed the input
+            # If this process has collected the results, it has removed the input.
+            if index not in self._here().submission.collected_outcomes:
                 message = "can't rebuild input %d of %s in this process; its input is None: %s"
                 logging.warning(message, index, self.group_id, exc)
             return None
@@ -431,6 +434,42 @@ class BatchHandle(Generic[T, X]):
         async with contextlib.aclosing(values):
             async for value in values:
                 yield value
+
+    @one_loop_stream
+    async def metrics(self, *, timeout: float | None = None) -> AsyncGenerator[Metric, None]:
+        """Yield what the jobs report by `kinetic.report`, until the batch has ended.
+
+        Yields earlier reports first, so any process can read the metrics, until `results` or
+        `cleanup` removes them. The reports of one attempt come in their order. Each attempt of an
+        item begins a new curve; if `outcomes` has yielded an item, its last attempt counts. On a
+        cluster, a report arrives one to three seconds after its call, and the first of a job within
+        ten.
+
+        Args:
+            timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
+
+        Raises:
+            ConfigurationError: *timeout* isn't a number of at least 0, or None.
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            InputsUnfinished: All stored items ended, and the process with the other inputs ended.
+            NotFound: The batch was cleaned up.
+            BackendError: The store does not answer.
+
+        Closed or cancelled: the batch continues.
+
+        Example::
+
+            async for index, attempt, step, loss in batch.metrics():
+                print(index, step, loss)
+        """
+        check(timeout=timeout)
+        self._here().submission.refuse_removed()
+        from kinetic.aio._engine import metrics  # only few programs need it
+
+        async with contextlib.aclosing(metrics.of_batch(self._here(), timeout)) as reported:
+            async for metric in reported:
+                yield metric
 
     @property
     def max_concurrent(self) -> int | None:
@@ -548,7 +587,8 @@ class BatchHandle(Generic[T, X]):
                 processes can't read them. A batch with failures keeps its objects, for
                 `retry_failed`.
             return_exceptions: Put the exception into the list where an item has no value.
-                `outcomes` distinguishes it from an exception that the function returned.
+                `outcomes` distinguishes it from an exception that the function returned. A pruned
+                item always has its `kinetic.Pruned` in the list.
 
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
@@ -578,7 +618,7 @@ class BatchHandle(Generic[T, X]):
             without_value = {
                 index: outcome
                 for index, outcome in outcomes.items()
-                if not isinstance(outcome, Succeeded)
+                if not isinstance(outcome, Succeeded | Pruned)
             }
             self._failed = [
                 index
@@ -594,12 +634,9 @@ class BatchHandle(Generic[T, X]):
         }
         self._refusals.update(refused)
         if without_value and not return_exceptions:
-            raise self._build_error(outcomes, refused)
+            raise self._build_error(outcomes, without_value, refused)
         indices = sorted(outcomes) if ordered else outcomes
-        return [
-            outcome.value if isinstance(outcome := outcomes[index], Succeeded) else outcome.error
-            for index in indices
-        ]
+        return [_in_results(outcomes[index]) for index in indices]
 
     async def _remove_unneeded(
         self,
@@ -608,18 +645,18 @@ class BatchHandle(Generic[T, X]):
         deadline: float | None,
     ) -> None:
         """Remove the objects that the caller no longer needs; log a warning if some remain."""
-        values = {
-            index: outcome.value
+        ended = {
+            index: outcome
             for index, outcome in outcomes.items()
-            if isinstance(outcome, Succeeded)
+            if isinstance(outcome, Succeeded | Pruned)
         }
-        is_complete = len(values) == len(outcomes) == self._here().total and self._here().sealed
+        is_complete = len(ended) == len(outcomes) == self._here().total and self._here().sealed
         try:
             async with asyncio.timeout_at(deadline):
                 if not is_complete:
                     await self._here().delete_jobs()
                 elif not self._here().items_removed:
-                    await self._here().collect(values, await self._read_history(verified))
+                    await self._here().collect(ended, await self._read_history(verified))
         except (BackendError, TimeoutError) as exc:
             cause = str(exc) or "the timeout has passed"
             message = "%s: some of its objects remain (%s); results() or cleanup() removes them"
@@ -636,22 +673,22 @@ class BatchHandle(Generic[T, X]):
             return None
 
     def _build_error(
-        self, outcomes: dict[int, Outcome[T]], refused: dict[int, Exception]
+        self,
+        outcomes: dict[int, Outcome[T]],
+        without_value: dict[int, Failed | Cancelled | Lost],
+        refused: dict[int, Exception],
     ) -> BatchError:
-        """Return the error for a batch in which some items have no value."""
-        failed = [
-            index for index in sorted(outcomes) if not outcomes[index].ok and index not in refused
-        ]
+        """Return the error for a batch in which the items *without_value* have no value."""
+        failed = [index for index in sorted(without_value) if index not in refused]
         handles = [self._handle(index) for index in failed]
         partial = [
-            outcome.value if isinstance(outcome := outcomes[index], Succeeded) else None
+            None if index in without_value else _in_results(outcomes[index])
             for index in sorted(outcomes)
         ]
         cancelled = {index for index in failed if isinstance(outcomes[index], Cancelled)}
         # Report the failure itself before the items that were cancelled because of it.
-        without_value = {index for index in outcomes if not outcomes[index].ok}
-        first = min(without_value - cancelled or without_value, default=0)
-        error = outcomes[first].error
+        first = min(without_value.keys() - cancelled or without_value)
+        error = without_value[first].error
         message = one_line(f"item {first}: {type(error).__name__}: {error}")
         return BatchError(
             self.group_id,
@@ -727,6 +764,37 @@ class BatchHandle(Generic[T, X]):
         """
         if not self._here().submission.removed:
             await self._here().cancel()
+
+    async def prune(self, index: int, attempt: int | None = None) -> None:
+        """Ask the running attempt of an item to end early, as pruned; return at once.
+
+        In the job, the next `kinetic.report` raises `kinetic.Pruned`, and `kinetic.should_stop`
+        returns True. A job looks for this while it reports: every two seconds on a cluster, and at
+        once on this machine. If the function runs on after the grace period of 30 s, kinetic ends
+        it. The item has then succeeded, isn't retried, and its outcome is a `kinetic.Pruned`.
+        Nothing happens if the attempt has ended, or never reports.
+
+        Args:
+            index: The item's place in the inputs, from 0.
+            attempt: Only this attempt, as in a `kinetic.Metric`. None: the present one.
+
+        Raises:
+            ConfigurationError: The batch wasn't submitted with ``prunable=True``, or an argument is
+                wrong.
+            NotFound: The batch has no such item, or was cleaned up.
+            BackendError: The store does not answer.
+
+        Cancelled: the request may be stored.
+
+        Example::
+
+            async for index, attempt, step, loss in batch.metrics():
+                if step == 10 and loss > 1.0:
+                    await batch.prune(index, attempt)
+        """
+        check(index=index, attempt=attempt)
+        self._here().submission.refuse_removed()
+        await self._here().prune(index, attempt)
 
     async def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``async with`` block.
@@ -834,3 +902,7 @@ class BatchHandle(Generic[T, X]):
             )
         submitted_count = sum(batch.submitted(index) for index in range(batch.known))
         return batch.known - submitted_count - len(batch.submission.refusals)
+
+
+def _in_results(outcome: Outcome[T]) -> T | Exception:
+    return outcome.value if isinstance(outcome, Succeeded) else outcome.error

@@ -41,6 +41,7 @@ from kinetic.errors import (
 )
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
+from kinetic.metric import JobMetric
 from kinetic.options import check
 from kinetic.prices import HOUR_S, Estimate, Price
 
@@ -274,6 +275,7 @@ class JobHandle(JobRecord, Generic[T]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobCancelled: The job was cancelled.
             JobLost: The job died without an outcome.
+            Pruned: The job ended early; see `BatchHandle.prune`.
             JobFailed: The job failed, and its exception can't be rebuilt here, or is one that would
                 end the caller: SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError.
             BaseException: The exception of the function, with the remote traceback as a note.
@@ -382,6 +384,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
+            Pruned: The job ended early, without a value.
             ConfigurationError: The folder of *path* doesn't exist; raised without waiting.
             OSError: The file can't be written; an older file stays.
 
@@ -508,8 +511,8 @@ class JobHandle(JobRecord, Generic[T]):
         async with self._read_lock:
             if self._value is not _UNSET:
                 return self._value
-            if ref.index in ref.submission.values:
-                value = ref.submission.values[ref.index]
+            if ref.index in ref.submission.collected_outcomes:
+                value = ref.submission.collected_outcomes[ref.index].unwrap()
             else:
                 outcome, body = await ref.submission.outcome(ref.index, item.attempt)
                 value = await ref.submission.value(ref.index, outcome, body)
@@ -597,6 +600,35 @@ class JobHandle(JobRecord, Generic[T]):
         return [
             submission.identity.attempt_name(ref.index, attempt) for attempt in range(1, last + 1)
         ]
+
+    @one_loop_stream
+    async def metrics(self, *, timeout: float | None = None) -> AsyncGenerator[JobMetric, None]:
+        """Yield what the job reports by `kinetic.report`, from its first report to its end.
+
+        Any process can read the metrics, also later, until the job is cleaned up. Each attempt
+        begins a new curve. On a cluster, a report arrives one to three seconds after its call; the
+        first may take ten.
+
+        Args:
+            timeout: Seconds for the whole loop; after that, the job goes on. None: no limit.
+
+        Raises:
+            ConfigurationError: *timeout* isn't a number of at least 0, or None.
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
+            NotFound: There is no such job.
+
+        Closed or cancelled: the job goes on.
+
+        Example::
+
+            async for attempt, step, loss in job.metrics():
+                print(attempt, step, loss)
+        """
+        check(timeout=timeout)
+        ref = await self._follow()
+        async with aclosing(engine.metrics.of_job(ref, timeout)) as metrics:
+            async for metric in metrics:
+                yield metric
 
     @one_loop_stream
     async def logs(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..pauses import pauses
 from ..protocol import frames, outcomes, pickles, wire
@@ -26,7 +26,7 @@ from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Spooled
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, open_store
-from . import main_module, opening, outputs, views, workspace
+from . import main_module, metrics, opening, outputs, views, workspace
 from .opening import Opening
 from .processes import Stopped, Stopping
 from .workspace import JobPlace
@@ -66,7 +66,7 @@ class Invocation:
         Empty *arguments* weren't read yet, so this method reads them. It uploads the job's output
         files before it returns.
         """
-        result = self._call_and_encode(arguments)
+        result = metrics.finish(*self._call_and_encode(arguments))
         if self._outputs is not None:
             self._outputs.finish(self._stopping, self._order.grace)
         return result
@@ -86,6 +86,9 @@ class Invocation:
             _allow_more_files()
             if isinstance(error, Stopped):
                 return self._encode_stop(error)
+            if metrics.is_pruned(error) and self._phase == "execute":
+                made: Any = error  # of a class that only the client has
+                return metrics.pruned(self._outcome(Kind.VALUE, None), made.step, made.value)
             return self._encode_failure(error)
 
     def _prepare(self, arguments: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -395,6 +398,7 @@ class Attempt:
         self._objects = objects
         self._stopping = stopping
         self._invoke = invoke
+        self.report_exit_code: Callable[[int], object] = int  # nobody needs the code
         self._opening = Opening(order, key, executor, objects, trusts_claim=self.trusts_claim)
 
     def run(self) -> int:
@@ -421,11 +425,22 @@ class Attempt:
             return self._commit(self._cancelled_outcome("not started"), Spooled(b"", "", 0))
         yield "run"
         own_pid = os.getpid()
-        outcome, body = self._invoke(self._opening.arguments)
+        metrics.begin(self._order, self._key, self._objects, self._end_now)
+        try:
+            outcome, body = self._invoke(self._opening.arguments)
+        finally:
+            metrics.ignore()
         if os.getpid() != own_pid:
             os._exit(0)  # the user's code forked, and the fork returned here: don't commit
         yield "commit"
         return self._commit(self._outcome_under_stop(outcome), body)
+
+    def _end_now(self, outcome: wire.Outcome, body: Spooled) -> NoReturn:
+        """Commit the outcome of a function that doesn't end, and end this process."""
+        outcome = outcome._replace(executor=self._executor, fence=self._order.fence)
+        code = self._commit(outcome, body)
+        self.report_exit_code(code)
+        os._exit(code)
 
     def _outcome_under_stop(self, outcome: wire.Outcome) -> wire.Outcome:
         """Replace a failure by `CANCELLED` if a request to stop the item ended this attempt."""
@@ -452,7 +467,7 @@ class Attempt:
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
                 self._create(outcome.value[0], body.content, {}, patience, consume=True)
-                content = frames.pack([])
+                content = frames.pack([], body.fields)
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
             known_digest = body.digest if content is body.content else ""

@@ -25,6 +25,7 @@ from ..job.processes import Stopped
 from ..job.workspace import JobPlace
 from ..pauses import pauses
 from ..protocol import outcomes, wire
+from ..protocol.metrics import PRUNED
 from ..protocol.outcomes import Death
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects, open_store
@@ -113,7 +114,8 @@ class HostCall(Invocation):
         """
         try:
             outcome, body = self.run(arguments)
-            if outcome.kind is wire.Kind.VALUE and self.hosts.is_first:
+            ends_all = outcome.reason == PRUNED  # the other hosts run on until they see the outcome
+            if outcome.kind is wire.Kind.VALUE and self.hosts.is_first and not ends_all:
                 self._phase = "waiting for the other hosts"
                 waits = pauses(0.05, 1.0)
                 while not self.watch.all_done(self.hosts.count):
@@ -377,6 +379,7 @@ class _Job:
         attempt = PodAttempt(self._order, pod.key, executor, self._objects, self._stopping, invoke)
         attempt.receipt, attempt.host = pod.receipt, pod.host
         attempt.output = self._output
+        attempt.report_exit_code = self._channel.report_exit_code
         return attempt
 
     def _exit_code(self, executor: str) -> int:

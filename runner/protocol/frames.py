@@ -51,6 +51,14 @@ def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None 
     return b"".join([*parts, footer, TAIL.pack(len(footer), MAGIC)])
 
 
+def with_fields(data: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return a copy of the container *data* with more *fields*; empty *data* has no frames."""
+    if not data:
+        return pack([], fields)
+    content = unpack(data)
+    return pack(content.frames, {**content.fields, **fields})
+
+
 def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
     if not fields:  # most containers have no fields, and this is faster than an encoder
         return f'{{"frames":[{",".join(map(str, sizes))}]}}'.encode()

@@ -6,18 +6,23 @@ import contextlib
 import hashlib
 import io
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """The bytes that a `Spool` has collected, in memory or in a file, with their SHA-256."""
+    """The bytes that a `Spool` has collected, in memory or in a file, with their SHA-256.
+
+    ``fields`` are for the body of the outcome if the content is a file.
+    """
 
     content: bytes | Path
     digest: str
     size: int
+    fields: Mapping[str, Any] | None = None
 
 
 class Spool:

@@ -14,6 +14,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Self
 
+from . import metrics
+
 data_paths: list[str] = []
 """The paths of this job's Data, by number."""
 
@@ -224,13 +226,31 @@ def run(*args: Any, **settings: Any) -> Any:
     return _DecoratedInImport
 
 
+class Pruned(Exception):
+    """What ``kinetic.Pruned`` is in a job whose image lacks kinetic; see `kinetic.errors`."""
+
+    __module__ = "kinetic.errors"  # a pickle of it refers to the client's class
+
+    def __init__(self, step: int, value: Any) -> None:
+        super().__init__(step, value)
+        self.step = step
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"pruned at step {self.step}"
+
+
 class MissingKinetic(types.ModuleType):
     """What ``import kinetic`` gives in a job whose image lacks kinetic.
 
-    The class is also the last finder in ``sys.meta_path``, and the loader of this module.
+    The class is also the last finder in ``sys.meta_path``, and the loader of this module, and of
+    ``kinetic.errors``.
     """
 
     run = staticmethod(run)
+    report = staticmethod(metrics.report)
+    should_stop = staticmethod(metrics.should_stop)
+    Pruned = Pruned
     exec_module = staticmethod(id)  # the module has no code to execute
 
     class Data:
@@ -241,10 +261,12 @@ class MissingKinetic(types.ModuleType):
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> Any:
-        """Return the spec of the module kinetic; None for other modules."""
+        """Return the spec of kinetic or of its errors; None for other modules."""
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, typing.cast("Any", cls)) if name == "kinetic" else None
+        if name not in ("kinetic", "kinetic.errors"):
+            return None
+        return ModuleSpec(name, typing.cast("Any", cls), is_package=name == "kinetic")
 
     @classmethod
     def create_module(cls, spec: Any) -> types.ModuleType:
@@ -256,6 +278,7 @@ class MissingKinetic(types.ModuleType):
             raise AttributeError(name)
         raise ImportError(
             f"kinetic.{name}: kinetic isn't installed where the job runs, which has only "
-            "kinetic.run and kinetic.Data; add kinetic-aio to the job's image",
+            "kinetic.run, kinetic.Data, kinetic.report, kinetic.should_stop, and kinetic.Pruned; "
+            "add kinetic-aio to the job's image",
             name="kinetic",
         )

@@ -273,7 +273,8 @@ class Order:
     ``timeout`` and ``grace`` are seconds; ``timeout`` counts from the call of the function.
     ``root`` is the project's directory on the machine that submitted it. ``owned`` marks the job
     of a plain call, whose caller raises its error. ``debug_s`` limits the wait for a debugger
-    in seconds; None means no debugger. ``stood`` is the caller's directory, or empty.
+    in seconds; None means no debugger. ``stood`` is the caller's directory, or empty. ``prunable``
+    says that a client may ask the attempt to stop; see `metrics`.
     """
 
     version: int = VERSION
@@ -297,6 +298,7 @@ class Order:
     owned: bool = False
     debug_s: float | None = None
     stood: str = ""
+    prunable: bool = False
     client: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encode(self) -> str:
@@ -448,7 +450,7 @@ class Outcome(NamedTuple):
     The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
     the body has its own object ``value`` (name, SHA-256); the body is then empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
-    display; see `notes`.
+    display; see `notes`. ``metrics`` says that the attempt has reported metrics; see `metrics`.
     """
 
     kind: Kind
@@ -462,6 +464,7 @@ class Outcome(NamedTuple):
     body: str = ""
     value: tuple[str, str] | None = None
     note: Note | None = None
+    metrics: bool = False
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
         """Return the metadata, with a signature over the header and its attempt."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         job_spec as job_spec,
         listing as listing,
         manifest as manifest,
+        metrics as metrics,
         notebook as notebook,
         prepare as prepare,
         removal as removal,

@@ -19,7 +19,8 @@ from typing import Any
 from absl import logging
 
 from kinetic._collector import items_of
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import metrics as metrics_protocol
+from kinetic._runner.protocol import signing, wire
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
@@ -39,11 +40,13 @@ from kinetic.errors import (
     Conflict,
     KineticError,
     NotFound,
+    Pruned,
     SubmitterLost,
     Unavailable,
 )
 from kinetic.job_status import JobStatus
 from kinetic.options import MapSettings
+from kinetic.outcome import Succeeded
 from kinetic.prices import HOUR_S, Estimate, Price
 
 LEAVING_S = 15.0
@@ -602,6 +605,28 @@ class Batch:
 
     # --- ending ---
 
+    async def prune(self, index: int, number: int | None) -> None:
+        """Ask attempt *number* of an item (None: the open one) to end as pruned."""
+        submission = self.submission
+        if not map_settings_of(self.manifest).prunable:
+            raise ConfigurationError(
+                f"the jobs of {self.group_id} don't look whether they are pruned: pass "
+                "prunable=True to run_async_map"
+            )
+        await self.refresh()
+        if index < 0 or (self.total is not None and index >= self.total):
+            raise NotFound(f"batch {self.group_id} has no item {index}; it has {self.total}")
+        if (item := submission.item(index)) is None or not self.submits:
+            item = await submission.look(index)
+        if item.state.final or (number is not None and number != item.attempt):
+            return
+        if not await self.exists():
+            raise submission.identity.gone_error
+        scope = submission.identity.scope
+        name = metrics_protocol.prune_key(scope, index, item.attempt)
+        mac = signing.sign(submission.identity.key, scope, name, b"")
+        await self.session.platform.store.create(name, b"", {"mac": mac})
+
     async def cancel(self) -> None:
         """Stop the batch and wait until all its items have ended."""
         coordinator = self.coordinator
@@ -638,21 +663,23 @@ class Batch:
             )
             submission.note_cleaned()
 
-    async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
-        """Remove all objects of the items, and keep their *values* in memory; the manifest stays.
+    async def collect(
+        self, outcomes: Mapping[int, Succeeded[Any] | Pruned], history: Sequence[Any] | None
+    ) -> None:
+        """Remove all objects of the items, and keep their *outcomes* in memory; the manifest stays.
 
         *history* is what a report needs of each item; this method stores it first.
 
-        Cancelled: some objects may be removed. This process keeps *values*; call `collect` again.
+        Cancelled: some objects may be removed. This process keeps *outcomes*; call `collect` again.
         """
         submission = self.submission
         if self.items_removed or not await self.exists():
             return
-        submission.values = values
+        submission.collected_outcomes = outcomes
         if self.coordinator is not None:
             await self.coordinator.over.wait()
         await self.delete_jobs()
-        await submission.write_collected(len(values), history)
+        await submission.write_collected(len(outcomes), history)
         store, identity = self.session.platform.store, submission.identity
         await self.session.platform.cluster.drop_secret([identity.id])
         # Without inputs, a process of the batch that starts late ends.

@@ -19,6 +19,7 @@ from kinetic.errors import (
     JobCancelled,
     JobFailed,
     KineticError,
+    Pruned,
     ResultTimeout,
     SubmissionError,
     WireError,
@@ -279,8 +280,8 @@ async def outcome_of(
         BackendError: The store does not answer, or the batch was cleaned up.
     """
     submission = batch.submission
-    if index in submission.values:
-        return Succeeded(submission.values[index])
+    if index in submission.collected_outcomes:
+        return submission.collected_outcomes[index]
     if (refused := submission.refusals.get(index)) is not None:
         return Failed(refused)
     item = submission.item(index)
@@ -298,6 +299,8 @@ async def outcome_of(
             if verified is not None and item.attempt == 1:
                 verified[index] = outcome
             return Succeeded(await submission.value(index, outcome, body))
+    except Pruned as pruned:
+        return pruned.with_traceback(None)
     except (WireError, AuthError, JobFailed) as exc:
         # The outcome is forged or damaged, or this process can't read or rebuild its value.
         return Failed(exc)

@@ -30,7 +30,14 @@ LABEL_LENGTH = 200
 class JobSpecBuilder:
     """Build the job of each attempt, which has an order for the runner, and launch it."""
 
-    def __init__(self, session: Session, identity: Identity, uploaded: UploadedCall) -> None:
+    def __init__(
+        self,
+        session: Session,
+        identity: Identity,
+        uploaded: UploadedCall,
+        *,
+        prunable: bool = False,
+    ) -> None:
         self._cluster = session.platform.cluster
         self._identity = identity
         options = uploaded.call.options
@@ -61,6 +68,7 @@ class JobSpecBuilder:
             owned=uploaded.call.owned,
             debug_s=configuration.debug_wait_s() if options.debug else None,
             stood=os.getcwd() if options.debug else "",
+            prunable=prunable,
         )
         self._job = functools.partial(
             JobSpec,

@@ -68,7 +68,10 @@ class Launcher:
         self.halted = False
         self._context = context
         self._builder = job_spec.JobSpecBuilder(
-            context.session, context.submission.identity, context.uploaded
+            context.session,
+            context.submission.identity,
+            context.uploaded,
+            prunable=state.settings.prunable,
         )
         self._state = state
         self._post = post

@@ -172,7 +172,8 @@ def batch_manifest(
 def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
     """Return the options with which the user submitted the batch."""
     terms = manifest["terms"]
-    return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS})
+    # An older version lacks the newest options.
+    return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS if name in terms})
 
 
 def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:

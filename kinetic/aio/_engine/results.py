@@ -14,11 +14,19 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic._replacing import replacing
-from kinetic._runner.protocol import by_value, frames, pickles, wire
+from kinetic._runner.protocol import by_value, frames, metrics, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
 from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import Object, Store
-from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
+from kinetic.errors import (
+    BackendError,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobLost,
+    Pruned,
+    WireError,
+)
 
 STACK_GLOBAL = b"\x93"
 """The opcode by which a pickle names a class or a function to import."""
@@ -48,14 +56,22 @@ async def unpickled(content: bytes | memoryview) -> Any:
     return await anyio.to_thread.run_sync(pickles.load, content)
 
 
+def refuse_pruned(outcome: wire.Outcome, body: bytes) -> None:
+    """Raise `Pruned` if the attempt ended early, without a value."""
+    if outcome.reason == metrics.PRUNED:
+        raise Pruned(*metrics.read_pruned(frames.unpack(body).fields))
+
+
 async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str) -> Any:
     """Return the value of a successful outcome.
 
     Raises:
+        Pruned: The attempt ended early, without a value.
         WireError: A large value is not what the job signed.
         BackendError: The store does not answer.
         JobFailed: The value cannot be rebuilt in this process.
     """
+    refuse_pruned(outcome, body)
     try:
         if outcome.value is not None:
             with scratch() as folder:
@@ -87,7 +103,11 @@ async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Pat
 
     kinetic doesn't unpickle the value. An older file at *path* stays until the whole value
     replaces it.
+
+    Raises:
+        Pruned: The attempt ended early, without a value.
     """
+    refuse_pruned(outcome, body)
     with replacing(path) as partial:
         if outcome.value is None:
             await anyio.to_thread.run_sync(partial.write_bytes, body)

@@ -21,8 +21,9 @@ from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
-from kinetic.errors import KineticError, NotFound, WireError
+from kinetic.errors import KineticError, NotFound, Pruned, WireError
 from kinetic.job_status import JobStatus
+from kinetic.outcome import Succeeded
 
 LABEL_SUBMISSION = "kinetic.dev/submission"
 LABEL_CLIENT = "kinetic.dev/client"
@@ -88,8 +89,8 @@ class Submission(ItemStates):
         None: the first host ended the attempt, or the platform doesn't know. If another host ended
         it, the outcome, which the first host writes, says only that this host was asked to stop.
         """
-        self.values: Mapping[int, Any] = {}
-        """The values that this process collected before it removed the objects."""
+        self.collected_outcomes: Mapping[int, Succeeded[Any] | Pruned] = {}
+        """The outcomes that this process collected before it removed the objects."""
         self.waiter_count = 0
         """How many callers wait for the submission; while any does, the session rereads it."""
         self.batch_reader: Callable[[], Awaitable[None]] | None = None

@@ -1,0 +1,330 @@
+"""Send the metrics that a job reports to the store, and find out whether the job was pruned.
+
+`kinetic.report` only appends to a buffer. A thread, which begins with the first report, stores what
+the buffer has as one object, at most once a second. What isn't stored when the function ends goes
+into the body of the outcome. The same thread looks for the object by which a client prunes the
+attempt, while reports come.
+
+Nothing here may fail the job: if the store refuses or doesn't answer, the reports wait, and the
+oldest are dropped.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from ..protocol import frames, metrics, outcomes, signing, wire
+from ..protocol.metrics import PRUNED, Reports, Value
+from ..protocol.spool import Spooled
+from ..stores.objects import Objects, open_store
+
+MAX_WAITING = 4096
+"""Maximum number of reports that wait in memory."""
+
+QUICK_PAUSE_S, PAUSE_S = 0.05, 1.0
+"""Pauses between two objects with reports, in seconds: on this machine at first, and at most."""
+
+PAUSE_SHARE = 0.02
+"""The pause as a share of the time since the first report, so that a long job makes few files."""
+
+LOOKS_S = 2.0, 30.0
+QUICK_LOOKS_S = 0.02, 0.25
+"""First and longest pause between two looks for the object that prunes the attempt, in seconds.
+
+The first follows a report; without further reports, the pauses grow.
+"""
+
+CLOSE_S = 10.0
+"""How long the end of the function waits for the request that is under way, in seconds."""
+
+_reporter: Reporter | None = None
+
+EndAttempt = Callable[[wire.Outcome, Spooled], NoReturn]
+
+
+def begin(order: wire.Order, key: bytes, objects: Objects, end_attempt: EndAttempt) -> None:
+    """Take the reports of this process from now on.
+
+    If the user's code ignores that it was pruned, the thread calls *end_attempt* with the outcome.
+    """
+    global _reporter
+    _reporter = metrics.sink = Reporter(order, key, objects, end_attempt)
+
+
+def ignore() -> None:
+    """Take no reports of this process: its function has ended, or another host reports."""
+    global _reporter
+    _reporter, metrics.sink = None, _Ignored()
+
+
+def finish(outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
+    """End the reports; return the outcome and its body with the reports that aren't stored yet.
+
+    If the function was told that it is pruned, the outcome is replaced by a pruned one.
+    """
+    return (outcome, body) if _reporter is None else _reporter.finish(outcome, body)
+
+
+def is_pruned(error: BaseException) -> bool:
+    """Return whether *error* is a ``kinetic.Pruned``; the job's image may lack kinetic."""
+    names = ((cls.__module__, cls.__name__) for cls in type(error).__mro__)
+    return ("kinetic.errors", "Pruned") in names
+
+
+def pruned(outcome: wire.Outcome, step: Any, value: Any) -> tuple[wire.Outcome, Spooled]:
+    """Return *outcome* as that of an attempt that was pruned at *step*, and its body."""
+    step, value = metrics.plain(step, value)
+    content = metrics.pruned_body(step, value)
+    outcome = outcome._replace(
+        kind=wire.Kind.VALUE, reason=PRUNED, value=None, note=None, phase="execute"
+    )
+    return outcome, Spooled(content, outcomes.digest(content), len(content))
+
+
+class _Ignored:
+    """The reports of a process that doesn't send any."""
+
+    def add(self, step: int, value: Value) -> None:
+        """Implement `metrics.Sink`."""
+
+    def should_stop(self) -> bool:
+        """Implement `metrics.Sink`."""
+        return False
+
+
+class Reporter:
+    """The reports of one process of a job.
+
+    ``told`` says that the user's code has learned that the attempt was pruned.
+    """
+
+    def __init__(
+        self, order: wire.Order, key: bytes, objects: Objects, end_attempt: EndAttempt
+    ) -> None:
+        self.told = False
+        self._order = order
+        self._key = key
+        self._objects: Objects | None = objects
+        self._end_attempt = end_attempt
+        self._job_pid = self._pid = os.getpid()
+        self._starting = _thread.allocate_lock()
+        self._started = time.time()
+        is_quick = metrics.is_quick(order.store)
+        self._pause_s = QUICK_PAUSE_S if is_quick else PAUSE_S
+        self._looks_s = QUICK_LOOKS_S if is_quick else LOOKS_S
+        self._look_pause = self._looks_s[0]
+        self._pruned = self._asked = False
+        self._last: tuple[int, Value | None] = (0, None)
+        self._warned_of: set[str] = set()
+        self._slot = 0
+        self._is_hooked = False
+        self._began = self._closed = self._idle = False
+
+    def add(self, step: int, value: Value) -> None:
+        """Implement `metrics.Sink`; this runs for every report, so it does very little."""
+        if not self._began:
+            self._start()
+        if step >= self._last[0]:
+            self._last = step, value
+            self._waiting.append((step, value))
+            if self._idle:
+                self._idle = False
+                with suppress(RuntimeError):  # another thread has woken it
+                    self._wake.release()
+        else:
+            self._warn(
+                "back",
+                f"kinetic.report: step {step} comes after step {self._last[0]}; a report of an "
+                "earlier step is dropped",
+            )
+        if self._pruned:
+            self.told = True
+            raise metrics.pruned_class()(*self._last)
+
+    def should_stop(self) -> bool:
+        """Implement `metrics.Sink`."""
+        self.told = self.told or self._pruned
+        return self._pruned
+
+    def _start(self) -> None:
+        """Prepare this process for its first report, and start the thread."""
+        if self._pid != os.getpid():
+            self._continue_in_child()  # a fork from before the first report
+        with self._starting:  # threads of the user's code may report at once
+            if self._began:
+                return
+            self._waiting: deque[tuple[int, Value]] = deque(maxlen=MAX_WAITING)
+            self._sending: list[tuple[int, Value]] = []  # no longer waiting, and not stored yet
+            self._sent = 0
+            self._writer, self._began_at = os.urandom(6).hex(), time.monotonic()
+            self._storing, self._wake = _thread.allocate_lock(), _thread.allocate_lock()
+            self._wake.acquire()
+            self._began = True
+            if not self._is_hooked:
+                self._is_hooked = True
+                os.register_at_fork(after_in_child=self._continue_in_child)
+            if self._pid != self._job_pid and "multiprocessing.util" in sys.modules:
+                util: Any = sys.modules["multiprocessing.util"]
+                util.Finalize(None, self._flush_at_exit, exitpriority=0)
+            # Without a thread, the outcome has the last reports.
+            with suppress(RuntimeError, MemoryError):
+                _thread.start_new_thread(self._run, ())
+
+    def _continue_in_child(self) -> None:
+        """In a fork of the user's code, take reports like another process of the job."""
+        self._pid, self._objects = os.getpid(), None  # the connections belong to the parent
+        self._starting = _thread.allocate_lock()
+        self._began = self._closed = self._idle = False
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        """Store reports, and look for the object that prunes the attempt, until the end."""
+        next_flush = next_look = self._began_at
+        end_at: float | None = None
+        while not self._closed:
+            now = time.monotonic()
+            try:
+                if (self._waiting or self._sending) and now >= next_flush:
+                    self._look_pause = self._looks_s[0]
+                    next_look = min(next_look, now + self._look_pause)
+                    next_flush = now + self._flush_pause(now)
+                    self._flush()
+                if self._order.prunable and not self._pruned and now >= next_look:
+                    self._pruned = self._look()
+                    next_look = now + self._look_pause
+                    self._look_pause = min(self._look_pause * 1.25, self._looks_s[1])
+                if self._pruned and self._pid == self._job_pid:
+                    end_at = self._end_if_ignored(now, end_at)
+            except Exception as exc:  # nothing here may end the job, or this thread
+                self._warn(
+                    "store", f"can't store metrics: {exc}; the job goes on, and kinetic retries"
+                )
+            self._idle = True
+            timeout = -1.0
+            if self._waiting or self._sending:
+                self._idle = False
+                timeout = max(0.0, next_flush - time.monotonic())
+            if self._order.prunable and not self._pruned:
+                left = max(0.0, next_look - time.monotonic())
+                timeout = left if timeout < 0 else min(timeout, left)
+            if end_at is not None:
+                left = max(0.0, end_at - time.monotonic())
+                timeout = left if timeout < 0 else min(timeout, left)
+            if not self._closed:
+                self._wake.acquire(timeout=timeout)
+
+    def _flush_pause(self, now: float) -> float:
+        return min(PAUSE_S, max(self._pause_s, (now - self._began_at) * PAUSE_SHARE))
+
+    def _flush(self, *, last: bool = False) -> None:
+        """Store the waiting reports as one object; if that fails, the next call tries again."""
+        with self._storing:
+            if self._closed and not last:
+                return  # the outcome has them
+            while self._waiting:
+                self._sending.append(self._waiting.popleft())
+            if not self._sending:
+                return
+            excess = max(0, len(self._sending) - MAX_WAITING)
+            del self._sending[:excess]
+            self._sent += excess
+            order = self._order
+            reports = Reports(self._writer, self._sent, self._sending)
+            while True:
+                name = metrics.metrics_key(order.scope, order.index, order.attempt, self._slot)
+                content, metadata = reports.signed(self._key, order.scope, name)
+                created = self._store().create(name, content, metadata)
+                # If the slot is taken, a fork has taken it, or this process, and the reply was
+                # lost. A reader recognizes reports that come twice.
+                self._slot += 1
+                if created:
+                    break
+            self._sent += len(self._sending)
+            self._sending = []
+
+    def _store(self) -> Objects:
+        if self._objects is None:
+            self._objects = open_store(self._order.store)
+        return self._objects
+
+    def _look(self) -> bool:
+        """Return whether a client has pruned the attempt."""
+        order, objects = self._order, self._store()
+        name = metrics.prune_key(order.scope, order.index, order.attempt)
+        if not objects.exists(name):
+            return False
+        if signing.is_signed(objects.stat(name).metadata, self._key, order.scope, name, b""):
+            return True
+        self._warn("forged", f"{name} is forged or damaged; it has no effect")
+        return False
+
+    def _end_if_ignored(self, now: float, end_at: float | None) -> float:
+        """End the function if it runs on after the grace period; return when to call this again."""
+        if end_at is None or now < end_at:
+            return now + self._order.grace if end_at is None else end_at
+        if self._closed:
+            return end_at
+        self.told = True
+        if self._asked:  # it caught the exception of the signal, or doesn't return to Python
+            outcome = wire.Outcome(
+                wire.Kind.VALUE, started=self._started, ended=time.time(), phase="execute"
+            )
+            self._end_attempt(*self._finished(outcome, Spooled(b"", "", 0)))
+        self._asked = True
+        self._warn("grace", f"the job was pruned, and runs on after {self._order.grace:g} s")
+        os.kill(self._pid, signal.SIGTERM)  # raises `Stopped` in the user's code
+        return now + self._order.grace
+
+    # --- the end ---
+
+    def finish(self, outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
+        """Implement `finish`."""
+        if not self._began:
+            return self._finished(outcome, body)
+        self._closed = True
+        with suppress(RuntimeError):
+            self._wake.release()
+        # A request that is under way ends before the commit, so that a cleanup finds its object.
+        has_ended = self._storing.acquire(timeout=CLOSE_S)
+        try:
+            return self._finished(outcome, body)
+        finally:
+            if has_ended:
+                self._storing.release()
+
+    def _finished(self, outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
+        if self.told and outcome.reason != PRUNED:
+            outcome, body = pruned(outcome, *self._last)
+        if not self._began:
+            return outcome, body
+        entries = [*self._sending, *self._waiting][-MAX_WAITING:]
+        sent = self._sent + len(self._sending) + len(self._waiting) - len(entries)
+        fields = {metrics.METRICS: Reports(self._writer, sent, entries).to_fields()}
+        outcome = outcome._replace(metrics=True)
+        if not isinstance(body.content, bytes):
+            return outcome, replace(body, fields=fields)
+        content = frames.with_fields(body.content, fields)
+        return outcome, Spooled(content, outcomes.digest(content), len(content))
+
+    def _flush_at_exit(self) -> None:
+        """At the end of a child of `multiprocessing`, store the last reports."""
+        if self._began:
+            self._closed = True
+            with suppress(Exception):
+                self._flush(last=True)
+
+    def _warn(self, subject: str, message: str) -> None:
+        if subject not in self._warned_of:
+            self._warned_of.add(subject)
+            with suppress(Exception):  # the log may be on the disk that failed
+                print(f"kinetic: {message}", file=sys.stderr, flush=True)
