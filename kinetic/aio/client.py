@@ -345,6 +345,7 @@ class Client:
         *,
         trials: int | None,
         on_failure: OnFailure = "tell",
+        metric: str | None = None,
         resume: bool = False,
         **options: Unpack[MapOptions],
     ) -> Sweep:
@@ -365,6 +366,8 @@ class Client:
                 the trial again, *retries* times (default: 2), and then tell. ``ignore``: tell the
                 optimizer that the trial was cancelled. kinetic runs a preempted trial again in any
                 case.
+            metric: The number to use if the function returns, or reports, a dict. None: the only
+                number in it.
             resume: Continue the sweep of this *name*, or begin it if there is none. Default: False.
             options: Those of `run_async_map`, except ``input_mode``.
 
@@ -394,6 +397,7 @@ class Client:
             space,
             trials=trials,
             on_failure=on_failure,
+            metric=metric,
             resume=resume,
             **options,
         )

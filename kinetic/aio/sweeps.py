@@ -13,15 +13,14 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
-from absl import logging
-
 from kinetic._messages import one_line
+from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._tasks import one_loop_stream, release
 from kinetic._tracebacks import of_the_caller
@@ -30,7 +29,7 @@ from kinetic.errors import (
     ConfigurationError,
     Conflict,
     NotFound,
-    SubmissionError,
+    Pruned,
     SweepError,
     WireError,
 )
@@ -67,7 +66,8 @@ class Sweep:
     while you don't iterate. You get a sweep from `kinetic.aio.sweep`.
 
     Args:
-        optimizer, trials, on_failure, limit: Set by the client; don't make a sweep yourself.
+        optimizer, trials, on_failure, metric, limit: Set by the client; don't make a sweep
+            yourself.
 
     Attributes:
         batch: The handle of the batch that runs the trials.
@@ -88,11 +88,13 @@ class Sweep:
         *,
         trials: int | None,
         on_failure: OnFailure,
+        metric: str | None,
         limit: int | None,
     ) -> None:
         self._optimizer = optimizer
         self._wanted = math.inf if trials is None else trials
         self._on_failure: OnFailure = on_failure
+        self._metric = metric
         self._limit = math.inf if limit is None else limit
         # The optimizer's methods run in this thread only, one after the other.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kinetic sweep")
@@ -104,15 +106,16 @@ class Sweep:
         self._ended: list[int] = []
         self._told: list[int] = []
         """The trials that the optimizer was told since it last proposed one."""
+        self._steps: dict[int, int] = {}
+        """Open trial → the last step that the optimizer was told."""
         self._best: Trial | None = None
         self._first = 0
         """The number of the batch's first trial; other trials are in earlier batches."""
         self._cancelled = 0
-        self._stopped = False
+        self._stopped = self._rebuilt = False
         self._error: Exception | None = None
-        self._rebuilt = asyncio.Event()
         self._changed = asyncio.Event()
-        self._retries: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -165,8 +168,8 @@ class Sweep:
 
         Cancelled: ends the wait; the sweep goes on.
         """
-        assert self._following is not None
-        await asyncio.wait({self._following})
+        if self._following is not None:
+            await asyncio.wait({self._following})
         if self._error is not None:
             raise self._error
 
@@ -246,12 +249,13 @@ class Sweep:
 
     # --- proposing ---
 
-    async def _proposals(self) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
-        """Yield an input of the batch, a label and arguments, whenever a place is free."""
+    async def proposals(self) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
+        """Yield an input of the batch, a label and arguments, whenever a place is free; internal."""
         try:
-            await self._rebuilt.wait()
-            while not self._stopped and len(self._trials) - self._cancelled < self._wanted:
-                if len(self._trials) - len(self._ended) >= self._limit:
+            while not self._rebuilt and self._error is None:
+                await self._until_change()
+            while not self._stopped and self.is_short:
+                if self._open_count >= self._limit:
                     await self._until_change()
                 elif (proposed := await self._propose()) is None:
                     return
@@ -260,9 +264,18 @@ class Sweep:
         except Exception as exc:
             self._fail(exc)
         while self._error is not None:
-            if len(self._trials) == len(self._ended):
+            if not self._open_count or self._following is None or self._following.done():
                 raise self._error  # so that the batch has no end, and can be resumed
             await self._until_change()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether more trials are wanted than were proposed; internal."""
+        return len(self._trials) - self._cancelled < self._wanted
+
+    @property
+    def _open_count(self) -> int:
+        return len(self._trials) - len(self._ended)
 
     async def _propose(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         number, told = len(self._trials), self._told
@@ -287,47 +300,86 @@ class Sweep:
 
     # --- following ---
 
-    def begin(self, batch: BatchHandle[Any, Any], *, rebuild: bool) -> None:
-        """Follow the batch that runs the trials; *rebuild* its trials first."""
-        self.batch, self._first = batch, len(self._trials)
-        self._following = asyncio.create_task(
-            self._follow(rebuild), name=f"kinetic sweep {batch.group_id}"
-        )
-        self._following.add_done_callback(self._notify)
-
-    async def rebuilt(self) -> None:
-        """Wait until the optimizer has the trials of earlier processes.
+    async def follow(self, batch: BatchHandle[Any, Any], *, rebuild: bool) -> None:
+        """Follow the batch that runs the trials; *rebuild* its trials first; internal.
 
         Raises:
             ConfigurationError: The optimizer can't propose one of these trials.
         """
-        waiting = asyncio.ensure_future(self._rebuilt.wait())
-        assert self._following is not None
-        await asyncio.wait({waiting, self._following}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if not self._rebuilt.is_set() and self._error is not None:
+        self.batch, self._first = batch, len(self._trials)
+        self._limit = math.inf if batch.max_concurrent is None else batch.max_concurrent
+        self._following = asyncio.create_task(
+            self._follow(rebuild), name=f"kinetic sweep {batch.group_id}"
+        )
+        self._following.add_done_callback(self._notify)
+        while not (self._rebuilt or self._following.done()):
+            await self._until_change()
+        if not self._rebuilt and self._error is not None:
             raise self._error
 
     async def _follow(self, rebuild: bool) -> None:
+        reports: asyncio.Task[None] | None = None
         try:
             async with contextlib.aclosing(self.batch.outcomes()) as outcomes:
                 if rebuild:
                     await self._rebuild(self.batch, outcomes)
-                self._rebuilt.set()
+                self._rebuilt = True
+                self._notify()
+                if _prunes(self._optimizer):
+                    reports = asyncio.create_task(self._follow_reports(), name="kinetic reports")
                 async for completion in outcomes:
                     await self._end(completion)
-            while self._retries:
-                await asyncio.wait(self._retries)
+            while self._tasks:
+                await asyncio.wait(self._tasks)
         except Exception as exc:
             self._fail(exc)
         finally:
-            for task in self._retries:
+            tasks = {*self._tasks, *filter(None, [reports])}
+            for task in tasks:
                 task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
             self._thread.shutdown(wait=False)
 
+    async def _follow_reports(self) -> None:
+        """Pass on what the jobs report, and prune the trials that the optimizer wants to end."""
+        try:
+            async with contextlib.aclosing(self.batch.metrics()) as reported:
+                async for index, attempt, step, value in reported:
+                    if await self._report(self._first + index, step, value):
+                        await self.batch.prune(index, attempt)
+        except Exception as exc:
+            self._fail(exc)
+
+    async def _report(self, number: int, step: int, value: float | Mapping[str, float]) -> bool:
+        """Report a value to the optimizer once; return whether to prune the trial.
+
+        If an attempt repeats the steps of an earlier one, the optimizer keeps the earlier values.
+        """
+        is_new = number < len(self._trials) and step > self._steps.get(number, -1)
+        if not is_new or self._trials[number].state is not State.RUNNING:
+            return False
+        self._steps[number] = step
+        reported = _number_of(value, self._metric)
+        if reported is None:
+            raise SweepError(
+                f"trial {number} reported {one_line(repr(value), 80)}: name the number to use, as "
+                'in sweep(..., metric="loss")'
+            )
+        try:
+            return await self._call(self._report_to_optimizer, number, step, reported)
+        except Exception as exc:
+            of_the_caller(exc)
+            exc.add_note(f"the optimizer raised this when trial {number} reported step {step}")
+            raise
+
+    def _report_to_optimizer(self, number: int, step: int, value: float) -> bool:
+        proposal = self._asked.get(number)
+        return proposal is not None and self._optimizer.report(proposal.number, step, value)
+
     async def read(self, batch: BatchHandle[Any, Any]) -> None:
-        """Take the trials of an earlier batch, which has ended."""
-        self._first = len(self._trials)
+        """Take the trials of an earlier batch, which has ended; internal."""
+        self.batch, self._first = batch, len(self._trials)
         async with contextlib.aclosing(batch.outcomes()) as outcomes:
             await self._rebuild(batch, outcomes)
             async for completion in outcomes:
@@ -366,9 +418,9 @@ class Sweep:
             )
         outcome = completion.outcome
         if getattr(outcome.error, "reason", "") in INFRASTRUCTURE and not self._stopped:
-            retry = asyncio.create_task(self._retry(completion))
-            self._retries.add(retry)
-            retry.add_done_callback(self._retries.discard)
+            retry = asyncio.create_task(self._retry(completion), name=f"kinetic retry {number}")
+            self._tasks.add(retry)
+            retry.add_done_callback(self._tasks.discard)
         else:
             await self._record(number, outcome)
 
@@ -387,24 +439,39 @@ class Sweep:
             self._fail(exc)
 
     async def _record(self, number: int, outcome: Outcome[Any]) -> None:
-        trial = _ended_trial(self._trials[number], outcome)
-        result = trial.state if trial.state is not State.COMPLETE else trial.value
-        if trial.state is State.FAILED and self._on_failure == "ignore":
-            result = State.CANCELLED
-        assert result is not None
-        self._told.append(number)
+        """Tell the optimizer the outcome of a trial, after all that the trial has reported."""
         try:
-            await self._call(self._tell, number, result)
+            if _prunes(self._optimizer):
+                await self._report_rest(number)
+            trial = _ended_trial(self._trials[number], outcome, self._metric)
+            result = trial.value if trial.state is State.COMPLETE else trial.state
+            if trial.state is State.FAILED and self._on_failure == "ignore":
+                result = State.CANCELLED
+            assert result is not None
+            self._told.append(number)
+            try:
+                await self._call(self._tell, number, result)
+            except Exception as exc:
+                of_the_caller(exc)
+                exc.add_note(f"the optimizer raised this when it was told of trial {number}")
+                raise
         except Exception as exc:
-            of_the_caller(exc)
-            exc.add_note(f"the optimizer raised this when it was told the result of trial {number}")
+            trial = _ended_trial(self._trials[number], outcome, self._metric)
             self._fail(exc)
         self._trials[number] = trial
+        self._steps.pop(number, None)
         self._ended.append(number)
         self._cancelled += trial.state is State.CANCELLED
         if trial.state is State.COMPLETE and self._is_best(trial):
             self._best = trial
         self._notify()
+
+    async def _report_rest(self, number: int) -> None:
+        """Report what an ended trial has reported, and the optimizer doesn't know."""
+        job = await self.batch.job(number - self._first)
+        async with contextlib.aclosing(job.metrics()) as reported:
+            async for _, step, value in reported:
+                await self._report(number, step, value)
 
     def _is_best(self, trial: Trial) -> bool:
         if self._best is None:
@@ -414,8 +481,9 @@ class Sweep:
 
     async def _finish(self) -> None:
         """At the end of the block, leave no trial open in the optimizer."""
-        assert self._following is not None
-        if not self.batch.finished:  # the batch was detached
+        if self._following is None:
+            return
+        if not self.batch.finished:  # the batch was detached, or doesn't end
             self._following.cancel()
         await asyncio.wait({self._following})
         await asyncio.to_thread(self._thread.shutdown)
@@ -426,26 +494,42 @@ def _key_of(params: Mapping[str, Any]) -> str:
     return repr(sorted(params.items()))
 
 
-def _ended_trial(trial: Trial, outcome: Outcome[Any]) -> Trial:
+def _prunes(optimizer: Optimizer) -> bool:
+    return bool(getattr(optimizer, "prunes", True))
+
+
+def _ended_trial(trial: Trial, outcome: Outcome[Any], metric: str | None) -> Trial:
     """Return the trial with the state, and the value or the error, that its outcome says."""
-    error = outcome.error
-    if error is None:
-        value = outcome.unwrap()
-        number = _number_of(value)
-        if number is not None and math.isfinite(number):
-            return replace(trial, state=State.COMPLETE, value=number)
-        error = SweepError(
-            f"trial {trial.number} returned {one_line(repr(value), 80)}, which isn't a finite "
-            "number, so it has no value; the function of a sweep returns what to minimize or "
-            "maximize"
-        )
-    elif isinstance(outcome, Cancelled):
-        return replace(trial, state=State.CANCELLED, error=error)
+    match outcome:
+        case Succeeded(value):
+            number = _number_of(value, metric)
+            if number is not None and math.isfinite(number):
+                return replace(trial, state=State.COMPLETE, value=number)
+            error: Exception = SweepError(
+                f"trial {trial.number} returned {one_line(repr(value), 80)}, which isn't a finite "
+                "number, so it has no value. Return what to minimize or maximize, or a dict with "
+                "it, and name it by metric="
+            )
+        case Pruned(step=step, value=reported):
+            number = None if reported is None else _number_of(reported, metric)
+            return replace(trial, state=State.PRUNED, value=number, step=step)
+        case Cancelled(error=error):
+            return replace(trial, state=State.CANCELLED, error=error)
+        case _:
+            error = outcome.error
     return replace(trial, state=State.FAILED, error=error)
 
 
-def _number_of(value: Any) -> float | None:
-    """Return a number, or a scalar of NumPy, JAX, or PyTorch, as a float; None for other values."""
+def _number_of(value: Any, metric: str | None) -> float | None:
+    """Return a number, or a scalar of NumPy, JAX, or PyTorch, as a float; None for other values.
+
+    Of a dict, return the number named *metric*, or else the only one.
+    """
+    if isinstance(value, Mapping):
+        numbers: Mapping[str, Any] = value
+        if metric is None and len(numbers) == 1:
+            metric = next(iter(numbers))
+        value = numbers.get(metric or "")
     if getattr(value, "shape", ()) != () or isinstance(value, str | bytes):
         return None
     try:
@@ -457,6 +541,54 @@ def _number_of(value: Any) -> float | None:
 # --- beginning and continuing ---
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The object of a sweep's name: the IDs of its batches, of which all but the last have ended.
+
+    ``generation`` is that of the stored object; 0 if there is none.
+    """
+
+    name: str
+    batches: Sequence[str]
+    direction: str
+    generation: int = 0
+
+    @classmethod
+    async def read(cls, store: Store, name: str) -> Self | None:
+        """Return the stored record; None if there is none."""
+        key = _record_key(name)
+        try:
+            stored = await retry_forever(lambda: store.get(key), f"reading {key}")
+        except NotFound:
+            return None
+        try:
+            fields = json.loads(stored.body)
+            return cls(name, fields["batches"], fields["direction"], stored.generation)
+        except MALFORMED as exc:
+            raise WireError(f"{key}, of the sweep {name!r}, is damaged: delete it") from exc
+
+    async def write(self, store: Store) -> None:
+        """Store this record in place of that of its generation.
+
+        Raises:
+            Conflict: Another process has stored one since.
+        """
+        key = _record_key(self.name)
+        fields = {"name": self.name, "batches": [*self.batches], "direction": self.direction}
+        body = json.dumps(fields).encode()
+        if self.generation:
+            generation = self.generation
+            await retry_forever(
+                lambda: store.replace(key, body, generation=generation), f"writing {key}"
+            )
+        elif await retry_forever(lambda: store.begin(key, body), f"writing {key}") is None:
+            raise Conflict(f"another process has begun the sweep {self.name!r}")
+
+
+def _record_key(name: str) -> str:
+    return f"sweeps/{hashlib.sha256(name.encode()).hexdigest()}"
+
+
 async def start(
     client: Client,
     function: Callable[..., Any],
@@ -465,32 +597,86 @@ async def start(
     *,
     trials: int | None,
     on_failure: OnFailure,
+    metric: str | None,
     resume: bool,
     **options: Unpack[MapOptions],
 ) -> Sweep:
-    """Start a sweep, or continue the one of that name."""
+    """Start a sweep, or continue the one of that name; see `Client.sweep`."""
+    check(trials=trials, on_failure=on_failure, metric=metric, resume=resume)
     settings = MapSettings.of(**options)
-    check(trials=trials, on_failure=on_failure, resume=resume)
     name = settings.name
     if resume and name is None:
-        raise ConfigurationError("resume=True needs the sweep's name: give name=")
+        raise ConfigurationError("resume=True continues the sweep of a name: give name=")
     if "input_mode" in options:
-        raise ConfigurationError("a sweep has no input_mode: parameters are keyword arguments")
+        raise ConfigurationError("a sweep takes no input_mode: its inputs are keyword arguments")
+    checked = _optimizer_of(optimizer, space, name)
+    options["input_mode"] = "labelled"
+    options["prunable"] = settings.prunable or _prunes(checked)
     if on_failure == "retry" and not settings.retries:
         options["retries"] = RETRIES
     sweep = Sweep(
-        _optimizer_of(optimizer, space, name),
+        checked,
         trials=trials,
         on_failure=on_failure,
+        metric=metric,
         limit=settings.max_concurrent,
     )
-    options["input_mode"] = "labelled"
     if name is None:
-        batch = await client.run_async_map(function, sweep._proposals(), **options)
-        sweep.begin(batch, rebuild=False)
-        sweep._rebuilt.set()
+        batch = await client.run_async_map(function, sweep.proposals(), **options)
+        await sweep.follow(batch, rebuild=False)
         return sweep
-    raise NotImplementedError
+    store = await client.store_of(function, settings.project, settings.cluster)
+    record = await _Record.read(store, name)
+    batches = await _attach(client, record, settings) if record is not None else []
+    if not resume:
+        if batches and not batches[-1].finished:
+            raise Conflict(
+                f"the sweep {name!r} ({batches[-1].group_id}) has not ended: continue it with "
+                "resume=True, end it by `kinetic batches cancel`, or take another name"
+            )
+        batches = []
+    elif record is not None and record.direction != checked.direction:
+        raise ConfigurationError(
+            f"the sweep {name!r} was begun to {record.direction} its value, and the optimizer is "
+            f"to {checked.direction} it: continue the sweep with the direction of its begin"
+        )
+    current = batches.pop() if batches and not batches[-1].finished else None
+    for batch in batches:
+        await sweep.read(batch)
+    if current is not None:
+        await current.resume(inputs=None if current.sealed else sweep.proposals())
+        await sweep.follow(current, rebuild=True)
+    elif sweep.is_short:
+        batch = await client.run_async_map(function, sweep.proposals(), **options)
+        try:
+            ids = [earlier.group_id for earlier in (*batches, batch)]
+            generation = record.generation if record is not None else 0
+            await _Record(name, ids, checked.direction, generation).write(store)
+        except BaseException:
+            await release(batch.cleanup(), operation=f"removing {batch.group_id}")
+            raise
+        await sweep.follow(batch, rebuild=False)
+    return sweep
+
+
+async def _attach(
+    client: Client, record: _Record, settings: MapSettings
+) -> list[BatchHandle[Any, Any]]:
+    """Return the batches of a sweep, without those that were cleaned up.
+
+    Raises:
+        WireError: The record has the ID of another batch.
+    """
+    batches: list[BatchHandle[Any, Any]] = []
+    for group_id in record.batches:
+        try:
+            batch = await client.attach_batch(group_id, settings.project, settings.cluster)
+        except NotFound:
+            continue
+        if batch.name != record.name:
+            raise WireError(f"{group_id} isn't a batch of the sweep {record.name!r}")
+        batches.append(batch)
+    return batches
 
 
 def _optimizer_of(optimizer: Any, space: Space | None, name: str | None) -> Optimizer:
@@ -500,7 +686,7 @@ def _optimizer_of(optimizer: Any, space: Space | None, name: str | None) -> Opti
         raise ConfigurationError(
             f"{type(optimizer).__name__} has its space already: omit the argument space"
         )
-    if missing := [name for name in _METHODS if not hasattr(optimizer, name)]:
+    if missing := [method for method in _METHODS if not hasattr(optimizer, method)]:
         raise ConfigurationError(
             f"{type(optimizer).__name__} isn't an optimizer: it has no {missing[0]}; pass a study "
             "of Optuna, or an object that follows kinetic.sweeps.Optimizer"

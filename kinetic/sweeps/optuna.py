@@ -45,6 +45,7 @@ class StudyOptimizer:
                 "each trial: create the study with one direction"
             )
         self.direction = cast("Direction", study.direction.name.lower())
+        self.prunes = type(study.pruner).__name__ != "NopPruner"
         self._study = study
         self._space = space
         self._states = importlib.import_module("optuna.trial").TrialState

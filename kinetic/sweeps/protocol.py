@@ -63,7 +63,8 @@ class Optimizer(Protocol):
     """What proposes the trials of a sweep, and learns from their values.
 
     kinetic calls the methods one after the other, in one thread that does nothing else. An
-    exception of a method ends the proposals; running trials go on.
+    exception of a method ends the proposals; running trials go on. If an optimizer has an attribute
+    ``prunes`` that is false, kinetic never calls `report`.
     """
 
     direction: Direction

@@ -176,6 +176,7 @@ class _Search:
         self.direction: Direction = direction
         self._sign = 1 if direction == "minimize" else -1
         self._pruner = pruner
+        self.prunes = pruner is not None
         self._count = 0
 
     def ask(self) -> Proposal | None:
