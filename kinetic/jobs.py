@@ -47,10 +47,12 @@ from kinetic.options import MapOptions, MapSettings, settings_of, show_in_signat
 from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
+from kinetic.sweeps.protocol import Trial
 
 __all__ = [
     "BatchHandle",
     "JobHandle",
+    "Sweep",
     "attach",
     "attach_batch",
     "cleanup",
@@ -61,13 +63,14 @@ __all__ = [
     "run",
     "run_async_map",
     "submit",
+    "sweep",
 ]
 
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
-M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any])
+M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any], aio.Sweep)
 
 
 def _hide_own_frames(cls: C) -> C:
@@ -433,11 +436,20 @@ class BatchHandle(Generic[T, X]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.leave(self._async_handle.__aexit__, kind, error, trace)
+
+    def leave(
+        self,
+        end: Callable[P, Coroutine[Any, Any, None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """End a ``with`` block by ``end(...)``, unless this is a forked child; internal."""
         self._open_blocks = max(0, self._open_blocks - 1)
         if self._loop_thread is not PORTAL.current:  # a forked child: the parent owns the batch
             return
         try:
-            PORTAL.new_call(patient=False).call(self._aio.__aexit__, kind, error, trace)
+            PORTAL.new_call(patient=False).call(end, *args, **kwargs)
         except KeyboardInterrupt:
             _INTERRUPTIONS_LOGGED.add(self.group_id)
             logging.warning(
@@ -448,8 +460,8 @@ class BatchHandle(Generic[T, X]):
             )
             raise
 
-    def _log_interruption(self) -> None:
-        """Log that the batch continues, unless a ``with`` block stops it."""
+    def log_interruption(self) -> None:
+        """Log that the batch continues, unless a ``with`` block stops it; internal."""
         if not self._open_blocks:
             _log_that_batch_continues(self._async_handle)
 
@@ -458,7 +470,7 @@ class BatchHandle(Generic[T, X]):
         try:
             yield
         except KeyboardInterrupt:
-            self._log_interruption()
+            self.log_interruption()
             raise
 
     @property
@@ -581,7 +593,7 @@ class BatchHandle(Generic[T, X]):
         iterate_jobs = functools.partial(
             self._aio.as_completed, poll_interval=poll_interval, timeout=timeout
         )
-        return PORTAL.iterate(iterate_jobs, self._sync_handle, self._log_interruption)
+        return PORTAL.iterate(iterate_jobs, self._sync_handle, self.log_interruption)
 
     def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
@@ -604,7 +616,7 @@ class BatchHandle(Generic[T, X]):
                 print(rate, outcome.unwrap() if outcome.ok else outcome.error)
         """
         iterate_outcomes = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
-        return PORTAL.iterate(iterate_outcomes, _identity, self._log_interruption)
+        return PORTAL.iterate(iterate_outcomes, _identity, self.log_interruption)
 
     def progress(self) -> Iteration[Progress, Progress]:
         """Yield how far the batch is: now, and after each change, until it ends."""
@@ -630,7 +642,7 @@ class BatchHandle(Generic[T, X]):
                 print(index, step, loss)
         """
         read = functools.partial(self._aio.metrics, timeout=timeout)
-        return PORTAL.iterate(read, _identity, self._log_interruption)
+        return PORTAL.iterate(read, _identity, self.log_interruption)
 
     @overload
     def results(
@@ -833,8 +845,95 @@ class BatchHandle(Generic[T, X]):
         PORTAL.call(self._aio.cleanup, k8s=k8s, gcs=gcs)
 
 
+@_hide_own_frames
+class Sweep:
+    """A search for the arguments with the best value: the trials, and the batch that runs them.
+
+    A ``with`` block stops unfinished trials when you leave it. Iterating yields each trial once,
+    when it has ended, and first those of earlier processes; ``async for`` works in any event loop.
+    The sweep goes on also while you don't iterate. You get a sweep from ``f.sweep(...)``.
+
+    Args:
+        sweep: The sweep in `kinetic.aio`; don't create one yourself.
+
+    Example::
+
+        with train.sweep(search, trials=50) as sweep:
+            for trial in sweep:
+                print(trial.params, trial.value)
+        print(sweep.best)
+    """
+
+    def __init__(self, sweep: aio.Sweep) -> None:
+        self._async_sweep = sweep
+        self._batch: BatchHandle[Any, Any] = BatchHandle(sweep.batch)
+
+    def __repr__(self) -> str:
+        return repr(self._async_sweep)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return _bundle(self._async_sweep, PORTAL.current)
+
+    def __enter__(self) -> Self:
+        self._batch.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._batch.leave(self._async_sweep.__aexit__, kind, error, trace)
+
+    def __iter__(self) -> Iteration[Trial, Trial]:
+        return PORTAL.iterate(self._async_sweep.__aiter__, _identity, self._batch.log_interruption)
+
+    def __aiter__(self) -> Iteration[Trial, Trial]:
+        return iter(self)
+
+    @property
+    def batch(self) -> BatchHandle[Any, Any]:
+        """The handle of the batch that runs the trials."""
+        return self._batch
+
+    @property
+    def best(self) -> Trial:
+        """The complete trial with the best value so far; of equal values, the one ended first.
+
+        Raises:
+            SweepError: No trial is complete.
+        """
+        return self._async_sweep.best
+
+    def trials(self) -> list[Trial]:
+        """Return all trials so far, in the order of their numbers."""
+        return self._async_sweep.trials()
+
+    def stop(self) -> None:
+        """Propose no more trials; open trials go on, and the iteration then ends."""
+
+        async def stop() -> None:
+            self._async_sweep.stop()
+
+        PORTAL.call(stop)
+
+    def wait(self) -> None:
+        """Wait until every trial has ended.
+
+        Raises:
+            SubmitterLost: Another process continues the sweep.
+            Exception: The optimizer, or the space, has raised it; a note names the trial.
+        """
+        try:
+            PORTAL.call(self._async_sweep.wait)
+        except KeyboardInterrupt:
+            self._batch.log_interruption()
+            raise
+
+
 def _bundle(
-    handle: aio.JobHandle[Any] | aio.BatchHandle[Any], loop_thread: LoopThread | None
+    handle: aio.JobHandle[Any] | aio.BatchHandle[Any] | aio.Sweep, loop_thread: LoopThread | None
 ) -> dict[str, str]:
     """Return what a notebook shows; while *loop_thread* runs, kinetic keeps the cell up to date."""
 
@@ -957,6 +1056,70 @@ def run_async_map(
 
 
 @own_frames_left_out
+@show_in_signature(MapSettings)
+def sweep(
+    function: Callable[..., Any],
+    optimizer: Any,
+    space: Any = None,
+    *,
+    trials: int | None,
+    on_failure: Literal["tell", "retry", "ignore"] = "tell",
+    metric: str | None = None,
+    resume: bool = False,
+    **options: Unpack[MapOptions],
+) -> Sweep:
+    """Search for the arguments with the best value, and return the sweep.
+
+    The optimizer proposes a trial whenever a job may start, and learns each value when the job has
+    ended. Its methods run in a thread of their own, one after the other.
+
+    Args:
+        function: The function, plain or decorated; it returns the number to minimize or maximize.
+        optimizer: A study of Optuna, or an optimizer of `kinetic.sweeps`, or of yours.
+        space: For a study: a function of the trial that returns the keyword arguments, or a dict
+            of distributions. Other optimizers have their space already: None.
+        trials: How many trials to run; cancelled ones don't count. None: as many as the optimizer
+            proposes.
+        on_failure: What to do when a trial fails. ``tell``: tell the optimizer. ``retry``: run the
+            trial again, *retries* times (default: 2), and then tell. ``ignore``: tell the optimizer
+            that the trial was cancelled. kinetic runs a preempted trial again in any case.
+        metric: The number to use if the function returns, or reports, a dict. None: the only number
+            in it.
+        resume: Continue the sweep of this *name*, or begin it if there is none. Default: False.
+        options: Those of `run_async_map`, except ``input_mode``.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or the optimizer can't propose the trials of the
+            sweep to continue: its space has changed.
+        Conflict: Another process runs the sweep of this name, or that sweep hasn't ended and
+            *resume* is false.
+        SubmissionError: The function or its project can't be shipped.
+
+    If you press Ctrl-C during this call, kinetic cancels the trials.
+
+    Example::
+
+        search = kinetic.sweeps.RandomSearch(space, seed=1)
+        with kinetic.jobs.sweep(train, search, trials=50) as sweep:
+            for trial in sweep:
+                print(trial.params, trial.value)
+        print(sweep.best)
+    """
+    start = functools.partial(
+        aio.sweep,
+        function,
+        optimizer,
+        space,
+        trials=trials,
+        on_failure=on_failure,
+        metric=metric,
+        resume=resume,
+        **options,
+    )
+    return Sweep(_start_or_remove(start))
+
+
+@own_frames_left_out
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
     """Return the handle of a single job, or of a batch's item, that any process submitted.
 
@@ -1064,7 +1227,10 @@ def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwarg
         raise
 
 
-async def _remove(handle: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
+async def _remove(handle: aio.JobHandle[Any] | aio.BatchHandle[Any] | aio.Sweep) -> None:
+    if isinstance(handle, aio.Sweep):  # it may have the trials of earlier processes
+        await handle.__aexit__(None, None, None)
+        return
     await release(handle.cleanup(), operation="removing what was submitted")
 
 

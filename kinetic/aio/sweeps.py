@@ -13,13 +13,24 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+)
 
-from kinetic._messages import one_line
+from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._tasks import one_loop_stream, release
@@ -40,7 +51,6 @@ from kinetic.sweeps.protocol import Optimizer, Proposal, State, Trial
 
 if TYPE_CHECKING:
     from kinetic.aio.batch import BatchHandle
-    from kinetic.aio.client import Client
     from kinetic.aio.ports import Store
 
 __all__ = ["OnFailure", "Sweep", "start"]
@@ -56,6 +66,25 @@ RETRIES = 2
 
 MAX_REPEATS = 50
 """How many proposals in a row may equal open trials; then kinetic accepts one of them."""
+
+
+class _Client(Protocol):
+    """What a sweep needs of a client."""
+
+    async def run_async_map(
+        self,
+        function: Callable[..., Any],
+        inputs: AsyncIterable[Any],
+        **options: Unpack[MapOptions],
+    ) -> BatchHandle[Any, Any]: ...
+
+    async def attach_batch(
+        self, group_id: str, project: str | None = None, cluster: str | None = None
+    ) -> BatchHandle[Any, Any]: ...
+
+    async def store_of(
+        self, function: Callable[..., Any], project: str | None, cluster: str | None
+    ) -> Store: ...
 
 
 class Sweep:
@@ -119,8 +148,28 @@ class Sweep:
         self._following: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        best = "" if self._best is None else f", best {self._best.value:g}"
-        return f"<sweep {self.batch.group_id}: {len(self._ended)} trials ended{best}>"
+        return handle_repr("Sweep", self.facts())
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.bundle()
+
+    def bundle(self) -> dict[str, str]:
+        """Return what a notebook shows: the best trial so far, and the batch; internal."""
+        shown = handle_bundle("Sweep", self.facts())
+        return {**shown, "text/html": shown["text/html"] + self.batch.bundle()["text/html"]}
+
+    def facts(self) -> dict[str, object]:
+        """Return what is known, for display; internal."""
+        pruned = sum(trial.state is State.PRUNED for trial in self._trials)
+        facts: dict[str, object] = {
+            "batch": self.batch.group_id,
+            "ended": len(self._ended),
+            "pruned": pruned,
+        }
+        if self._best is not None:
+            params = ", ".join(f"{name}={value!r}" for name, value in self._best.params.items())
+            facts |= {"best": self._best.value, "trial": self._best.number, "params": params}
+        return facts
 
     async def __aenter__(self) -> Self:
         return self
@@ -250,17 +299,19 @@ class Sweep:
     # --- proposing ---
 
     async def proposals(self) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
-        """Yield an input of the batch, a label and arguments, whenever a place is free; internal."""
+        """Yield an input of the batch, a label and arguments, when a place is free; internal."""
         try:
             while not self._rebuilt and self._error is None:
                 await self._until_change()
             while not self._stopped and self.is_short:
-                if self._open_count >= self._limit:
-                    await self._until_change()
-                elif (proposed := await self._propose()) is None:
-                    return
-                else:
-                    yield proposed
+                changed = self._changed
+                if self._open_count < self._limit:
+                    if (proposed := await self._propose()) is not None:
+                        yield proposed
+                        continue
+                    if not self._open_count:
+                        return
+                await changed.wait()
         except Exception as exc:
             self._fail(exc)
         while self._error is not None:
@@ -278,8 +329,7 @@ class Sweep:
         return len(self._trials) - len(self._ended)
 
     async def _propose(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        number, told = len(self._trials), self._told
-        self._told = []
+        number, told = len(self._trials), [*self._told]  # those told before it is asked
         try:
             asked = await self._call(self._ask, number)
         except Exception as exc:
@@ -289,6 +339,7 @@ class Sweep:
         if asked is None:
             return None
         proposal, skipped = asked
+        self._told = self._told[len(told) :]
         self._trials.append(Trial(number, dict(proposal.params)))
         label = {"trial": number, "told": told, "skipped": skipped, "memo": proposal.memo}
         return label, dict(proposal.params)
@@ -382,8 +433,9 @@ class Sweep:
         self.batch, self._first = batch, len(self._trials)
         async with contextlib.aclosing(batch.outcomes()) as outcomes:
             await self._rebuild(batch, outcomes)
-            async for completion in outcomes:
-                await self._end(completion)
+            rest = [completion async for completion in outcomes]
+        for completion in sorted(rest, key=lambda completion: completion.index):
+            await self._end(completion)
 
     async def _rebuild(
         self,
@@ -417,7 +469,8 @@ class Sweep:
                 "the trials go on: continue the sweep with resume=True"
             )
         outcome = completion.outcome
-        if getattr(outcome.error, "reason", "") in INFRASTRUCTURE and not self._stopped:
+        is_preempted = getattr(outcome.error, "reason", "") in INFRASTRUCTURE
+        if is_preempted and not self._stopped and not self.batch.finished:
             retry = asyncio.create_task(self._retry(completion), name=f"kinetic retry {number}")
             self._tasks.add(retry)
             retry.add_done_callback(self._tasks.discard)
@@ -526,7 +579,7 @@ def _number_of(value: Any, metric: str | None) -> float | None:
     Of a dict, return the number named *metric*, or else the only one.
     """
     if isinstance(value, Mapping):
-        numbers: Mapping[str, Any] = value
+        numbers = cast("Mapping[str, Any]", value)
         if metric is None and len(numbers) == 1:
             metric = next(iter(numbers))
         value = numbers.get(metric or "")
@@ -590,7 +643,7 @@ def _record_key(name: str) -> str:
 
 
 async def start(
-    client: Client,
+    client: _Client,
     function: Callable[..., Any],
     optimizer: Any,
     space: Space | None,
@@ -660,7 +713,7 @@ async def start(
 
 
 async def _attach(
-    client: Client, record: _Record, settings: MapSettings
+    client: _Client, record: _Record, settings: MapSettings
 ) -> list[BatchHandle[Any, Any]]:
     """Return the batches of a sweep, without those that were cleaned up.
 

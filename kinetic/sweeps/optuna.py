@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -44,7 +44,7 @@ class StudyOptimizer:
                 f"the study has {len(study.directions)} directions, and a sweep has one value for "
                 "each trial: create the study with one direction"
             )
-        self.direction = cast("Direction", study.direction.name.lower())
+        self.direction: Direction = cast("Direction", study.direction.name.lower())
         self.prunes = type(study.pruner).__name__ != "NopPruner"
         self._study = study
         self._space = space
@@ -144,7 +144,7 @@ class StudyOptimizer:
                 self._study.tell(trial.number, state=self._states.FAIL)
 
     @contextmanager
-    def _suggesting(self, suggested: Mapping[str, Any]) -> Iterator[None]:
+    def _suggesting(self, suggested: Mapping[str, Any]) -> Generator[None]:
         """Have the study suggest these values for the next trial."""
         sampler = self._study.sampler
         self._study.sampler = _Repeated(sampler, suggested)

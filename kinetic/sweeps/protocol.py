@@ -70,7 +70,11 @@ class Optimizer(Protocol):
     direction: Direction
 
     def ask(self) -> Proposal | None:
-        """Propose a trial; None if there is nothing more to propose."""
+        """Propose a trial.
+
+        None: there is nothing to propose until an open trial ends; without open trials, the sweep
+        is over.
+        """
         ...
 
     def tell(self, number: int, result: float | State, /) -> None:

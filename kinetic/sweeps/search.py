@@ -101,7 +101,7 @@ class Int:
 def _check_range(space: Float | Int) -> None:
     kinds = int if isinstance(space, Int) else (int, float)
     step = 1 if space.step is None else space.step
-    numbers = space.low, space.high, step
+    numbers: tuple[Any, ...] = space.low, space.high, step
     if (
         not all(isinstance(number, kinds) and math.isfinite(number) for number in numbers)
         or space.low > space.high
@@ -119,9 +119,9 @@ Domain: TypeAlias = Float | Int | Choice
 class ASHA:
     """Asynchronous successive halving: prune a trial that isn't among the best at its rung.
 
-    The rungs are the steps *first*, *first* × *reduction*, *first* × *reduction*², … A trial that
-    reports at a rung, or first beyond it, continues if its value is among the best
-    1/*reduction* of the trials that have reached this rung so far.
+    The rungs are the steps *first*, *first* times *reduction*, *first* times *reduction* squared,
+    and so on. A trial that reports at a rung, or first beyond it, continues if its value is among
+    the best 1/*reduction* of the trials that have reached this rung so far.
 
     Args:
         first: The step of the first rung, at least 1. Default: 1.
@@ -166,7 +166,8 @@ class _Search:
     def __init__(
         self, space: Mapping[str, Domain], direction: Direction, pruner: ASHA | None
     ) -> None:
-        if not space or not all(isinstance(domain, Domain) for domain in space.values()):
+        domains: list[Any] = [*space.values()]
+        if not domains or not all(isinstance(domain, Domain) for domain in domains):
             raise ConfigurationError(
                 f"a space is a dict such as {{'rate': Float(1e-5, 1e-1, log=True)}}, not {space!r}"
             )
@@ -297,9 +298,7 @@ class GridSearch(_Search):
         return _point(self._values, number) if number < len(self) else None
 
 
-def _values_of(
-    space: Mapping[str, Domain], limit: float
-) -> dict[str, Sequence[Any]] | None:
+def _values_of(space: Mapping[str, Domain], limit: float) -> dict[str, Sequence[Any]] | None:
     """Return the values of each parameter; None if the space has more than *limit* points."""
     values: dict[str, Sequence[Any]] = {}
     for name, domain in space.items():
@@ -313,7 +312,7 @@ def _values_of(
 def _point(values: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
     """Return the point of that number; the last parameter changes first."""
     point: dict[str, Any] = {}
-    for name in reversed(values):
+    for name in reversed([*values]):
         number, position = divmod(number, len(values[name]))
         point[name] = values[name][position]
     return {name: point[name] for name in values}
@@ -323,6 +322,8 @@ def _contains(domain: Domain, value: Any) -> bool:
     values = domain.values()
     if values is not None:
         return value in values
-    return isinstance(domain, Float) and isinstance(value, float) and (
-        domain.low <= value <= domain.high
+    return (
+        isinstance(domain, Float)
+        and isinstance(value, float)
+        and (domain.low <= value <= domain.high)
     )
