@@ -369,7 +369,7 @@ class _Store:
         )
 
 
-ITEM_FOLDERS = ("inputs/", "logs/", "attempts/", "values/")
+ITEM_FOLDERS = ("inputs/", "logs/", "metrics/", "attempts/", "values/")
 """The folders of a batch with objects of its items, in the order of their removal.
 
 Inputs are removed first: a process of the batch that starts late then finds no input, and ends.

@@ -43,6 +43,7 @@ def map(
         batch_timeout: Seconds for the whole batch; then kinetic cancels it.
         budget: US dollars, estimated by list prices. When ended attempts cost this much,
             nothing more starts; running attempts continue.
+        prunable: Let `BatchHandle.prune` end attempts that call `kinetic.report`. Default: no.
         progress: Show a progress line while you wait. None: show it.
 
     Raises:

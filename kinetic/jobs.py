@@ -42,12 +42,14 @@ from kinetic.collection import Collection
 from kinetic.errors import BatchError, PortalError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
-from kinetic.metric import JobMetric, Metric
 from kinetic.options import MapOptions, MapSettings, settings_of, show_in_signature
 from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
 from kinetic.sweeps.protocol import Trial
+
+if TYPE_CHECKING:
+    from kinetic.metric import JobMetric, Metric
 
 __all__ = [
     "BatchHandle",
@@ -1033,6 +1035,7 @@ def run_async_map(
         batch_timeout: Seconds for the whole batch; then kinetic cancels it.
         budget: US dollars, estimated by list prices. When ended attempts cost this much,
             nothing more starts; running attempts continue.
+        prunable: Let `BatchHandle.prune` end attempts that call `kinetic.report`. Default: no.
         progress: Show a progress line while you wait. None: show it.
 
     Raises:

@@ -41,7 +41,6 @@ from kinetic.errors import (
 )
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
-from kinetic.metric import JobMetric
 from kinetic.options import check
 from kinetic.prices import HOUR_S, Estimate, Price
 
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.debugging import DebuggerAddress
     from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.session import JobRef
+    from kinetic.metric import JobMetric
 
 __all__ = ["JobHandle"]
 
@@ -242,9 +242,12 @@ class JobHandle(JobRecord, Generic[T]):
                 return str(error)
             fallback = NOT_ON_PLATFORM if self.group_id is None else ""
             return observation.message if observation is not None else fallback
-        if item.outcome.kind is wire.Kind.VALUE:
+        is_pruned = item.outcome.reason == wire.PRUNED
+        if item.outcome.kind is wire.Kind.VALUE and not is_pruned:
             return ""
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
+        if is_pruned:
+            return str(results.pruned_of(body))
         text = f"{item.outcome.reason}: {results.reason_text(outcome, body, self.job_id)}"
         cause = await self._host_cause(ref, item)
         return f"{text}; {cause}" if cause not in text else text

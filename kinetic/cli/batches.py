@@ -228,7 +228,7 @@ async def _result_row(
     job = await batch.job(index)
     row: dict[str, Any] = {"index": index, "status": status.value}
     row |= {"reason": await job.reason(), "noted": await job.noted()}
-    if unpickle and status.value == "SUCCEEDED":
+    if unpickle and status.value == "SUCCEEDED" and not row["reason"]:  # otherwise it was pruned
         row["value"] = repr(await job.result(cleanup=False))
     return row
 

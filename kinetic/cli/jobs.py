@@ -198,12 +198,14 @@ async def _result(
         raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
     status = (await job.wait(timeout)).value
     fields: dict[str, Any] = {"job_id": job.job_id, "status": status}
+    reason = await job.reason()
     if status != "SUCCEEDED":
-        reason = await job.reason()
         if as_json:
             output.fields("jobs.result", {**fields, "reason": reason}, as_json=True)
         raise JobError(reason, job_id=job.job_id)
-    if unpickle:
+    if reason:
+        fields["reason"] = reason  # it was pruned, and has no value
+    elif unpickle:
         fields["value"] = repr(await job.result(cleanup=False))
     elif file is not None:
         fields |= {"file": str(file), "bytes": await job.save_result(file)}

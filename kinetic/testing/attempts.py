@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._runner.protocol import outcomes, pickles, wire
+from kinetic._runner.protocol import metrics, outcomes, pickles, wire
 from kinetic._runner.protocol.notes import note_of_result
-from kinetic.errors import NotFound
+from kinetic.errors import NotFound, Pruned
 from kinetic.job_status import Reason
 from kinetic.testing.cluster import Run
 
@@ -24,7 +24,7 @@ async def carry_out(run: Run) -> int:
 
     A coroutine function runs in the loop, any other function in a thread, which can't be
     stopped. The project isn't extracted, the environment isn't applied, and a call with `Data`
-    fails.
+    fails. `kinetic.report` only checks its arguments.
 
     Args:
         run: The job.
@@ -105,6 +105,9 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
         phase = "result serialization"
         body = outcomes.encode_value(value, Path(), limit=sys.maxsize).content
         assert isinstance(body, bytes)
+    except Pruned as pruned:
+        body = metrics.pruned_body(*metrics.plain(pruned.step, pruned.value))
+        return wire.Outcome(kind=wire.Kind.VALUE, reason=wire.PRUNED, phase=phase), body
     except Exception as error:
         is_user_error = phase in ("execute", "result serialization")
         text = outcomes.error_text(error, phase=phase)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..pauses import pauses
 from ..protocol import frames, outcomes, pickles, wire
@@ -374,7 +374,9 @@ def main(order: Order, key: bytes, executor: str, place: JobPlace) -> int:
     stopping.install()
     objects = open_store(order.store)
     invocation = Invocation(order, objects, place, stopping, executor)
-    return Attempt(order, key, executor, objects, stopping, invocation.run).run()
+    attempt = Attempt(order, key, executor, objects, stopping, invocation.run)
+    metrics.begin(order, key, objects, attempt.commit)
+    return attempt.run()
 
 
 class Attempt:
@@ -398,7 +400,6 @@ class Attempt:
         self._objects = objects
         self._stopping = stopping
         self._invoke = invoke
-        self.report_exit_code: Callable[[int], object] = int  # nobody needs the code
         self._opening = Opening(order, key, executor, objects, trusts_claim=self.trusts_claim)
 
     def run(self) -> int:
@@ -425,22 +426,17 @@ class Attempt:
             return self._commit(self._cancelled_outcome("not started"), Spooled(b"", "", 0))
         yield "run"
         own_pid = os.getpid()
-        metrics.begin(self._order, self._key, self._objects, self._end_now)
-        try:
-            outcome, body = self._invoke(self._opening.arguments)
-        finally:
-            metrics.ignore()
+        outcome, body = self._invoke(self._opening.arguments)
         if os.getpid() != own_pid:
             os._exit(0)  # the user's code forked, and the fork returned here: don't commit
         yield "commit"
         return self._commit(self._outcome_under_stop(outcome), body)
 
-    def _end_now(self, outcome: wire.Outcome, body: Spooled) -> NoReturn:
-        """Commit the outcome of a function that doesn't end, and end this process."""
-        outcome = outcome._replace(executor=self._executor, fence=self._order.fence)
-        code = self._commit(outcome, body)
-        self.report_exit_code(code)
-        os._exit(code)
+    def commit(self, outcome: wire.Outcome, body: Spooled) -> int:
+        """Commit the outcome of a function that doesn't end; return the exit code."""
+        return self._commit(
+            outcome._replace(executor=self._executor, fence=self._order.fence), body
+        )
 
     def _outcome_under_stop(self, outcome: wire.Outcome) -> wire.Outcome:
         """Replace a failure by `CANCELLED` if a request to stop the item ended this attempt."""

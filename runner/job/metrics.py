@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from ..protocol import frames, metrics, outcomes, signing, wire
-from ..protocol.metrics import PRUNED, Reports, Value
+from ..protocol.metrics import Reports, Value
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects, open_store
 
@@ -36,34 +36,48 @@ QUICK_PAUSE_S, PAUSE_S = 0.05, 1.0
 PAUSE_SHARE = 0.02
 """The pause as a share of the time since the first report, so that a long job makes few files."""
 
-LOOKS_S = 2.0, 30.0
-QUICK_LOOKS_S = 0.02, 0.25
-"""First and longest pause between two looks for the object that prunes the attempt, in seconds.
+TICKS_S, QUICK_TICKS_S = (1.0, 1.0), (0.02, 0.1)
+"""First and longest pause of the thread, in seconds.
 
-The first follows a report; without further reports, the pauses grow.
+Without further reports, the pauses grow. The thread isn't woken by a report: that takes 30 µs.
 """
+
+LOOKS_S, QUICK_LOOKS_S = (2.0, 30.0), (0.0, 0.0)
+"""Likewise, pauses between two looks for the object that prunes the attempt; 0: in each tick."""
+
+GROWTH = 1.25
 
 CLOSE_S = 10.0
 """How long the end of the function waits for the request that is under way, in seconds."""
 
+Commit = Callable[[wire.Outcome, Spooled], int]
+
+_begun: tuple[int, wire.Order, bytes, Objects, Commit] | None = None
 _reporter: Reporter | None = None
+_has_forked = False
+_starting = _thread.allocate_lock()
 
-EndAttempt = Callable[[wire.Outcome, Spooled], NoReturn]
 
-
-def begin(order: wire.Order, key: bytes, objects: Objects, end_attempt: EndAttempt) -> None:
+def begin(order: wire.Order, key: bytes, objects: Objects, commit: Commit) -> None:
     """Take the reports of this process from now on.
 
-    If the user's code ignores that it was pruned, the thread calls *end_attempt* with the outcome.
+    If the user's code ignores that it was pruned, the thread calls *commit* with the outcome, and
+    ends this process with the exit code that *commit* returns.
     """
-    global _reporter
-    _reporter = metrics.sink = Reporter(order, key, objects, end_attempt)
+    global _begun
+    _begun = os.getpid(), order, key, objects, commit
+    metrics.sink = _BeforeFirst
+    os.register_at_fork(after_in_parent=_note_fork)
+
+
+def _note_fork() -> None:
+    global _has_forked
+    _has_forked = True
 
 
 def ignore() -> None:
-    """Take no reports of this process: its function has ended, or another host reports."""
-    global _reporter
-    _reporter, metrics.sink = None, _Ignored()
+    """Take no reports of this process: the first host of the job sends them."""
+    metrics.sink = _Ignored
 
 
 def finish(outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
@@ -71,7 +85,38 @@ def finish(outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]
 
     If the function was told that it is pruned, the outcome is replaced by a pruned one.
     """
+    global _reporter
+    metrics.sink = _Ignored
+    if _reporter is None and _has_forked and _begun is not None:
+        _reporter = Reporter(*_begun)  # a fork may have reported
     return (outcome, body) if _reporter is None else _reporter.finish(outcome, body)
+
+
+class _Ignored:
+    """The sink of a process that sends no reports."""
+
+    @staticmethod
+    def add(step: int, value: Value) -> None:
+        """Implement `metrics.Sink`."""
+
+    @staticmethod
+    def should_stop() -> bool:
+        """Implement `metrics.Sink`."""
+        return False
+
+
+class _BeforeFirst(_Ignored):
+    """The sink until the first report: most jobs never report."""
+
+    @staticmethod
+    def add(step: int, value: Value) -> None:
+        """Implement `metrics.Sink`."""
+        global _reporter
+        assert _begun is not None
+        with _starting:  # threads of the user's code may report at once
+            if _reporter is None:
+                _reporter = metrics.sink = Reporter(*_begun)
+        _reporter.add(step, value)
 
 
 def is_pruned(error: BaseException) -> bool:
@@ -85,20 +130,9 @@ def pruned(outcome: wire.Outcome, step: Any, value: Any) -> tuple[wire.Outcome, 
     step, value = metrics.plain(step, value)
     content = metrics.pruned_body(step, value)
     outcome = outcome._replace(
-        kind=wire.Kind.VALUE, reason=PRUNED, value=None, note=None, phase="execute"
+        kind=wire.Kind.VALUE, reason=wire.PRUNED, value=None, note=None, phase="execute"
     )
     return outcome, Spooled(content, outcomes.digest(content), len(content))
-
-
-class _Ignored:
-    """The reports of a process that doesn't send any."""
-
-    def add(self, step: int, value: Value) -> None:
-        """Implement `metrics.Sink`."""
-
-    def should_stop(self) -> bool:
-        """Implement `metrics.Sink`."""
-        return False
 
 
 class Reporter:
@@ -108,26 +142,25 @@ class Reporter:
     """
 
     def __init__(
-        self, order: wire.Order, key: bytes, objects: Objects, end_attempt: EndAttempt
+        self, job_pid: int, order: wire.Order, key: bytes, objects: Objects, commit: Commit
     ) -> None:
         self.told = False
         self._order = order
         self._key = key
-        self._objects: Objects | None = objects
-        self._end_attempt = end_attempt
-        self._job_pid = self._pid = os.getpid()
-        self._starting = _thread.allocate_lock()
+        self._commit = commit
+        self._is_job = os.getpid() == job_pid
+        self._objects = objects if self._is_job else None  # the connections belong to the parent
         self._started = time.time()
         is_quick = metrics.is_quick(order.store)
         self._pause_s = QUICK_PAUSE_S if is_quick else PAUSE_S
+        self._ticks_s = QUICK_TICKS_S if is_quick else TICKS_S
         self._looks_s = QUICK_LOOKS_S if is_quick else LOOKS_S
-        self._look_pause = self._looks_s[0]
         self._pruned = self._asked = False
         self._last: tuple[int, Value | None] = (0, None)
         self._warned_of: set[str] = set()
         self._slot = 0
         self._is_hooked = False
-        self._began = self._closed = self._idle = False
+        self._began = self._closed = False
 
     def add(self, step: int, value: Value) -> None:
         """Implement `metrics.Sink`; this runs for every report, so it does very little."""
@@ -136,10 +169,6 @@ class Reporter:
         if step >= self._last[0]:
             self._last = step, value
             self._waiting.append((step, value))
-            if self._idle:
-                self._idle = False
-                with suppress(RuntimeError):  # another thread has woken it
-                    self._wake.release()
         else:
             self._warn(
                 "back",
@@ -157,9 +186,7 @@ class Reporter:
 
     def _start(self) -> None:
         """Prepare this process for its first report, and start the thread."""
-        if self._pid != os.getpid():
-            self._continue_in_child()  # a fork from before the first report
-        with self._starting:  # threads of the user's code may report at once
+        with _starting:  # threads of the user's code may report at once
             if self._began:
                 return
             self._waiting: deque[tuple[int, Value]] = deque(maxlen=MAX_WAITING)
@@ -172,7 +199,7 @@ class Reporter:
             if not self._is_hooked:
                 self._is_hooked = True
                 os.register_at_fork(after_in_child=self._continue_in_child)
-            if self._pid != self._job_pid and "multiprocessing.util" in sys.modules:
+            if not self._is_job and "multiprocessing.util" in sys.modules:
                 util: Any = sys.modules["multiprocessing.util"]
                 util.Finalize(None, self._flush_at_exit, exitpriority=0)
             # Without a thread, the outcome has the last reports.
@@ -181,47 +208,38 @@ class Reporter:
 
     def _continue_in_child(self) -> None:
         """In a fork of the user's code, take reports like another process of the job."""
-        self._pid, self._objects = os.getpid(), None  # the connections belong to the parent
-        self._starting = _thread.allocate_lock()
-        self._began = self._closed = self._idle = False
+        global _starting
+        _starting = _thread.allocate_lock()
+        self._is_job, self._objects = False, None
+        self._began = self._closed = False
 
     # --- the thread ---
 
     def _run(self) -> None:
         """Store reports, and look for the object that prunes the attempt, until the end."""
         next_flush = next_look = self._began_at
+        (tick, longest_tick), (look_pause, longest_look) = self._ticks_s, self._looks_s
         end_at: float | None = None
         while not self._closed:
             now = time.monotonic()
             try:
                 if (self._waiting or self._sending) and now >= next_flush:
-                    self._look_pause = self._looks_s[0]
-                    next_look = min(next_look, now + self._look_pause)
                     next_flush = now + self._flush_pause(now)
+                    tick, look_pause = self._ticks_s[0], self._looks_s[0]
+                    next_look = min(next_look, now + look_pause)
                     self._flush()
                 if self._order.prunable and not self._pruned and now >= next_look:
+                    next_look = now + look_pause
+                    look_pause = min(look_pause * GROWTH, longest_look)
                     self._pruned = self._look()
-                    next_look = now + self._look_pause
-                    self._look_pause = min(self._look_pause * 1.25, self._looks_s[1])
-                if self._pruned and self._pid == self._job_pid:
+                if self._pruned and self._is_job:
                     end_at = self._end_if_ignored(now, end_at)
             except Exception as exc:  # nothing here may end the job, or this thread
                 self._warn(
                     "store", f"can't store metrics: {exc}; the job goes on, and kinetic retries"
                 )
-            self._idle = True
-            timeout = -1.0
-            if self._waiting or self._sending:
-                self._idle = False
-                timeout = max(0.0, next_flush - time.monotonic())
-            if self._order.prunable and not self._pruned:
-                left = max(0.0, next_look - time.monotonic())
-                timeout = left if timeout < 0 else min(timeout, left)
-            if end_at is not None:
-                left = max(0.0, end_at - time.monotonic())
-                timeout = left if timeout < 0 else min(timeout, left)
-            if not self._closed:
-                self._wake.acquire(timeout=timeout)
+            self._wake.acquire(timeout=tick)
+            tick = min(tick * GROWTH, longest_tick)
 
     def _flush_pause(self, now: float) -> float:
         return min(PAUSE_S, max(self._pause_s, (now - self._began_at) * PAUSE_SHARE))
@@ -279,38 +297,39 @@ class Reporter:
             outcome = wire.Outcome(
                 wire.Kind.VALUE, started=self._started, ended=time.time(), phase="execute"
             )
-            self._end_attempt(*self._finished(outcome, Spooled(b"", "", 0)))
+            os._exit(self._commit(*self._finished(outcome, Spooled(b"", "", 0))))
         self._asked = True
         self._warn("grace", f"the job was pruned, and runs on after {self._order.grace:g} s")
-        os.kill(self._pid, signal.SIGTERM)  # raises `Stopped` in the user's code
+        os.kill(os.getpid(), signal.SIGTERM)  # raises `Stopped` in the user's code
         return now + self._order.grace
 
     # --- the end ---
 
     def finish(self, outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
         """Implement `finish`."""
-        if not self._began:
-            return self._finished(outcome, body)
-        self._closed = True
-        with suppress(RuntimeError):
-            self._wake.release()
-        # A request that is under way ends before the commit, so that a cleanup finds its object.
-        has_ended = self._storing.acquire(timeout=CLOSE_S)
-        try:
-            return self._finished(outcome, body)
-        finally:
-            if has_ended:
+        if self._began:
+            self._closed = True
+            with suppress(RuntimeError):  # the thread has already been woken
+                self._wake.release()
+            # A request that is under way ends before the commit, so that a cleanup finds its
+            # object. The thread sends no other one.
+            if self._storing.acquire(timeout=CLOSE_S):
                 self._storing.release()
+        if self._order.prunable and outcome.kind is not wire.Kind.VALUE and not self.told:
+            # A fork may have learned it, or the platform ends the job in these seconds.
+            with suppress(Exception):
+                self.told = self._look()
+        return self._finished(outcome, body)
 
     def _finished(self, outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
-        if self.told and outcome.reason != PRUNED:
+        if self.told and outcome.reason != wire.PRUNED:
             outcome, body = pruned(outcome, *self._last)
+        outcome = outcome._replace(metrics=True)
         if not self._began:
             return outcome, body
         entries = [*self._sending, *self._waiting][-MAX_WAITING:]
         sent = self._sent + len(self._sending) + len(self._waiting) - len(entries)
         fields = {metrics.METRICS: Reports(self._writer, sent, entries).to_fields()}
-        outcome = outcome._replace(metrics=True)
         if not isinstance(body.content, bytes):
             return outcome, replace(body, fields=fields)
         content = frames.with_fields(body.content, fields)

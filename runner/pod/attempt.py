@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from ..job import metrics
 from ..job.attempt import Attempt
 from ..job.opening import Opening, timeout_message
 from ..protocol import signing, wire
@@ -44,7 +43,6 @@ class PodAttempt(Attempt):
 
         Otherwise commit the failure. Returns the exit code.
         """
-        metrics.ignore()
         outcome, body = self._invoke(self._opening.arguments)
         if outcome.kind is wire.Kind.VALUE:
             self._store_log()

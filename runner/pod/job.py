@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import processes
+from ..job import metrics, processes
 from ..job.attempt import Invocation, take_all
 from ..job.opening import Opening
 from ..job.processes import Stopped
 from ..job.workspace import JobPlace
 from ..pauses import pauses
 from ..protocol import outcomes, wire
-from ..protocol.metrics import PRUNED
 from ..protocol.outcomes import Death
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects, open_store
@@ -114,8 +113,9 @@ class HostCall(Invocation):
         """
         try:
             outcome, body = self.run(arguments)
-            ends_all = outcome.reason == PRUNED  # the other hosts run on until they see the outcome
-            if outcome.kind is wire.Kind.VALUE and self.hosts.is_first and not ends_all:
+            # The other hosts of a pruned attempt run on until they see its outcome.
+            is_awaited = self.hosts.is_first and outcome.reason != wire.PRUNED
+            if outcome.kind is wire.Kind.VALUE and is_awaited:
                 self._phase = "waiting for the other hosts"
                 waits = pauses(0.05, 1.0)
                 while not self.watch.all_done(self.hosts.count):
@@ -379,8 +379,21 @@ class _Job:
         attempt = PodAttempt(self._order, pod.key, executor, self._objects, self._stopping, invoke)
         attempt.receipt, attempt.host = pod.receipt, pod.host
         attempt.output = self._output
-        attempt.report_exit_code = self._channel.report_exit_code
+        if pod.host:
+            metrics.ignore()
+        else:
+            metrics.begin(self._order, pod.key, self._objects, self._committing(attempt))
         return attempt
+
+    def _committing(self, attempt: PodAttempt) -> metrics.Commit:
+        """Return a function that commits an outcome of *attempt*, and tells the guard."""
+
+        def commit(outcome: wire.Outcome, body: Spooled) -> int:
+            code = attempt.commit(outcome, body)
+            self._channel.report_exit_code(code)
+            return code
+
+        return commit
 
     def _exit_code(self, executor: str) -> int:
         return exit_code_for(Opening(self._order, self._pod.key, executor, self._objects))

@@ -17,14 +17,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from . import frames, signing
 from .frames import MALFORMED
+from .wire import PRUNED
 
 Value = float | dict[str, float]
-
-PRUNED = "pruned"
-"""The reason in the outcome of an attempt that ended early because it was pruned.
-
-The outcome's kind is a value: the item has succeeded, and nothing retries it.
-"""
 
 METRICS = "metrics"
 """The field of an outcome's body with the last batch of metrics."""
@@ -33,6 +28,7 @@ MAX_NAMES, MAX_NAME_LENGTH = 64, 100
 """Maximum number of names in one report, and maximum characters of a name."""
 
 _JOB_VARIABLE = "KINETIC_JOB_ID"
+_INFINITY = math.inf
 
 
 class Sink(Protocol):
@@ -79,7 +75,7 @@ def report(step: int, value: float | Mapping[str, float]) -> None:
     """
     if type(step) is not int or step < 0:
         step = _checked_step(step)
-    if type(value) is not float or not -math.inf < value < math.inf:
+    if type(value) is not float or not -_INFINITY < value < _INFINITY:
         value = _checked_value(step, value)
     if sink is not None:
         sink.add(step, value)
@@ -114,7 +110,7 @@ def _checked_step(step: Any) -> int:
 
 def _checked_value(step: int, value: Any) -> Value:
     subject = f"the value of step {step}"
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         return _checked_number(subject, value)
     entries: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
     if not 0 < len(entries) <= MAX_NAMES:
@@ -122,10 +118,12 @@ def _checked_value(step: int, value: Any) -> Value:
         raise ValueError(f"kinetic.report: {subject} {problem}")
     checked: dict[str, float] = {}
     for name, number in entries.items():
-        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
+        if type(name) is not str or len(name) > MAX_NAME_LENGTH:
             problem = f"has the name {_shown(name)}; a name is text of at most {MAX_NAME_LENGTH}"
             raise TypeError(f"kinetic.report: {subject} {problem} characters")
-        checked[name] = _checked_number(f"{name!r} of step {step}", number)
+        if type(number) is not float or not -_INFINITY < number < _INFINITY:
+            number = _checked_number(f"{name!r} of step {step}", number)
+        checked[name] = number
     return checked
 
 
@@ -166,14 +164,26 @@ def _warn_once() -> None:
 # --- pruned ------------------------------------------------------------------------------
 
 
+class Pruned(Exception):
+    """What ``kinetic.Pruned`` is in a job whose image lacks kinetic; see `kinetic.errors`."""
+
+    __module__ = "kinetic.errors"  # a pickle of it refers to the client's class
+
+    def __init__(self, step: int, value: Any) -> None:
+        super().__init__(step, value)
+        self.step = step
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"pruned at step {self.step}"
+
+
 def pruned_class() -> type[Any]:
     """Return the class ``kinetic.Pruned`` of this process; a job's image may lack kinetic."""
     try:
         found: Any = importlib.import_module("kinetic.errors")
         return cast("type[Any]", found.Pruned)
     except (ImportError, AttributeError):  # an older kinetic
-        from .stand_ins import Pruned
-
         return Pruned
 
 

@@ -14,8 +14,6 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Self
 
-from . import metrics
-
 data_paths: list[str] = []
 """The paths of this job's Data, by number."""
 
@@ -226,20 +224,6 @@ def run(*args: Any, **settings: Any) -> Any:
     return _DecoratedInImport
 
 
-class Pruned(Exception):
-    """What ``kinetic.Pruned`` is in a job whose image lacks kinetic; see `kinetic.errors`."""
-
-    __module__ = "kinetic.errors"  # a pickle of it refers to the client's class
-
-    def __init__(self, step: int, value: Any) -> None:
-        super().__init__(step, value)
-        self.step = step
-        self.value = value
-
-    def __str__(self) -> str:
-        return f"pruned at step {self.step}"
-
-
 class MissingKinetic(types.ModuleType):
     """What ``import kinetic`` gives in a job whose image lacks kinetic.
 
@@ -248,9 +232,6 @@ class MissingKinetic(types.ModuleType):
     """
 
     run = staticmethod(run)
-    report = staticmethod(metrics.report)
-    should_stop = staticmethod(metrics.should_stop)
-    Pruned = Pruned
     exec_module = staticmethod(id)  # the module has no code to execute
 
     class Data:
@@ -273,7 +254,9 @@ class MissingKinetic(types.ModuleType):
         """Return the module."""
         return cls(spec.name)
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("Pruned", "report", "should_stop"):
+            return getattr(importlib.import_module(".metrics", __package__), name)
         if name.startswith("__"):
             raise AttributeError(name)
         raise ImportError(

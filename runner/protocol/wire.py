@@ -108,6 +108,12 @@ EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
 (EX_SOFTWARE and EX_IOERR of sysexits.h.)
 """
 
+PRUNED = "pruned"
+"""The reason in the outcome of an attempt that ended early, because a client pruned it.
+
+The outcome's kind is a value: the item has succeeded, and nothing retries it.
+"""
+
 UNSIGNED = "unsigned"
 """The kind of a request without a valid signature: it takes a slot, and has no effect."""
 

@@ -23,6 +23,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "fetch_outputs": ("outputs",),
     "full_id": ("job-01",),
     "job": (0,),
+    "prune": (0,),
     "report": ("report.html",),
     "run": (abs, 1),
     "run_async_map": (abs, [1]),

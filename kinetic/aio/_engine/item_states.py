@@ -491,18 +491,22 @@ _UNTOUCHED = wire.Item(wire.ItemState.OPEN, 1)
 """The state of an item without objects: most items of a large batch, most of the time."""
 
 _SUCCEEDED = wire.Item(wire.ItemState.SUCCEEDED, 1, wire.Outcome(kind=wire.Kind.VALUE))
-_SUCCEEDED_WITH_METRICS = _SUCCEEDED._replace(
-    outcome=wire.Outcome(kind=wire.Kind.VALUE, metrics=True)
-)
-"""The two states in which nearly all items end."""
+
+_SHARED = {
+    (reason, metrics): _SUCCEEDED._replace(
+        outcome=wire.Outcome(kind=wire.Kind.VALUE, reason=reason, metrics=metrics)
+    )
+    for reason in ("", wire.PRUNED)
+    for metrics in (True, False)
+}
+"""The states in which nearly all items end, by the facts that differ."""
 
 
 def _intern(item: wire.Item) -> wire.Item:
     """Return *item*, or the shared object of a common state, to save memory."""
     if item.attempt == 1:
-        if item.state is wire.ItemState.SUCCEEDED:
-            has_metrics = item.outcome is not None and item.outcome.metrics
-            return _SUCCEEDED_WITH_METRICS if has_metrics else _SUCCEEDED
+        if item.state is wire.ItemState.SUCCEEDED and item.outcome is not None:
+            return _SHARED.get((item.outcome.reason, item.outcome.metrics), item)
         if item == _UNTOUCHED:
             return _UNTOUCHED
     return item

@@ -14,7 +14,7 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic._replacing import replacing
-from kinetic._runner.protocol import by_value, frames, metrics, pickles, wire
+from kinetic._runner.protocol import by_value, frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
 from kinetic.aio._engine.scratch import scratch
 from kinetic.aio.ports import Object, Store
@@ -56,10 +56,17 @@ async def unpickled(content: bytes | memoryview) -> Any:
     return await anyio.to_thread.run_sync(pickles.load, content)
 
 
+def pruned_of(body: bytes) -> Pruned:
+    """Return the `Pruned` that the *body* of a pruned attempt's outcome describes."""
+    from kinetic._runner.protocol import metrics  # few jobs are pruned
+
+    return Pruned(*metrics.read_pruned(frames.unpack(body).fields))
+
+
 def refuse_pruned(outcome: wire.Outcome, body: bytes) -> None:
     """Raise `Pruned` if the attempt ended early, without a value."""
-    if outcome.reason == metrics.PRUNED:
-        raise Pruned(*metrics.read_pruned(frames.unpack(body).fields))
+    if outcome.reason == wire.PRUNED:
+        raise pruned_of(body)
 
 
 async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str) -> Any:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
@@ -21,9 +21,12 @@ from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
-from kinetic.errors import KineticError, NotFound, Pruned, WireError
+from kinetic.errors import KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
-from kinetic.outcome import Succeeded
+
+if TYPE_CHECKING:
+    from kinetic.errors import Pruned
+    from kinetic.outcome import Succeeded
 
 LABEL_SUBMISSION = "kinetic.dev/submission"
 LABEL_CLIENT = "kinetic.dev/client"
