@@ -12,7 +12,8 @@ import functools
 import hashlib
 import json
 import math
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
     ConfigurationError,
     Conflict,
+    JobCancelled,
     NotFound,
     Pruned,
     SweepError,
@@ -63,6 +65,16 @@ OnFailure: TypeAlias = Literal["tell", "retry", "ignore"]
 
 RETRIES = 2
 """How many times ``on_failure="retry"`` runs a failed trial again, unless you give ``retries``."""
+
+CALLS_S = 0.01
+"""How long the optimizer's thread makes calls before it returns their results, in seconds."""
+
+FEW, GATHER_S = 64, 0.05
+"""While less than 1/FEW of the places is free, wait this number of seconds for more of them: the
+inputs that are proposed together are one object of the store."""
+
+MAX_ASKED = 16
+"""Maximum number of trials to ask for at once."""
 
 MAX_REPEATS = 50
 """How many proposals in a row may equal open trials; then kinetic accepts one of them."""
@@ -129,6 +141,10 @@ class Sweep:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kinetic sweep")
         self._asked: dict[int, Proposal] = {}
         """The proposals of open trials; changed in the optimizer's thread only."""
+        self._ask_error: Exception | None = None
+        self._calls: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
+        """What the thread is to call, in this order."""
+        self._is_calling = False
         self._open_params: Counter[str] = Counter()
         """The parameters of the open trials, as text; changed in the optimizer's thread only."""
         self._trials: list[Trial] = []
@@ -248,21 +264,79 @@ class Sweep:
 
     async def _call(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method in the optimizer's thread; the calls run in the order of these calls."""
-        call = functools.partial(method, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.append((result, functools.partial(method, *args, **kwargs)))
+        if not self._is_calling:
+            self._begin_calls()
+        return await result
 
-    def _ask(self, number: int) -> tuple[Proposal, int] | None:
-        """Return a proposal that no open trial has, and how many were skipped; None at the end."""
-        for skipped in range(MAX_REPEATS):
-            proposal = self._optimizer.ask()
-            if proposal is None:
-                return None
-            key = _key_of(proposal.params)
-            if skipped == MAX_REPEATS - 1 or not self._open_params[key]:
-                self._note_asked(number, proposal)
+    def _begin_calls(self) -> None:
+        """Have the thread make the waiting calls; each switch between threads costs time."""
+        loop, made = asyncio.get_running_loop(), list[tuple[asyncio.Future[Any], Any, Any]]()
+
+        def make_calls() -> None:
+            until = time.monotonic() + CALLS_S
+            while self._calls and time.monotonic() < until:
+                result, call = self._calls.popleft()
+                try:
+                    made.append((result, call(), None))
+                except Exception as exc:
+                    made.append((result, None, exc))
+                except BaseException as exc:  # such as SystemExit, which would end the loop
+                    failure = RuntimeError(f"the optimizer raised {exc!r}")
+                    failure.__cause__ = exc
+                    made.append((result, None, failure))
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle)
+
+        def settle() -> None:
+            self._is_calling = False
+            for result, value, error in made:
+                if result.done():
+                    continue
+                if error is None:
+                    result.set_result(value)
+                else:
+                    result.set_exception(error)
+            if self._calls and not self._is_calling:
+                self._begin_calls()
+
+        self._thread.submit(make_calls)
+        self._is_calling = True
+
+    def _ask(self, number: int, count: int) -> list[tuple[Proposal, int]]:
+        """Return proposals that no open trial has, and how many were skipped before each.
+
+        There are *count*, or fewer if the optimizer has no more.
+        """
+        asked: list[tuple[Proposal, int]] = []
+        while len(asked) < count:
+            try:
+                proposed = self._ask_one()
+            except Exception as exc:
+                of_the_caller(exc)
+                name = f"trial {number + len(asked)}"
+                exc.add_note(f"the optimizer raised this when kinetic asked it for {name}")
+                if not asked:
+                    raise
+                self._ask_error = exc
+                break
+            if proposed is None:
+                break
+            self._note_asked(number + len(asked), proposed[0])
+            asked.append(proposed)
+        return asked
+
+    def _ask_one(self) -> tuple[Proposal, int] | None:
+        if self._ask_error is not None:
+            raise self._ask_error
+        skipped = 0
+        while (proposal := self._optimizer.ask()) is not None:
+            if skipped == MAX_REPEATS or not self._open_params[_key_of(proposal.params)]:
                 return proposal, skipped
             self._optimizer.tell(proposal.number, State.CANCELLED)
-        raise AssertionError("the loop returns")
+            skipped += 1
+        return None
 
     def _adopt(self, number: int, params: Mapping[str, Any], label: Mapping[str, Any]) -> None:
         """Have the optimizer take a trial of an earlier process."""
@@ -306,8 +380,12 @@ class Sweep:
             while not self._stopped and self.is_short:
                 changed = self._changed
                 if self._open_count < self._limit:
-                    if (proposed := await self._propose()) is not None:
-                        yield proposed
+                    if self._limit - self._open_count < self._limit / FEW:
+                        await asyncio.sleep(GATHER_S)
+                    proposed = await self._propose()
+                    for label, params in proposed:
+                        yield label, params
+                    if proposed:
                         continue
                     if not self._open_count:
                         return
@@ -328,21 +406,20 @@ class Sweep:
     def _open_count(self) -> int:
         return len(self._trials) - len(self._ended)
 
-    async def _propose(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        number, told = len(self._trials), [*self._told]  # those told before it is asked
-        try:
-            asked = await self._call(self._ask, number)
-        except Exception as exc:
-            of_the_caller(exc)
-            exc.add_note(f"the optimizer raised this when it should propose trial {number}")
-            raise
-        if asked is None:
-            return None
-        proposal, skipped = asked
-        self._told = self._told[len(told) :]
-        self._trials.append(Trial(number, dict(proposal.params)))
-        label = {"trial": number, "told": told, "skipped": skipped, "memo": proposal.memo}
-        return label, dict(proposal.params)
+    async def _propose(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Ask for as many trials as there are places; none if the optimizer has no more."""
+        number, told = len(self._trials), [*self._told]
+        wanted = self._wanted - (number - self._cancelled)
+        count = int(min(wanted, self._limit - self._open_count, MAX_ASKED))
+        asked = await self._call(self._ask, number, count)
+        inputs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for proposal, skipped in asked:
+            number = len(self._trials)
+            self._trials.append(Trial(number, dict(proposal.params)))
+            label = {"trial": number, "told": told, "skipped": skipped, "memo": proposal.memo}
+            inputs.append((label, dict(proposal.params)))
+            self._told, told = self._told[len(told) :], []
+        return inputs
 
     def _fail(self, error: Exception) -> None:
         """Propose no more, and raise *error* when the open trials have ended."""
@@ -379,7 +456,7 @@ class Sweep:
                 if _prunes(self._optimizer):
                     reports = asyncio.create_task(self._follow_reports(), name="kinetic reports")
                 async for completion in outcomes:
-                    await self._end(completion)
+                    self._begin_end(completion)
             while self._tasks:
                 await asyncio.wait(self._tasks)
         except Exception as exc:
@@ -459,6 +536,18 @@ class Sweep:
         for _, completion in sorted(arrived.items()):
             await self._end(completion)
 
+    def _begin_end(self, completion: Completion[Any, Any]) -> None:
+        """Do as `_end`, and let the caller take the next outcome meanwhile."""
+        ending = asyncio.create_task(self._end(completion), name="kinetic trial")
+        self._tasks.add(ending)
+        ending.add_done_callback(self._note_failure)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
+
     async def _end(self, completion: Completion[Any, Any]) -> None:
         """Take the outcome of a trial, and tell the optimizer."""
         number = self._first + completion.index
@@ -471,25 +560,21 @@ class Sweep:
         outcome = completion.outcome
         is_preempted = getattr(outcome.error, "reason", "") in INFRASTRUCTURE
         if is_preempted and not self._stopped and not self.batch.finished:
-            retry = asyncio.create_task(self._retry(completion), name=f"kinetic retry {number}")
-            self._tasks.add(retry)
-            retry.add_done_callback(self._tasks.discard)
-        else:
-            await self._record(number, outcome)
+            outcome = await self._run_again(completion.index)
+        await self._record(number, outcome)
 
-    async def _retry(self, completion: Completion[Any, Any]) -> None:
-        """Run a preempted trial again, and wait for its outcome."""
+    async def _run_again(self, index: int) -> Outcome[Any]:
+        """Run a preempted trial again, and return its outcome."""
+        await self.batch.retry_failed([index])
+        job = await self.batch.job(index)
         try:
-            await self.batch.retry_failed([completion.index])
-            job = await self.batch.job(completion.index)
-            outcome: Outcome[Any]
-            try:
-                outcome = Succeeded(await job.result(cleanup=False))
-            except Exception as exc:
-                outcome = Failed(exc)
-            await self._record(self._first + completion.index, outcome)
+            return Succeeded(await job.result(cleanup=False))
+        except Pruned as pruned:
+            return pruned
+        except JobCancelled as exc:
+            return Cancelled(exc)
         except Exception as exc:
-            self._fail(exc)
+            return Failed(exc)
 
     async def _record(self, number: int, outcome: Outcome[Any]) -> None:
         """Tell the optimizer the outcome of a trial, after all that the trial has reported."""
@@ -511,9 +596,12 @@ class Sweep:
         except Exception as exc:
             trial = _ended_trial(self._trials[number], outcome, self._metric)
             self._fail(exc)
-        self._trials[number] = trial
-        self._steps.pop(number, None)
-        self._ended.append(number)
+        self._note_ended(trial)
+
+    def _note_ended(self, trial: Trial) -> None:
+        self._trials[trial.number] = trial
+        self._steps.pop(trial.number, None)
+        self._ended.append(trial.number)
         self._cancelled += trial.state is State.CANCELLED
         if trial.state is State.COMPLETE and self._is_best(trial):
             self._best = trial
@@ -536,11 +624,15 @@ class Sweep:
         """At the end of the block, leave no trial open in the optimizer."""
         if self._following is None:
             return
-        if not self.batch.finished:  # the batch was detached, or doesn't end
+        if not self.batch.finished:  # it was detached, so its trials are still open
             self._following.cancel()
+            return
         await asyncio.wait({self._following})
         await asyncio.to_thread(self._thread.shutdown)
         await asyncio.to_thread(self._tell_cancelled)
+        for trial in self._trials:  # the batch didn't take its input
+            if trial.state is State.RUNNING:
+                self._note_ended(replace(trial, state=State.CANCELLED))
 
 
 def _key_of(params: Mapping[str, Any]) -> str:

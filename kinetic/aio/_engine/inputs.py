@@ -392,7 +392,7 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     type_name = kind.__name__
     mode = call_mode_of(value, mode)
     if mode == "labelled":
-        _, value = split_label(value)
+        _, value = _split_label(value)
         mode, kind = "kwargs", value.__class__
     if mode == "kwargs":
         if not issubclass(kind, dict):
@@ -409,19 +409,22 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (value,), {}
 
 
-def split_label(value: Any) -> tuple[Any, Any]:
+def _split_label(value: Any) -> tuple[Any, Any]:
     """Return the label, and the keyword arguments, in an input of ``input_mode="labelled"``."""
     kind: Any = value.__class__
     if not issubclass(kind, (list, tuple)) or len(value) != 2:
         raise ConfigurationError(
             'input_mode="labelled" needs pairs of a label and a dict, not ' + kind.__name__
         )
-    label, arguments = value
+    return value[0], value[1]
+
+
+def _checked_label(label: Any) -> Any:
     try:
         json.dumps(label)
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(f"the label {label!r} can't be written as JSON: {exc}") from None
-    return label, arguments
+    return label
 
 
 def _misfit(binding: Binding, value: Any, mode: str) -> str:
@@ -507,7 +510,7 @@ class Encoder:
                 return None
             content, digest, data = pickled
             note = notes.note_of_call(args, kwargs)
-            label = split_label(value)[0] if call_mode == "labelled" else None
+            label = _checked_label(value[0]) if call_mode == "labelled" else None
         except (KineticError, ValueError, TypeError) as exc:
             return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=exc)
         return EncodedInput(value, content, digest, call_mode[0], data, note=note, label=label)
