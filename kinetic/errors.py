@@ -261,6 +261,7 @@ class Pruned(KineticError):
 
     code = "KN309"
     ok: Literal[False] = False
+    __match_args__ = ("step", "value")
 
     def __init__(self, step: int, value: float | Mapping[str, float] | None = None) -> None:
         super().__init__(step, value)

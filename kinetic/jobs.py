@@ -636,7 +636,7 @@ class BatchHandle(Generic[T, X]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
-            NotFound: The batch was cleaned up.
+            NotFound: The batch was cleaned up, or a process has collected its results.
 
         Example::
 

@@ -442,8 +442,8 @@ class BatchHandle(Generic[T, X]):
         Yields earlier reports first, so any process can read the metrics, until `results` or
         `cleanup` removes them. The reports of one attempt come in their order. Each attempt of an
         item begins a new curve; if `outcomes` has yielded an item, its last attempt counts. On a
-        cluster, a report arrives one to three seconds after its call, and the first of a job within
-        ten.
+        cluster, a report arrives one or two seconds after its call, and the first of a job within
+        six.
 
         Args:
             timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
@@ -453,7 +453,7 @@ class BatchHandle(Generic[T, X]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
             InputsUnfinished: All stored items ended, and the process with the other inputs ended.
-            NotFound: The batch was cleaned up.
+            NotFound: The batch was cleaned up, or a process has collected its results.
             BackendError: The store does not answer.
 
         Closed or cancelled: the batch continues.

@@ -609,8 +609,8 @@ class JobHandle(JobRecord, Generic[T]):
         """Yield what the job reports by `kinetic.report`, from its first report to its end.
 
         Any process can read the metrics, also later, until the job is cleaned up. Each attempt
-        begins a new curve. On a cluster, a report arrives one to three seconds after its call; the
-        first may take ten.
+        begins a new curve. On a cluster, a report arrives one or two seconds after its call; the
+        first may take six.
 
         Args:
             timeout: Seconds for the whole loop; after that, the job goes on. None: no limit.

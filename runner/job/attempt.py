@@ -443,7 +443,9 @@ class Attempt:
         if not self._stopping.requested or outcome.kind is wire.Kind.VALUE:
             return outcome
         is_cancelling = self._opening.item_from_listing().state is wire.ItemState.CANCELLING
-        return self._cancelled_outcome("cancelled") if is_cancelling else outcome
+        if not is_cancelling:
+            return outcome
+        return self._cancelled_outcome("cancelled")._replace(metrics=outcome.metrics)
 
     def _cancelled_outcome(self, phase: str) -> wire.Outcome:
         return wire.Outcome(

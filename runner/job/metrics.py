@@ -36,7 +36,7 @@ QUICK_PAUSE_S, PAUSE_S = 0.05, 1.0
 PAUSE_SHARE = 0.02
 """The pause as a share of the time since the first report, so that a long job makes few files."""
 
-TICKS_S, QUICK_TICKS_S = (1.0, 1.0), (0.02, 0.1)
+TICKS_S, QUICK_TICKS_S = (0.25, 0.25), (0.02, 0.1)
 """First and longest pause of the thread, in seconds.
 
 Without further reports, the pauses grow. The thread isn't woken by a report: that takes 30 µs.

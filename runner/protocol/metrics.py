@@ -112,7 +112,7 @@ def _checked_value(step: int, value: Any) -> Value:
     subject = f"the value of step {step}"
     if type(value) is not dict and not isinstance(value, Mapping):
         return _checked_number(subject, value)
-    entries: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    entries: Any = cast("Any", value)
     if not 0 < len(entries) <= MAX_NAMES:
         problem = f"has {len(entries)} entries; pass 1 to {MAX_NAMES}"
         raise ValueError(f"kinetic.report: {subject} {problem}")

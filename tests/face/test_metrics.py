@@ -95,7 +95,12 @@ with endless.run_async_map([1, 2], prunable=True, retries=3) as batch:
     batch.prune(0)  # it has ended: nothing happens
     print(stored(batch) > 2)
     values = batch.results()
-    print([type(value).__name__ for value in values], stored(batch), list(batch.metrics()))
+    print([type(value).__name__ for value in values], stored(batch))
+    for read in (batch.metrics, job.metrics, kinetic.attach_batch(batch.group_id).metrics):
+        try:
+            next(read())
+        except kinetic.errors.NotFound as error:
+            print("collected" in str(error))
     print([type(completion.outcome).__name__ for completion in batch.outcomes()])
     try:
         batch.job(1).result()
@@ -112,7 +117,10 @@ with endless.run_async_map([1, 2], prunable=True, retries=3) as batch:
         "Pruned {'loss': 2.0}",
         "0 2",
         "True",
-        "['Pruned', 'Pruned'] 0 []",
+        "['Pruned', 'Pruned'] 0",
+        "True",
+        "True",
+        "True",
         "['Pruned', 'Pruned']",
         "still pruned",
     )

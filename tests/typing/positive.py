@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, assert_type
 
 import kinetic
@@ -21,6 +21,7 @@ from kinetic import (
     Lost,
     Outcome,
     Progress,
+    Pruned,
     RemoteFunction,
     Succeeded,
 )
@@ -116,6 +117,9 @@ def outcomes_know_what_they_hold() -> float:
                 assert_type(value, list[float])
             case Failed(error) | Cancelled(error) | Lost(error):
                 assert_type(error, Exception)
+            case Pruned(step, reported):
+                assert_type(step, int)
+                assert_type(reported, float | Mapping[str, float] | None)
         assert_type(given, float)
         print(index, given, outcome.ok)
         if isinstance(outcome, Succeeded):
@@ -129,6 +133,25 @@ def outcomes_know_what_they_hold() -> float:
         assert_type(completed, Completion[Any])
         assert_type(completed.input, Any)
     return 0.0
+
+
+def metrics_have_names() -> None:
+    batch = train.run_async_map([0.1], prunable=True)
+    for index, attempt, step, value in batch.metrics(timeout=1.0):
+        assert_type(step, int)
+        assert_type(value, float | Mapping[str, float])
+        batch.prune(index, attempt)
+    for metric in batch.job(0).metrics():
+        assert_type(metric, kinetic.JobMetric)
+    kinetic.report(1, 0.5)
+    kinetic.report(2, {"loss": 0.5})
+    assert_type(kinetic.should_stop(), bool)
+
+
+async def metrics_are_the_same_in_asyncio(batch: kinetic.aio.BatchHandle[float]) -> None:
+    async for metric in batch.metrics():
+        assert_type(metric, kinetic.Metric)
+        await batch.prune(metric.index)
 
 
 async def inputs() -> AsyncIterator[tuple[float, int]]:

@@ -616,8 +616,8 @@ class Batch:
         await self.refresh()
         if index < 0 or (self.total is not None and index >= self.total):
             raise NotFound(f"batch {self.group_id} has no item {index}; it has {self.total}")
-        if (item := submission.item(index)) is None or not self.submits:
-            item = await submission.look(index)
+        # A platform may replace an attempt, and only the store knows it.
+        item = await submission.look(index)
         if item.state.final or (number is not None and number != item.attempt):
             return
         if not await self.exists():

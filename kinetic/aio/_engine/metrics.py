@@ -26,7 +26,7 @@ from kinetic.aio.ports import Phase
 from kinetic.errors import NotFound, ResultTimeout, WireError
 from kinetic.metric import JobMetric, Metric
 
-PAUSES_S = 1.0, 2.0, 10.0
+PAUSES_S = 1.0, 1.0, 5.0
 QUICK_PAUSES_S = 0.02, 0.1, 0.25
 """Pauses between two looks for the reports of an attempt, in seconds: the first after a report, the
 longest after one, and the longest before any."""
@@ -57,22 +57,21 @@ class Reader:
         quick = metrics.is_quick(submission.store.url)
         self._pauses = QUICK_PAUSES_S if quick else PAUSES_S
         self._clock = asyncio.get_running_loop().time
+        self._next_look = 0.0
 
     def pause(self) -> float:
         """Return how many seconds to wait until the next look, or for attempts that begin."""
-        next_look = min((curve.look_at for curve in self._curves.values()), default=math.inf)
-        return min(max(0.0, next_look - self._clock()), self._pauses[1])
+        return min(max(0.0, self._next_look - self._clock()), self._pauses[1])
 
     async def read_running(self, indices: Container[int]) -> list[Metric]:
         """Return the new reports of the running attempts of items, as far as a look is due."""
         now, found = self._clock(), dict[int, list[Metric]]()
-        due = [
+        running = [
             (index, number)
             for index, number in self._running()
-            if index in indices
-            and number > self._ended.get(index, 0)
-            and self._curve(index, number).look_at <= now
+            if index in indices and number > self._ended.get(index, 0)
         ]
+        due = [attempt for attempt in running if self._curve(*attempt).look_at <= now]
 
         async def read(attempt: tuple[int, int]) -> None:
             index, number = attempt
@@ -82,6 +81,8 @@ class Reader:
             ]
 
         await for_each(read, due, limit=min(len(due), READS_AT_ONCE))
+        looks = (self._curve(*attempt).look_at for attempt in running)
+        self._next_look = min(looks, default=math.inf)
         return [metric for index, _ in due for metric in found[index]]
 
     async def read_item(self, index: int) -> list[Metric]:
@@ -176,6 +177,7 @@ async def of_batch(batch: Batch, timeout: float | None) -> AsyncGenerator[Metric
     """Yield the reports of all jobs of a batch, until it has ended; see `BatchHandle.metrics`."""
     loop, reader = asyncio.get_running_loop(), Reader(batch.submission)
     async with Consumer(batch, timeout=timeout, windowed=False) as consumer:
+        await batch.submission.refuse_collected()
         is_open = True
         while is_open:
             while (index := consumer.take()) is not None:
@@ -200,6 +202,7 @@ async def of_job(ref: JobRef, timeout: float | None) -> AsyncGenerator[JobMetric
     try:
         with ref.session.awaiting(submission):
             await ref.reconcile()
+            await submission.refuse_collected()
             while True:
                 item = submission.item(index)
                 has_ended = item is not None and item.state.final
