@@ -438,15 +438,15 @@ class BatchHandle(Generic[T, X]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.leave(self._async_handle.__aexit__, kind, error, trace)
+        self._leave(self._async_handle.__aexit__, kind, error, trace)
 
-    def leave(
+    def _leave(
         self,
         end: Callable[P, Coroutine[Any, Any, None]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """End a ``with`` block by ``end(...)``, unless this is a forked child; internal."""
+        """End a ``with`` block by ``end(...)``, unless this is a forked child."""
         self._open_blocks = max(0, self._open_blocks - 1)
         if self._loop_thread is not PORTAL.current:  # a forked child: the parent owns the batch
             return
@@ -462,8 +462,8 @@ class BatchHandle(Generic[T, X]):
             )
             raise
 
-    def log_interruption(self) -> None:
-        """Log that the batch continues, unless a ``with`` block stops it; internal."""
+    def _log_interruption(self) -> None:
+        """Log that the batch continues, unless a ``with`` block stops it."""
         if not self._open_blocks:
             _log_that_batch_continues(self._async_handle)
 
@@ -472,7 +472,7 @@ class BatchHandle(Generic[T, X]):
         try:
             yield
         except KeyboardInterrupt:
-            self.log_interruption()
+            self._log_interruption()
             raise
 
     @property
@@ -595,7 +595,7 @@ class BatchHandle(Generic[T, X]):
         iterate_jobs = functools.partial(
             self._aio.as_completed, poll_interval=poll_interval, timeout=timeout
         )
-        return PORTAL.iterate(iterate_jobs, self._sync_handle, self.log_interruption)
+        return PORTAL.iterate(iterate_jobs, self._sync_handle, self._log_interruption)
 
     def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
@@ -618,7 +618,7 @@ class BatchHandle(Generic[T, X]):
                 print(rate, outcome.unwrap() if outcome.ok else outcome.error)
         """
         iterate_outcomes = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
-        return PORTAL.iterate(iterate_outcomes, _identity, self.log_interruption)
+        return PORTAL.iterate(iterate_outcomes, _identity, self._log_interruption)
 
     def progress(self) -> Iteration[Progress, Progress]:
         """Yield how far the batch is: now, and after each change, until it ends."""
@@ -644,7 +644,7 @@ class BatchHandle(Generic[T, X]):
                 print(index, step, loss)
         """
         read = functools.partial(self._aio.metrics, timeout=timeout)
-        return PORTAL.iterate(read, _identity, self.log_interruption)
+        return PORTAL.iterate(read, _identity, self._log_interruption)
 
     @overload
     def results(
@@ -886,10 +886,11 @@ class Sweep:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._batch.leave(self._async_sweep.__aexit__, kind, error, trace)
+        end = self._async_sweep.__aexit__
+        self._batch._leave(end, kind, error, trace)  # pyright: ignore[reportPrivateUsage]
 
     def __iter__(self) -> Iteration[Trial, Trial]:
-        return PORTAL.iterate(self._async_sweep.__aiter__, _identity, self._batch.log_interruption)
+        return PORTAL.iterate(self._async_sweep.__aiter__, _identity, self._log_interruption)
 
     def __aiter__(self) -> Iteration[Trial, Trial]:
         return iter(self)
@@ -930,8 +931,11 @@ class Sweep:
         try:
             PORTAL.call(self._async_sweep.wait)
         except KeyboardInterrupt:
-            self._batch.log_interruption()
+            self._log_interruption()
             raise
+
+    def _log_interruption(self) -> None:
+        self._batch._log_interruption()  # pyright: ignore[reportPrivateUsage]
 
 
 def _bundle(

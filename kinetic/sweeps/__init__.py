@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kinetic.sweeps.protocol import Direction, Optimizer, Proposal, State, Trial
-from kinetic.sweeps.search import ASHA, Choice, Float, GridSearch, Int, RandomSearch
+from kinetic.sweeps.search import ASHA, Choice, Domain, Float, GridSearch, Int, RandomSearch
 
 if TYPE_CHECKING:
     from kinetic.sweeps.ax import Ax
@@ -21,6 +21,7 @@ __all__ = [
     "Ax",
     "Choice",
     "Direction",
+    "Domain",
     "Float",
     "GridSearch",
     "Int",

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from kinetic.errors import ConfigurationError
 from kinetic.sweeps.protocol import Direction, Proposal, State
 
-__all__ = ["ASHA", "Choice", "Float", "GridSearch", "Int", "RandomSearch"]
+__all__ = ["ASHA", "Choice", "Domain", "Float", "GridSearch", "Int", "RandomSearch"]
 
 MAX_SHUFFLED = 100_000
 """Maximum number of points of a discrete space that random search shuffles, to repeat none."""
