@@ -296,7 +296,8 @@ class Client:
             input_mode: How an input becomes arguments. ``single``: it is the only argument;
                 ``args``: a sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives
                 keyword arguments, a list or tuple positional ones, anything else is the only
-                argument.
+                argument. ``labelled``: a
+                pair of a label, which the function does not get, and a dict of keyword arguments.
             max_concurrent: How many jobs may be unfinished at once. None: no limit.
             retries: How many times a failed item may run again.
             fail_fast: Start nothing more after the first failure.
