@@ -858,6 +858,9 @@ class Sweep:
     Args:
         sweep: The sweep in `kinetic.aio`; don't create one yourself.
 
+    Attributes:
+        batch: The handle of the batch that runs the trials.
+
     Example::
 
         with train.sweep(search, trials=50) as sweep:
@@ -868,7 +871,7 @@ class Sweep:
 
     def __init__(self, sweep: aio.Sweep) -> None:
         self._async_sweep = sweep
-        self._batch: BatchHandle[Any, Any] = BatchHandle(sweep.batch)
+        self.batch: BatchHandle[Any, Any] = BatchHandle(sweep.batch)
 
     def __repr__(self) -> str:
         return repr(self._async_sweep)
@@ -877,7 +880,7 @@ class Sweep:
         return _bundle(self._async_sweep, PORTAL.current)
 
     def __enter__(self) -> Self:
-        self._batch.__enter__()
+        self.batch.__enter__()
         return self
 
     def __exit__(
@@ -887,18 +890,13 @@ class Sweep:
         trace: TracebackType | None,
     ) -> None:
         end = self._async_sweep.__aexit__
-        self._batch._leave(end, kind, error, trace)  # pyright: ignore[reportPrivateUsage]
+        self.batch._leave(end, kind, error, trace)  # pyright: ignore[reportPrivateUsage]
 
     def __iter__(self) -> Iteration[Trial, Trial]:
         return PORTAL.iterate(self._async_sweep.__aiter__, _identity, self._log_interruption)
 
     def __aiter__(self) -> Iteration[Trial, Trial]:
         return iter(self)
-
-    @property
-    def batch(self) -> BatchHandle[Any, Any]:
-        """The handle of the batch that runs the trials."""
-        return self._batch
 
     @property
     def best(self) -> Trial:
@@ -935,7 +933,7 @@ class Sweep:
             raise
 
     def _log_interruption(self) -> None:
-        self._batch._log_interruption()  # pyright: ignore[reportPrivateUsage]
+        self.batch._log_interruption()  # pyright: ignore[reportPrivateUsage]
 
 
 def _bundle(
