@@ -48,7 +48,7 @@ from kinetic._runner.protocol.spool import Spooled
 from kinetic.errors import PackError
 
 if TYPE_CHECKING:
-    from kinetic._runner.protocol.changes import Change
+    from kinetic._runner.protocol.overlay import Change
 
 NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a file system without space for kinetic."""
@@ -154,7 +154,7 @@ SMALL_BYTES = 1024 * 1024
 """A changed file of at most this size ships again with the next call; see `Packer`."""
 
 MAX_CHANGED_BYTES = 64 * 1024 * 1024
-"""If more than this changed, or was shipped as changes beyond the archive's size, pack anew."""
+"""If more than this changed, or was shipped as overlays beyond the archive's size, pack anew."""
 
 IGNORED_BYTES = 50 * MEGABYTE
 """If git ignores more than this of what ships, a warning names the setting ``ship``."""
@@ -164,18 +164,18 @@ MAX_BASES = 8
 
 
 class Packed(NamedTuple):
-    """What ships for one call: an archive, and the changes since it was made (None: none)."""
+    """What ships for one call: an archive, and the overlay of later changes (None: no change)."""
 
     archive: Archive
-    changes: Spooled | None
+    overlay: Spooled | None
 
 
 class Packer:
     """Pack the projects of one client: everything at the first call, later only what changed.
 
-    The changes are a second archive over the first: new and changed files of at most `SMALL_BYTES`,
-    and the names of removed files. A warning names each larger file that changed, once. Larger
-    files ship again if a file of the first archive with code changes as well.
+    An overlay has the new and changed files of at most `SMALL_BYTES`, and the names of removed
+    files. A warning names each larger file that changed, once. Larger files ship again if a file
+    of the archive with code changes as well.
 
     Any thread may call `pack`; another call waits meanwhile. An archive stays in the cache while
     the packer uses it.
@@ -200,7 +200,7 @@ class Packer:
         environ: Mapping[str, str],
         progress: Callable[[int, int], None] | None = None,
     ) -> Packed:
-        """Return the archive of the project at *root*, and the changes since it was made.
+        """Return the archive of the project at *root*, and the overlay of what changed since.
 
         *exclude* has absolute paths to leave out, such as those that `Data` ships. *progress* is
         called in this thread with the bytes packed and the bytes to pack, but not if the cache has
@@ -220,7 +220,7 @@ class Packer:
             if base is not None and base.renew():
                 difference = base.difference(tree)
                 if not difference.needs_base(base):
-                    return Packed(base.archive, self._pack_changes(base, difference, root))
+                    return Packed(base.archive, self._pack_overlay(base, difference, root))
             if base is not None:
                 self._bases.pop(key).close()
             self._notify_of_git(tree, root, excluded, environ)
@@ -272,8 +272,8 @@ class Packer:
                 raise _pack_error(exc, root, draft, tree) from exc
             raise
 
-    def _pack_changes(self, base: _Base, difference: _Difference, root: Path) -> Spooled | None:
-        """Return the archive of the changes since *base*; None if there are none."""
+    def _pack_overlay(self, base: _Base, difference: _Difference, root: Path) -> Spooled | None:
+        """Return the overlay of what changed since *base*; None if nothing has."""
         sizes = {entry.name: format_size(entry.stamp.size) for entry in difference.large}
         if large := self._unnotified("large", sizes):
             described = [f"{name} ({sizes[name]})" for name in large]
@@ -289,17 +289,17 @@ class Packer:
             self._notify(tree, root, _PackSummary())
             return None
         fingerprint = f"{tree.fingerprint} {difference.removed}"
-        if base.changes is not None and base.changes[0] == fingerprint:
-            return base.changes[1]
-        from kinetic._runner.protocol import changes  # a first call has none
+        if base.overlay is not None and base.overlay[0] == fingerprint:
+            return base.overlay[1]
+        from kinetic._runner.protocol import overlay  # a first call has none
 
         now, summary = time.time_ns(), _PackSummary()
-        content = changes.encode({**difference.removed, **_read_changes(tree, summary)})
+        content = overlay.encode({**difference.removed, **_read_changed(tree, summary)})
         self._notify(tree, root, summary)
         packed = Spooled(content, hashlib.sha256(content).hexdigest(), len(content))
         base.shipped += packed.size
         is_fresh = any(_is_fresh(entry, now) for entry in tree.entries)
-        base.changes = None if is_fresh or summary.uncertain else (fingerprint, packed)
+        base.overlay = None if is_fresh or summary.uncertain else (fingerprint, packed)
         return packed
 
     def _notify_of_git(
@@ -403,11 +403,11 @@ def _ignored_modules(tree: Tree, root: Path) -> list[str]:
 
 
 class _Base:
-    """An archive, what it was made of, and the changes that were shipped over it.
+    """An archive, what it was made of, and the overlays that were shipped for it.
 
     ``known`` has the facts by name of what is in the archive; None for a file that may have changed
     since without another stamp. ``large`` has the names of its larger files. ``shipped`` counts the
-    bytes of changes. ``changes`` are the latest ones, with the fingerprint of their source.
+    bytes of overlays. ``overlay`` is the latest one, with the fingerprint of its source.
     """
 
     def __init__(self, archive: Archive, tree: Tree, uncertain: Collection[str]) -> None:
@@ -417,7 +417,7 @@ class _Base:
         self.large = {entry.name for entry in tree.entries if entry.stamp.size > SMALL_BYTES}
         self._contents: dict[str, tuple[int, int, int]] = {}
         self.shipped = 0
-        self.changes: tuple[str, Spooled] | None = None
+        self.overlay: tuple[str, Spooled] | None = None
         self._lock = -1
         with contextlib.suppress(OSError):  # removed already, or a file system without locks
             self._lock = os.open(archive.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -478,7 +478,7 @@ class _Base:
 
 
 class _Difference(NamedTuple):
-    """How a tree differs from an archive: *small* ships as changes, *large* doesn't.
+    """How a tree differs from an archive: *small* ships as an overlay, *large* doesn't.
 
     ``removed`` has the names that the tree lacks, in the order of their removal.
     """
@@ -489,7 +489,7 @@ class _Difference(NamedTuple):
     removed: dict[str, None]
 
     def needs_base(self, base: _Base) -> bool:
-        """Return whether another archive is needed, because changes would be stale or too large."""
+        """Return whether another archive is needed, because the overlay would be stale or large."""
         changed = [*(entry.name for entry in (*self.small, *self.large)), *self.removed]
         size = sum(entry.stamp.size for entry in self.small) + sum(map(len, changed))
         if size > MAX_CHANGED_BYTES or base.shipped > base.archive.size + MAX_CHANGED_BYTES:
@@ -511,9 +511,9 @@ def _is_fresh(entry: Entry, now: int) -> bool:
     return not entry.is_directory and abs(now - entry.stamp.ctime_ns) < FRESH_NS
 
 
-def _read_changes(tree: Tree, summary: _PackSummary) -> dict[str, Change | None]:
+def _read_changed(tree: Tree, summary: _PackSummary) -> dict[str, Change | None]:
     """Read the entries of *tree*, which are small; None stands for one that must not ship."""
-    from kinetic._runner.protocol.changes import Change
+    from kinetic._runner.protocol.overlay import Change
 
     found: dict[str, Change | None] = {}
     for entry in tree.entries:

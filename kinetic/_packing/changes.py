@@ -1,48 +1,50 @@
-"""Find what the program has changed in the project's modules since their import.
+"""Find what a job needs so that a call sees the project's modules as a direct call does.
 
-The job imports these modules anew. So that it sees what a direct call sees, it then sets:
+The job imports these modules anew. A search goes from the functions and classes of the call to the
+names that their code uses, and on to what containers and instances have. The job then
 
-- plain values (numbers, text, None, and containers of them) that differ from the literals of the
-  module's file. Only names count of which every assignment at the level of the module, or of a
-  class, is a literal, or imports such a name;
-- `Data`, which becomes a path.
+- imports all modules that the search has reached, in the order of this process, with what they
+  register at import;
+- sets the plain values (numbers, text, None, and containers of them) that differ from the literals
+  of the module's file. Only names count of which every assignment at the level of the module or
+  class is a literal, or imports such a name. So do attributes that a class gives only literals, of
+  an instance that the file makes from literals;
+- sets `Data`, which becomes a path.
 
-A warning names, once, what else was replaced, such as a function, and a file that was edited after
-its import. The search goes from the functions and classes of the call to the names that their code
-uses. It can't see names that code computes, as for `getattr`.
+A warning names, once, what else the program has replaced, such as a function, and a file that was
+edited after its import.
 """
 
 from __future__ import annotations
 
-import ast
+import abc
 import functools
-import os
+import opcode
 import sys
 import types
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from absl import logging
 
-from kinetic._packing.culprit import is_instance
+from kinetic._packing import source_text
 from kinetic._packing.discover import BY_VALUE_VARIABLE
 from kinetic._packing.modules import Modules
+from kinetic._packing.source_text import DEFINED, MADE, Scope, Text
 from kinetic.data import Data
 from kinetic.options import STARTED
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
-_CONTAINERS = (list, tuple, dict, set, frozenset)
-_MUTABLE = (list, dict, set)
+_CONTAINERS = (list, tuple, dict, set, frozenset, types.MappingProxyType)
 _MAX_DEPTH = 20
 _MAX_ITEMS = 10_000
-"""The search for `Data` and for replacements leaves out larger containers."""
+"""The search leaves out larger containers."""
 
 _WRAPPERS = (
     *(functools.partial, types.MethodType, staticmethod, classmethod, property),
     *(functools.cached_property, type(functools.cache(len))),
 )
-_WRAPPED = ("__wrapped__", "__func__", "func", "fget")
+_WRAPPED = ("__wrapped__", "__func__", "func", "fget", "fset")
 """Objects around a function, and their attributes that have it."""
 
 _OUTSIDE = ("__main__", "unittest.mock")
@@ -52,228 +54,285 @@ _named: set[str] = set()
 """What this process has named in a warning."""
 
 
-class _Literal(NamedTuple):
-    """A literal that a line of a file assigns, perhaps only under a condition."""
+class Changes(NamedTuple):
+    """The modules that a job imports, and the values, by module and name, that it then sets."""
 
-    line: int
-    value: Any
-    is_conditional: bool
+    imports: tuple[str, ...]
+    values: dict[str, dict[str, Any]]
 
 
-class _Scope:
-    """What the file of a module says about its names, or about those of a class in it.
+class _Literals(NamedTuple):
+    """The possible values of attributes of *holder*, which is at *place* in *module*.
 
-    ``given`` has what each statement gives to a name: a literal, the module and name that it
-    imports, its definition, or None. ``read`` are the names that statements use, and ``own`` those
-    that functions of the module assign. ``is_open`` says that there may be other names.
+    The attributes of a state belong together: if one isn't plain now, the job sets none.
     """
 
-    def __init__(self) -> None:
-        self.given: defaultdict[str, list[Any]] = defaultdict(list)
-        self.read: set[str] = set()
-        self.own: set[str] = set()
-        self.is_open = False
-
-    def literals(self, name: str) -> list[Any] | None:
-        """Return the possible values of a name that gets only literals; else None."""
-        found = sorted(self.given.get(name, ()), key=lambda given: getattr(given, "line", 0))
-        if not found or not all(isinstance(given, _Literal) for given in found):
-            return None
-        if name in self.read and isinstance(found[-1].value, _MUTABLE):
-            return None  # the module may fill it
-        last_counts = not any(given.is_conditional for given in found)
-        return [given.value for given in (found[-1:] if last_counts else found)]
-
-    def origin(self, name: str) -> tuple[str, str] | None:
-        """Return the module and name that *name* is imported from, if nothing else assigns it."""
-        match self.given.get(name):
-            case [(str(module), str(original))]:
-                return module, original
-            case _:
-                return None
-
-    def defines(self, name: str) -> bool:
-        """Return whether *name* is a function or class without a decorator, and nothing else."""
-        given = self.given.get(name, [])
-        return len(given) == 1 and getattr(given[0], "decorator_list", None) == []
+    holder: Any
+    module: str
+    place: str
+    values: Mapping[str, list[Any] | None]
+    is_state: bool
 
 
-def find(used: Iterable[Any], modules: Modules) -> dict[str, dict[str, Any]]:
-    """Return the changed values by module and name, for a call that uses the objects *used*."""
-    search = _Search(modules)
-    search.visit(used)
-    search.compare()
-    if search.replaced:
-        names, packages = sorted(search.replaced), sorted({*search.replaced.values()})
-        logging.warning(
-            "The job doesn't get what this process put in place of %s, because it imports %s. Pass "
-            "the replacement as an argument, or set %s=%s to send definitions by value.",
-            ", ".join(names),
-            ", ".join(packages),
-            BY_VALUE_VARIABLE,
-            ",".join(packages),
-        )
-    for file in search.edited:
-        logging.warning(
-            "%s was changed on disk after this process imported it: the job runs the new text.",
-            file,
-        )
-    return search.changes
+def find(used: Iterable[Any], modules: Modules) -> Changes:
+    """Return what the job of a call needs that uses the objects *used*."""
+    start = _Search(modules)
+    start.visit((value, frozenset()) for value in used)
+    key = (modules.key, frozenset((id(value), names) for value, names in start.roots))
+    search = _known.pop(key, None)
+    if search is None or search.identity != search.identify():
+        search = _Search(modules, start.roots)
+        search.finish()
+    _known[key] = search  # as the latest
+    if len(_known) > 32:
+        _known.pop(next(iter(_known)), None)
+    values = search.compare()
+    needs_imports = values or not search.is_imported
+    order = [name for name in list(sys.modules) if name in search.reached]
+    return Changes(tuple(order) if needs_imports else (), values)
 
 
 class _Search:
-    def __init__(self, modules: Modules) -> None:
-        self.changes: dict[str, dict[str, Any]] = {}
-        self.replaced: dict[str, str] = {}
-        self.edited: list[str] = []
-        self._modules = modules
-        self._reached: dict[str, types.ModuleType] = {}
-        self._seen: dict[tuple[int, int], Any] = {}
-        self._parsed: dict[str, dict[str, _Scope]] = {}
+    """A search from values to the *roots* in modules that the job imports; or from these on."""
 
-    def visit(self, used: Iterable[Any]) -> None:
-        """Follow the names that the code of *used* has, through functions, classes, and modules."""
-        stack: list[tuple[Any, frozenset[str]]] = [(value, frozenset()) for value in used]
+    def __init__(self, modules: Modules, roots: Iterable[tuple[Any, frozenset[str]]] = ()) -> None:
+        self.roots = list(roots)
+        self.is_imported = True
+        self.identity = 0
+        self.reached: dict[str, types.ModuleType] = {}
+        self._is_first = not self.roots
+        self._modules = modules
+        self._seen: dict[Any, tuple[Any, frozenset[str]]] = {}
+        self._texts: dict[str, Text] = {}
+        self._used: dict[tuple[str, str], Any] = {}
+        self._literals: list[_Literals] = []
+
+    def finish(self) -> None:
+        """Search from the roots; warn of replacements, and prepare the other methods."""
+        self.visit(self.roots)
+        self._literals = [
+            literals for module in self.reached.values() for literals in self._literals_of(module)
+        ]
+        self._warn()
+        # Definitions stay alive, so that Python reuses no ID in `identify`.
+        keep = [value for value, _ in self._seen.values() if not _is_module(value)]
+        keep = [*filter(_items, keep), *self.reached.values()]
+        self._seen = {id(value): (value, frozenset()) for value in keep}
+        self.identity = self.identify()
+        # Unpickling imports the modules of the roots, and their texts import others.
+        stack, imported = [_home(value) for value, _ in self.roots], set[str]()
+        while stack:
+            if (name := stack.pop()) not in imported:
+                imported.add(name)
+                scope = self._text(name).scopes.get("") if name in self.reached else None
+                for base, inner in scope.imports() if scope else ():
+                    stack += base, f"{base}.{inner}"
+                stack.append(name.rpartition(".")[0])
+        self.is_imported = imported.issuperset(self.reached)
+
+    def identify(self) -> int:
+        """Return a number that changes if a search would see other objects than plain values."""
+        found: list[Any] = [len(sys.modules), *map(source_text.file_of, self.reached.values())]
+        for value, _ in self._seen.values():
+            items = _items(value)
+            found.append(len(items))
+            found += [id(item) for item in items if _kind(item) not in _PLAIN]
+        return hash(tuple(found))
+
+    def visit(self, values: Iterable[tuple[Any, frozenset[str]]]) -> None:
+        """Follow *values*, each with the names that the code around it uses."""
+        stack = list(values)
         while stack:
             value, names = stack.pop()
-            key = (id(value), id(names) if isinstance(value, types.ModuleType) else 0)
-            if key not in self._seen:
-                self._seen[key] = (value, names)  # keeps both alive, so Python reuses no ID
-                stack.extend(self._parts(value, names))
+            kind = _kind(value)
+            key = (id(value), id(names) if _is_module(value) else "__subclasses__" in names)
+            if kind in _PLAIN or key in self._seen:
+                continue
+            self._seen[key] = (value, names)  # keeps both alive, so Python reuses no ID
+            home = _home(value)
+            if (module := self._modules.imported(home)) is None:
+                stack += self._parts(value, names, None, self._modules.is_by_value(home))
+            elif not self._is_first:
+                self.reached[home] = module
+                stack += self._parts(value, names, module, True)
+            elif "<locals>" in getattr(value, "__qualname__", "") and not issubclass(kind, type):
+                # It travels by value. No root refers to it, because it may hold large values.
+                self.roots.append((module, _names_of(value.__code__)))
+                stack += self._parts(value, names, None, True)
+            else:
+                self.roots.append((value, names))
 
-    def _parts(self, value: Any, names: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
-        """Yield the values that *value* uses, with the names that the code around them uses."""
-        if isinstance(value, types.FunctionType):
-            yield from self._parts_of_function(value)
-        elif isinstance(value, types.ModuleType):
-            if self._reach(value.__name__):
-                for name in names & vars(value).keys():
-                    yield from self._part(value, name, vars(value)[name], names)
-        elif isinstance(value, type):
-            module = self._reach(value.__module__)
-            has_name = _attribute(module, value.__qualname__) is value
-            for name, part in list(vars(value).items()) if module and has_name else ():
-                yield from self._part(module, f"{value.__qualname__}.{name}", part, names)
-            yield from ((base, names) for base in value.__bases__)
+    def _parts(
+        self, value: Any, names: frozenset[str], module: types.ModuleType | None, is_own: bool
+    ) -> Iterator[tuple[Any, frozenset[str]]]:
+        """Yield what *value* uses; what is not *is_own* knows no names of the project."""
+        kind, others = _kind(value), list[Any]()
+        if kind is types.FunctionType:
+            names, space = _names_of(value.__code__), value.__globals__
+            if module is not None and vars(module) is not space:
+                module = None  # a function of an earlier module of this name
+            for name in names & space.keys() if is_own else ():
+                yield self._use(module, name, space[name]), names
+            # A cache entry of other code may look like this instruction: then this finds no more.
+            if is_own and opcode.opmap["IMPORT_NAME"] in value.__code__.co_code[::2]:
+                package = space.get("__package__")
+                places = {*names, *(f"{package}.{name}" for name in names)}
+                others += [sys.modules[name] for name in places & sys.modules.keys()]
+            others += _items(value)
+        elif _is_module(value):
+            for name in names & _namespace(value).keys() if is_own else ():
+                yield self._use(module, name, _namespace(value)[name]), names
+        elif issubclass(kind, type):
+            is_named = _attribute(module, value.__qualname__) is value
+            for name, part in [*_namespace(value).items()] if is_own else ():
+                place = f"{value.__qualname__}.{name}"
+                yield self._use(module if is_named else None, place, part), names
+            others += [*value.__bases__, kind] if is_own else ()
+            if is_own and "__subclasses__" in names:
+                others += type.__subclasses__(value)
+            if is_own and issubclass(kind, abc.ABCMeta):  # with what ``register`` has added
+                others += [known() for known in cast("Any", abc)._get_dump(value)[0]]
         else:
-            if is_instance(value, *_WRAPPERS) or hasattr(
-                type(cast("object", value)), "__kinetic__"
-            ):
-                inner = (_attribute(value, name) for name in _WRAPPED)
-                yield from ((part, names) for part in inner if isinstance(part, types.FunctionType))
-            yield type(value), names
+            home = kind.__module__
+            is_own = self._modules.is_by_value(home) or self._modules.imported(home) is not None
+            is_container = issubclass(kind, _CONTAINERS) or _is_wrapper(value)
+            others += [kind, *(_items(value) if is_own or is_container else ())]
+        yield from ((other, names) for other in others)
 
-    def _parts_of_function(
-        self, function: types.FunctionType
-    ) -> Iterator[tuple[Any, frozenset[str]]]:
-        names = _names_of(function.__code__)
-        space = function.__globals__
-        home = space.get("__name__")
-        module = self._reach(home)
-        if module is not None and vars(module) is not space:
-            module = None  # a function of an earlier module of this name
+    def _use(self, module: types.ModuleType | None, place: str, value: Any) -> Any:
+        """Note that the call uses what *place* has, and return it."""
         if module is not None:
-            self._check_edited(module, function)
-        for name in names & space.keys():
-            yield from self._part(module, name, space[name], names)
-        package = space.get("__package__")
-        local = [f"{package}.{name}" for name in names] if module and package else []
-        for name in (*names, *local):  # modules that the function itself imports
-            if name in sys.modules and (imported := self._modules.imported(name)) is not None:
-                yield imported, names
-        cells = [_attribute(cell, "cell_contents") for cell in function.__closure__ or ()]
-        yield from ((part, names) for part in (*cells, vars(function).get("__wrapped__")))
+            self._used[module.__name__, place] = value
+        return value
 
-    def _part(
-        self, module: types.ModuleType | None, name: str, value: Any, names: frozenset[str]
-    ) -> Iterator[tuple[Any, frozenset[str]]]:
-        """Yield the *value* of a global; note the `Data` in it, and a replacement."""
-        if module is not None:
-            place = f"{module.__name__}.{name}"
+    def _text(self, name: str) -> Text:
+        if name not in self._texts:
+            module = self._modules.imported(name)
+            self._texts[name] = Text({}) if module is None else source_text.text_of(module)
+        return self._texts[name]
+
+    # --- values ---------------------------------------------------------------------------
+
+    def compare(self) -> dict[str, dict[str, Any]]:
+        """Return the values that differ from the literals, and those with `Data`."""
+        values: dict[str, dict[str, Any]] = {}
+        for (module, place), value in self._used.items():
             if _has_data(value):
-                self._change(module.__name__, name, value)
-            elif place not in _named and self._is_replaced(module, name, value):
-                _named.add(place)
-                self.replaced[place] = module.__name__
-        yield value, names
+                values.setdefault(module, {})[place] = value
+        for holder, module, place, literals, is_state in self._literals:
+            now = {name: value for name, value in [*_namespace(holder).items()] if name in literals}
+            plain = {name: value for name, value in now.items() if _is_plain(value)}
+            for name, value in plain.items() if not is_state or len(plain) == len(now) else ():
+                known = literals[name]
+                if known is not None and not any(_same(value, literal) for literal in known):
+                    values.setdefault(module, {})[f"{place}.{name}".lstrip(".")] = value
+        return values
 
-    def _reach(self, name: Any) -> types.ModuleType | None:
-        module = self._modules.imported(name)
-        if module is not None:
-            self._reached[module.__name__] = module
-        return module
+    def _literals_of(self, module: types.ModuleType) -> Iterator[_Literals]:
+        """Yield the literals of *module*, of its classes, and of its instances."""
+        text, home = self._text(module.__name__), module.__name__
+        for owner, scope in text.scopes.items():
+            holder: Any = _attribute(module, owner) if owner else module
+            if owner and not issubclass(type(holder), type):
+                continue
+            literals: dict[str, list[Any]] = {}
+            for name, value in [*_namespace(holder).items()]:
+                if (found := self._literals_at(scope, name)) is not None:
+                    literals[name] = found
+                elif not (owner or scope.is_open or name in scope.given or name[:2] == "__"):
+                    literals[name] = []  # the file lacks the name
+                elif scope.given.get(name) == [MADE] and not owner:
+                    yield _Literals(value, home, name, self._attributes_of(value), True)
+            own = {name: literals.pop(name) for name in text.own & literals.keys() if not owner}
+            yield _Literals(holder, home, owner, literals, False)
+            yield _Literals(holder, home, owner, own, True)
 
-    def _change(self, module: str, name: str, value: Any) -> None:
-        self.changes.setdefault(module, {})[name] = value
-
-    def _scopes(self, module: types.ModuleType) -> dict[str, _Scope]:
-        """Return the scopes of a module's file: its own under "", those of its classes by name."""
-        if module.__name__ not in self._parsed:
-            package = str(vars(module).get("__package__") or "")
-            file = _file_of(module)
-            self._parsed[module.__name__] = {} if file is None else parse(*file, package)
-        return self._parsed[module.__name__]
-
-    def compare(self) -> None:
-        """Compare the plain values of the modules that were reached with those of their files."""
-        for module in list(self._reached.values()):
-            for owner, scope in self._scopes(module).items():
-                holder: Any = _attribute(module, owner) if owner else module
-                if owner and not isinstance(holder, type):
-                    continue
-                for name, value in list(vars(holder).items()):
-                    literals = self._literals(scope, name)
-                    if not (owner or scope.is_open or name in scope.given or name[:2] == "__"):
-                        literals = []  # the file lacks the name
-                    if literals is None or not _is_plain(value):
-                        continue
-                    if not any(_same(value, literal) for literal in literals):
-                        self._change(module.__name__, f"{owner}.{name}".lstrip("."), value)
-
-    def _literals(self, scope: _Scope, name: str, depth: int = _MAX_DEPTH) -> list[Any] | None:
+    def _literals_at(self, scope: Scope | None, name: str, depth: int = 0) -> list[Any] | None:
         """Return the possible values of a name that gets only literals, or imports such a name."""
-        if (origin := scope.origin(name)) is None or not depth:
-            return scope.literals(name)
-        module = self._modules.imported(origin[0])
-        found = self._scopes(module).get("") if module is not None else None
-        return None if found is None else self._literals(found, origin[1], depth - 1)
+        match scope.given.get(name) if scope else None:
+            case [(str(module), str(original))] if depth < _MAX_DEPTH:
+                return self._literals_at(self._text(module).scopes.get(""), original, depth + 1)
+            case _:
+                return scope.literals(name) if scope else None
 
-    def _is_replaced(self, module: types.ModuleType, place: str, value: Any) -> bool:
-        """Return whether the program has put *value* in place of what the file defines."""
-        if is_instance(value, classmethod, staticmethod):
-            value = value.__func__  # Python makes these of methods such as ``__new__``
+    def _attributes_of(self, instance: Any) -> dict[str, list[Any] | None]:
+        """Return the possible values of all attributes; None for those that get others too."""
+        found: dict[str, list[Any] | None] = {}
+        for base in _kind(instance).__mro__[-2::-1]:
+            module = self._modules.imported(base.__module__)
+            file = source_text.file_of(module) if module is not None else None
+            if file is None:
+                return {}  # an unknown class may read files, or the environment
+            for name, literals in source_text.attributes(*file, base.__qualname__).items():
+                before = found.get(name, [])
+                found[name] = None if literals is None or before is None else before + literals
+        return {name: found.get(name) for name in _namespace(instance)}
+
+    # --- replacements ---------------------------------------------------------------------
+
+    def _warn(self) -> None:
+        stored = frozenset[str]().union(*(text.stored for text in self._texts.values()))
+        replaced: dict[str, str] = {}
+        for (name, place), value in self._used.items():
+            full = f"{name}.{place}"
+            if full not in _named and self._is_replaced(name, place, value, stored):
+                _named.add(full)
+                replaced[full] = name
+        if replaced:
+            packages = sorted({*replaced.values()})
+            logging.warning(
+                "The job doesn't get what this process put in place of %s, because it imports %s. "
+                "Pass the replacement as an argument, or set %s=%s to send definitions by value.",
+                ", ".join(sorted(replaced)),
+                ", ".join(packages),
+                BY_VALUE_VARIABLE,
+                ",".join(packages),
+            )
+        files = {name: source_text.file_of(module) for name, module in self.reached.items()}
+        new = {name: file for name, file in files.items() if file and file[1] / 1e9 > STARTED}
+        for value, _ in self._seen.values():
+            if _kind(value) is not types.FunctionType or not (file := new.get(_home(value))):
+                continue
+            if value.__code__.co_filename != file[0] or file[0] in _named:
+                continue
+            if not _essences(value.__code__) <= _essences_of(*file):
+                _named.add(file[0])
+                logging.warning(
+                    "%s was changed on disk after this process imported it: the job runs the new "
+                    "text.",
+                    file[0],
+                )
+
+    def _is_replaced(self, home: str, place: str, value: Any, stored: frozenset[str]) -> bool:
+        """Return whether the program has put *value* in place of what the text of *home* gives.
+
+        *stored* are the names that code of the project may set outside of its module.
+        """
+        kind, scopes = _kind(value), self._text(home).scopes
         owner, _, name = place.rpartition(".")
-        scopes = self._scopes(module)
-        if (scope := scopes.get(owner)) is None or isinstance(value, types.ModuleType):
+        if owner not in scopes or _is_module(value):
             return False
-        if any(_origin(part) in _OUTSIDE for part in (value, *_contents(value))):
+        parts = [value, *(_namespace(value).values() if kind is types.FunctionType else ())]
+        parts += [item for part in parts if _kind(part) in _CONTAINERS for item in _items(part)]
+        if any((_home(part) or _kind(part).__module__) in _OUTSIDE for part in parts):
             return True
-        if scope.defines(name):
-            outer, _, class_name = owner.rpartition(".")
-            # A decorator of the class may have wrapped its methods.
-            is_as_written = not owner or (outer in scopes and scopes[outer].defines(class_name))
-            space = getattr(value, "__globals__", None) if is_as_written else None
-            if space is not None and space is not vars(module):
-                return True
-            here = (module.__name__, place)
-            return (_origin(value), getattr(value, "__qualname__", None)) != here
-        # A class may turn the literals of its body into anything.
-        is_set_outside = not owner and scope.literals(name) is not None and name not in scope.own
-        return is_set_outside and not _is_plain(value) and type(value) not in _MUTABLE
+        scope = scopes[owner]
+        match scope.given.get(name):
+            case [(str(origin), str(original))] if not owner:
+                module, texts = self._modules.imported(origin), self._text(origin).scopes
+                is_defined = "" in texts and texts[""].given.get(original) == [DEFINED]
+                return is_defined and not _has_original(value, module, original)
+            case [source_text.DEFINED] if not scope.is_open:
+                module = self.reached[home]
+                is_kept = not owner or _keeps_methods(module, owner, scopes)
+                return is_kept and not _has_original(value, module, place)
+            case _:
+                is_set = not owner and scope.literals(name) is not None and name not in stored
+                return is_set and kind not in (*_PLAIN, *_CONTAINERS)
 
-    def _check_edited(self, module: types.ModuleType, function: types.FunctionType) -> None:
-        """Note the file of *module* if its text has another code for *function*."""
-        if (state := _file_of(module)) is None or state[0] in _named:
-            return
-        file, changed, size = state
-        is_of_file = function.__code__.co_filename == file
-        if (
-            is_of_file
-            and changed / 1e9 > STARTED
-            and _essence(function.__code__) not in _codes(file, changed, size)
-        ):
-            _named.add(file)
-            self.edited.append(file)
+
+_known: dict[Any, _Search] = {}
+"""The latest searches, by their roots."""
 
 
 def _attribute(value: Any, dotted: str) -> Any:
@@ -293,167 +352,124 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*inner)
 
 
-def _origin(value: Any) -> Any:
-    """Return the name of the module that defines a function, a class, or the class of *value*."""
-    is_definition = is_instance(value, types.FunctionType, type)
-    return value.__module__ if is_definition else type(cast("object", value)).__module__
+def _kind(value: object) -> Any:
+    """Return the class of *value*; `isinstance` would run code of a proxy."""
+    return type(value)
 
 
-def _contents(value: Any) -> list[Any]:
-    """Return the parts of a container, such as a registry; none of a large container."""
-    if not is_instance(value, dict, list, set, tuple) or len(value) > _MAX_ITEMS:
-        return []
-    return list(value.values() if is_instance(value, dict) else value)
+def _is_module(value: Any) -> bool:
+    return issubclass(_kind(value), types.ModuleType)
 
 
-# --- values -------------------------------------------------------------------------------
+def _is_wrapper(value: Any) -> bool:
+    return issubclass(_kind(value), _WRAPPERS) or hasattr(_kind(value), "__kinetic__")
+
+
+def _home(value: Any) -> str:
+    """Return the name of the module of a function, of a class, or of *value*, a module; or ""."""
+    name: Any = ""
+    if _kind(value) is types.FunctionType:
+        name = value.__globals__.get("__name__")
+    elif _is_module(value) or issubclass(_kind(value), type):
+        name = value.__name__ if _is_module(value) else value.__module__
+    return name if isinstance(name, str) else ""
+
+
+def _namespace(value: Any) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        return {}
+
+
+def _items(value: Any) -> list[Any]:
+    """Return what a container, a wrapper, a function, or anything else with attributes has."""
+    kind = _kind(value)
+    base: Any = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if base and base.__len__(value) <= _MAX_ITEMS:  # not by the user's own methods
+        is_dict = issubclass(kind, (dict, types.MappingProxyType))
+        return [*base.__iter__(value), *(base.values(value) if is_dict else ())]
+    if _is_wrapper(value):
+        return [_attribute(value, name) for name in _WRAPPED]
+    cells = value.__closure__ or () if kind is types.FunctionType else ()
+    return [*(_attribute(cell, "cell_contents") for cell in cells), *_namespace(value).values()]
+
+
+def _keeps_methods(module: types.ModuleType, owner: str, scopes: dict[str, Scope]) -> bool:
+    """Return whether no decorator, metaclass, or ``__init_subclass__`` has changed a class."""
+    cls: Any = _attribute(module, owner)
+    hooks = [base for base in cls.__mro__[1:-1] if "__init_subclass__" in vars(base)]
+    outer, _, name = owner.rpartition(".")
+    while name and scopes[outer].given.get(name) == [DEFINED]:
+        outer, _, name = outer.rpartition(".")
+    is_typing = all(base.__module__ == "typing" for base in hooks)
+    return not name and type(cls) in (type, abc.ABCMeta) and is_typing
+
+
+def _has_original(value: Any, module: Any, place: str) -> bool:
+    """Return whether *value* is what *module* defines at *place*, or a wrapper that has it."""
+    stack = [value]
+    for _ in range(100):  # a wrapper has few parts
+        part: Any = stack.pop() if stack else None
+        if _kind(part) is types.FunctionType:
+            name = place.rpartition(".")[2]
+            if part.__globals__ is vars(module) and part.__code__.co_name == name:
+                return True
+        elif issubclass(_kind(part), type):
+            own = [item for item in _namespace(part).values() if _kind(item) is types.FunctionType]
+            is_here = part.__module__ == module.__name__ or not own
+            is_here |= any(item.__globals__ is vars(module) for item in own)
+            if is_here and part.__qualname__ == place:
+                return True
+            continue
+        stack += _items(part)
+    return bool(stack)
 
 
 def _is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
-    kind = type(cast("object", value))
+    kind = _kind(value)
     if kind in _PLAIN:
         return True
-    if kind not in _CONTAINERS or not depth:
+    if kind not in _CONTAINERS or kind is types.MappingProxyType or not depth:
         return False
-    parts = (*value.keys(), *value.values()) if kind is dict else tuple(value)
+    parts = [*value, *value.values()] if kind is dict else value
     return all(_is_plain(part, depth - 1) for part in parts)
 
 
 def _has_data(value: Any, depth: int = _MAX_DEPTH) -> bool:
     """Return whether *value* is a `Data`, or a container of plain values and `Data`."""
-    if isinstance(value, Data):
-        return True
-    if type(value) not in (list, tuple, dict) or not depth:
-        return False
-    parts = _contents(value)
+    if _kind(value) not in (list, tuple, dict) or not depth or len(value) > _MAX_ITEMS:
+        return issubclass(_kind(value), Data)
+    parts = list(value.values() if _kind(value) is dict else value)
     found = [_has_data(part, depth - 1) for part in parts]
-    return any(found) and all(
-        has or _is_plain(part) for has, part in zip(found, parts, strict=True)
-    )
+    is_known = (has or _is_plain(part) for has, part in zip(found, parts, strict=True))
+    return any(found) and all(is_known)
 
 
 def _same(first: Any, second: Any) -> bool:
     """Return whether two plain values are equal and of the same types: 1 differs from True."""
-    if type(cast("object", first)) is not type(cast("object", second)):
+    if _kind(first) is not _kind(second):
         return False
-    if is_instance(first, dict):
+    if _kind(first) is dict:
         return [*first] == [*second] and all(_same(first[key], second[key]) for key in first)
-    if is_instance(first, list, tuple):
+    if _kind(first) in (list, tuple):
         return len(first) == len(second) and all(map(_same, first, second))
     return bool(first == second)
 
 
-# --- files --------------------------------------------------------------------------------
-
-
-def _file_of(module: types.ModuleType) -> tuple[str, int, int] | None:
-    """Return the source file of a module, its time in ns, and its size; None without a source."""
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not file.endswith(".py"):
-        return None
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return file, status.st_mtime_ns, status.st_size
-
-
-@functools.lru_cache(maxsize=256)
-def _codes(file: str, changed: int, size: int) -> frozenset[Any]:
-    """Return what is essential of each function's code in a file; see `parse` for the arguments."""
-    try:
-        with open(file, "rb") as source:
-            stack = [compile(source.read(), file, "exec", dont_inherit=True)]
-    except (OSError, SyntaxError, ValueError):
-        return frozenset()
-    found: set[Any] = set()
-    while stack:
-        inner = [part for part in stack.pop().co_consts if isinstance(part, types.CodeType)]
-        found.update(map(_essence, inner))
-        stack += inner
-    return frozenset(found)
-
-
-def _essence(code: types.CodeType) -> Any:
-    """Return what *code* does, without its name and lines, which a reload may leave different."""
-    constants: list[Any] = [
-        _essence(part) if isinstance(part, types.CodeType) else (type(part), part)
-        for part in code.co_consts
-    ]
-    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
+def _essences(code: types.CodeType) -> frozenset[Any]:
+    """Return what *code* and the code in it do, without lines, which a reload may leave."""
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    constants = tuple((_kind(part), part) for part in code.co_consts if part not in inner)
+    own = (code.co_code, code.co_names, code.co_varnames, constants)
+    return frozenset([own]).union(*map(_essences, inner))
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(file: str, changed: int, size: int, package: str) -> dict[str, _Scope]:
-    """Parse a file that was *changed* at a time and has a *size*, which are keys of the cache."""
+def _essences_of(file: str, changed: int, size: int) -> frozenset[Any]:
+    """Return the essences of a file; the other arguments are keys of the cache."""
     try:
         with open(file, "rb") as source:
-            tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return {}
-    scopes: dict[str, _Scope] = {}
-    _read_scope(tree.body, "", package, scopes)
-    return scopes
-
-
-def _read_scope(body: list[ast.stmt], owner: str, package: str, scopes: dict[str, _Scope]) -> None:
-    """Read the scope of a module (*owner* is empty) or a class, and those of classes in it."""
-    scope = scopes[owner] = _Scope()
-    stack: list[ast.AST] = list(body)
-    while stack:
-        node = stack.pop()
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=value)
-                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-            ) if (literal := _literal(value)) is not None:
-                scope.given[name].append(_Literal(node.lineno, literal[0], node not in body))
-                continue
-            case ast.AnnAssign(value=None) | ast.Lambda():
-                continue
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                scope.given[node.name].append(node)
-                inner = [part for part in ast.walk(node) if isinstance(part, ast.Global)]
-                scope.own.update(name for part in inner for name in part.names)
-                stack += node.decorator_list
-                if isinstance(node, ast.ClassDef):
-                    _read_scope(node.body, f"{owner}.{node.name}".lstrip("."), package, scopes)
-                else:
-                    stack += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-                continue
-            case ast.ImportFrom():
-                for alias in node.names:
-                    origin = (_absolute(node, package), alias.name)
-                    scope.given[alias.asname or alias.name].append(origin)
-                    scope.is_open |= alias.name == "*"
-            case ast.Import():
-                for alias in node.names:
-                    scope.given[alias.asname or alias.name.partition(".")[0]].append(None)
-            case ast.Name(id=name, ctx=ast.Load()):
-                scope.read.add(name)
-                scope.is_open |= name in ("globals", "exec", "vars", "setattr", "locals")
-            case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
-                scope.given[name].append(None)  # changes what the name has
-            case (
-                ast.Name(id=name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name))
-            ):
-                scope.given[name].append(None)
-            case _:
-                pass
-        stack += ast.iter_child_nodes(node)
-
-
-def _literal(node: ast.expr) -> tuple[Any] | None:
-    """Return, in a tuple, the value of a literal; None for other expressions."""
-    try:
-        return (ast.literal_eval(node),)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
-
-
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    """Return the module that ``from … import`` names."""
-    if not node.level:
-        return node.module or ""
-    base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
-    return f"{base}.{node.module}" if node.module else base
+            return _essences(compile(source.read(), file, "exec", dont_inherit=True))
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()

@@ -105,7 +105,7 @@ class Project:
     sys_path: tuple[str, ...]
     by_value: frozenset[str] = frozenset()
     """The modules and packages that `KINETIC_BY_VALUE` names: the job doesn't import them."""
-    changes: dict[tuple[int, ...], tuple[list[Any], dict[str, dict[str, Any]]]] = field(
+    changes: dict[tuple[int, ...], tuple[list[Any], Any]] = field(
         default_factory=dict[Any, Any], compare=False, repr=False
     )
     """What `changes` has found for the classes of arguments."""

@@ -55,6 +55,12 @@ class Modules:
         self.files: dict[str, str] = {}
         """The file of each module that the job loads from its file, because its name differs."""
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What decides how modules get to the job."""
+        registered = frozenset(_cloudpickle.list_registry_pickle_by_value())
+        return self._base, self._ships, tuple(self._roots), self._by_value, registered
+
     def mode_of(self, name: object, module: types.ModuleType | None = None) -> PicklingMode:
         """Return how the module *name* gets to the job.
 

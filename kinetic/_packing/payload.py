@@ -279,10 +279,10 @@ class _Pickling:
         sink, uses, used = Spool(path, MEMORY_BYTES), self._table.uses, list[Any]()
         try:
             self._write(value, sink, used=used)
-            if changed := self._find_changes(used):
+            if any(needed := self._find_changes(used)):
                 sink.discard()
                 sink = Spool(path, MEMORY_BYTES)
-                self._write(Changed(value, changed), sink)
+                self._write(Changed(value, *needed), sink)
             if self._table.uses > uses:
                 refuse_data_as_key(self._parts(), self._function_name)
             return sink.finish()
@@ -295,18 +295,18 @@ class _Pickling:
             exc.__traceback__ = without_own_frames(exc.__traceback__)
             raise self._pack_error(found, exc) from exc if exc.__traceback__ else None
 
-    def _find_changes(self, used: list[Any]) -> dict[str, dict[str, Any]]:
+    def _find_changes(self, used: list[Any]) -> changes.Changes:
         """Find changes for the objects *used*; for classes alone, once per submission.
 
         So all items of a batch see the same values, and a search doesn't slow each item.
         """
         known, key = self._project.changes, tuple(map(id, used))
-        if key not in known:
+        _, found = known.get(key, (used, None))
+        if found is None:
             found = changes.find(used, self._modules)
-            if not all(isinstance(item, type) for item in used):
-                return found
-            known[key] = (used, found)  # keeps *used* alive, so Python reuses no ID
-        return known[key][1]
+            if all(isinstance(item, type) for item in used):
+                known[key] = (used, found)  # keeps *used* alive, so Python reuses no ID
+        return cast("changes.Changes", found)
 
     def describe_largest(self, parts: Iterable[Part], prefix: str) -> str:
         """Name the largest of *parts* in a sentence that begins with *prefix*."""

@@ -160,12 +160,9 @@ class CallPickler(pickles.Pickler):
             self._used.append(obj)
             return self._reference(obj) or (stand_ins.Decorated, (obj.__wrapped__,))
         if kind is Changed:
-            modules = self._modules.files
-            changes = [
-                (name, self._path_in_job(modules.get(name)), values)
-                for name, values in obj.changes.items()
-            ]
-            return stand_ins.with_changes, (obj.value, changes)
+            # Unpickling follows this order: imports, the value, changes.
+            imports = _StandIn((stand_ins.import_all, (self._places(obj.imports),)))
+            return stand_ins.with_changes, (imports, obj.value, obj.changes)
         if kind is types.MethodType and obj.__name__ == "get_ipython":
             raise PackError(
                 "The function has a magic (%…) or a shell line (!…), which works only in a "
@@ -363,6 +360,11 @@ class CallPickler(pickles.Pickler):
             ]
         return relocated
 
+    def _places(self, modules: Sequence[str]) -> list[tuple[str, Any]]:
+        """Return *modules* with their files in the job; None for those that it finds by name."""
+        found = [name for name in modules if self._modules.imported(name) is not None]
+        return [(name, self._path_in_job(self._modules.files.get(name))) for name in found]
+
     def _path_in_job(self, path: Any) -> Any:
         """Return a stand-in for the path in the job if *path* is in the project; else *path*."""
         root = self._project.root
@@ -380,10 +382,13 @@ class CallPickler(pickles.Pickler):
 
 
 class Changed:
-    """A value, and the *changes* of modules that the job makes after it has loaded the value."""
+    """A value, the modules that the job imports before it, and values that it sets in modules."""
 
-    def __init__(self, value: Any, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, value: Any, imports: Sequence[str], changes: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         self.value = value
+        self.imports = imports
         self.changes = changes
 
 

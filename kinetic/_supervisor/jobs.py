@@ -123,6 +123,8 @@ _SHOWN = (
 class Job:
     """One job. ``created`` and ``ended`` are seconds since the epoch.
 
+    A worker that has given its slots back is ``paused``: it runs, and waits for slots in the queue.
+    ``asked_back`` says that it was asked to do so after its item.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
     the outcome is stored, while the process still runs and has its slots.
     """
@@ -143,6 +145,8 @@ class Job:
     message: str = ""
     started: float = 0.0
     ended: float = 0.0
+    paused: bool = False
+    asked_back: bool = False
 
     def view(self) -> dict[str, Any]:
         """Return the description of the job for clients and for the journal."""
@@ -232,18 +236,45 @@ class Table:
         """
         for with_gpus in (True, False):
             queue = self._queues[with_gpus]
-            while queue and queue[0].state is not State.QUEUED:
+            while queue and queue[0].state is not State.QUEUED and not queue[0].paused:
                 queue.popleft()
             if not queue:
                 continue
             job = queue[0]
             if (grant := self.slots.take(job.need)) is not None:
                 queue.popleft()
-                job.grant = grant
+                job.grant, job.paused = grant, False
                 return job
             if with_gpus and self.slots.has_free_gpus(job.need):
                 return None
         return None
+
+    def pause(self, job: Job) -> None:
+        """Take the slots of a worker that runs no item, and queue it for new ones."""
+        if job.grant is not None and job.state is State.RUNNING:
+            self.slots.release(job.grant)
+            job.grant, job.paused, job.asked_back = None, True, False
+            self._queues[job.need.gpus > 0].append(job)
+
+    def ask_back(self) -> list[Job]:
+        """Decide which workers give their slots back after their item; return those that change.
+
+        While a job waits, these are all workers of other submissions: any of them may be the next
+        that ends an item. Workers of the submission that waits would gain it nothing.
+        """
+        waiting = {
+            _submission(next(it for it in queue if it.state is State.QUEUED or it.paused))
+            for queue in self._queues.values()
+            if any(it.state is State.QUEUED or it.paused for it in queue)
+        }
+        changed: list[Job] = []
+        for job in self._running.values():
+            is_worker = job.header is not None and bool(job.header.worker)
+            asked = is_worker and job.grant is not None and bool(waiting - {_submission(job)})
+            if asked != job.asked_back:
+                job.asked_back = asked
+                changed.append(job)
+        return changed
 
     def report_waiting(self, now: float) -> Iterator[Action]:
         """Update the messages of queued jobs about what they wait for, after `QUEUED_S` seconds."""
@@ -267,6 +298,10 @@ class Table:
         self._running[executor] = job
         timeout = job.header.timeout if job.header is not None else None
         return [Report(job), Start(job), SetTimer(job, timeout)]
+
+    def running(self, executor: str) -> Job | None:
+        """Return the running job of a process; None if it has ended."""
+        return self._running.get(executor)
 
     def mark_leaving(self, executor: str) -> Job | None:
         """Note that process *executor* has stored its outcome; return its running job or None."""
@@ -389,6 +424,7 @@ class Table:
         if job.grant is not None:
             self.slots.release(job.grant)
             job.grant = None
+        job.paused = False
         self._running.pop(job.executor, None)
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:

@@ -376,6 +376,7 @@ class Parents:
             "cache": str(self._paths.cache),
             "memory_bytes": header.memory_bytes,
             "mounts": LINUX,
+            "worker": header.worker,
             "spares": self._sweeper.keeps_spares,
             "command": [*header.command, "-u", runner] if header.fresh else [],
         }

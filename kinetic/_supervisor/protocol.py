@@ -156,6 +156,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "owned": (bool,), "cpus": (int,), "gpus": (int,), "memory_bytes": _COUNT, "timeout": _SECONDS,
     "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
     "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
+    "round": (int,), "workers": (int,), "event": (str,), "outcome": (str,),
 }  # fmt: skip
 _LIMITS = (
     "cpus", "gpus", "memory_bytes", "timeout", "start_timeout", "start_allowance", "grace",
@@ -183,7 +184,8 @@ class JobHeader:
     ``edition`` differs if that code or the interpreter's packages differ. A ``fresh`` job gets a
     new interpreter, not a fork. ``timeout``, ``start_timeout``, ``start_allowance`` and ``grace``
     are seconds. An ``owned`` job ends with the process that launched it. ``project`` is the digest
-    of the job's code. ``store`` and ``scope`` say where the job's objects are.
+    of the job's code. ``store`` and ``scope`` say where the job's objects are. ``worker`` names a
+    worker; it is empty for the job of one attempt, and in messages.
     """
 
     name: str
@@ -204,11 +206,13 @@ class JobHeader:
     output_dir: str = ""
     store: str = ""
     scope: str = ""
+    worker: str = ""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> JobHeader:
         """Read a ``launch`` message that passed `check`, or raise `OrderError`."""
         known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name in fields}
+        known.pop("worker", None)  # the supervisor alone names workers
         try:
             known["command"] = tuple(known["command"])
             header = cls(**known)

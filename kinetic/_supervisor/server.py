@@ -47,7 +47,9 @@ class Connection:
 
     ``labels`` select the jobs that the client watches; None if it watches none. ``changes`` are the
     jobs whose states the client must still get. A ``watch`` request sets ``synced`` to False.
-    ``synced`` becomes True when the client has got all jobs that it watches.
+    ``synced`` becomes True when the client has got all jobs that it watches. ``items`` are what
+    happened to items of the workers that it watches: hints, which the store proves. ``worker`` is
+    set if the client is itself a worker's process.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -55,6 +57,8 @@ class Connection:
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
+        self.items: list[list[str]] = []
+        self.worker: Job | None = None
         self.synced = True
         self.next_send_at = 0.0
         """When to send the next changes at the earliest, while any job is queued or running."""
@@ -62,6 +66,10 @@ class Connection:
     def pump(self, now: float, *, immediately: bool) -> None:
         """Send what the socket takes; if *immediately*, don't pause before changes of jobs."""
         self.channel.flush()
+        if self.items and self.channel.unsent < MAX_UNREAD_BYTES:
+            self.channel.send({"items": self.items})
+            self.items = []
+            self.channel.flush()
         if self.changes and self.synced and not immediately and now < self.next_send_at:
             return
         if self.changes:
@@ -80,7 +88,7 @@ class Connection:
 
 
 class Server:
-    """Answer requests of clients, and have *launch*, *delete* and *remove_logs* carry them out."""
+    """Answer requests of clients and workers, and have the functions carry them out."""
 
     def __init__(
         self,
@@ -88,12 +96,18 @@ class Server:
         launch: Callable[[JobHeader, bytes, int], None],
         delete: Callable[[Job], None],
         remove_logs: Callable[[Collection[str], str], None],
+        scale: Callable[[JobHeader, bytes, int, int], None],
+        end_round: Callable[[str], None],
+        pause: Callable[[Job], None],
     ) -> None:
         self.connections: set[Connection] = set()
         self._table = table
         self._launch = launch
         self._delete = delete
         self._remove_logs = remove_logs
+        self._scale = scale
+        self._end_round = end_round
+        self._pause = pause
         self._end_waiters: dict[str, list[tuple[Connection, int]]] = {}
         self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
@@ -180,6 +194,55 @@ class Server:
         if job is not None:
             self.notify(job)
 
+    def _on_scale(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Begin a round of workers, or add workers to it."""
+        reply: dict[str, Any] = {"id": header["id"]}
+        try:
+            self._scale(JobHeader.from_json(header), body, header["round"], header["workers"])
+        except OrderError as exc:
+            reply |= {"error": str(exc), "kind": "order"}
+        except ShuttingDown:
+            reply |= {"error": "the supervisor was asked to stop", "kind": "ending"}
+        except OSError as exc:
+            reply |= {"error": exc.strerror or str(exc), "kind": "disk"}
+        self._reply(connection, reply)
+
+    def _on_end_round(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        self._end_round(header["name"])
+        self._reply(connection, {"id": header["id"]})
+
+    def _on_worker(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Note that the connection is that of a worker's process; send no answer."""
+        connection.worker = worker = self._table.running(header["executor"])
+        if worker is not None and worker.asked_back:  # it was asked before it could hear it
+            connection.channel.send({"slots": False})
+
+    def _on_idle(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Take the slots of a worker that was asked for them; send no answer."""
+        if connection.worker is not None:
+            self._pause(connection.worker)
+
+    def tell_worker(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Send a message to the process of a worker, if it is connected."""
+        for connection in self.connections:
+            if connection.worker is job:
+                connection.channel.send(message)
+
+    def _on_item(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Tell the clients that watch the worker what has happened to an item."""
+        if (worker := connection.worker) is None:
+            return  # its job has just ended
+        for client in self.connections:
+            if client.labels is not None and worker.has_labels(client.labels):
+                client.items.append([header["event"], header["outcome"]])
+
+    def _on_news(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Tell the workers of a submission that the store has changed."""
+        for other in self.connections:
+            if other.worker is not None and other.worker.has_labels(header["labels"]):
+                other.channel.send({"news": True})
+        self._reply(connection, {"id": header["id"]})
+
     def _on_watch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         labels: Mapping[str, str] = header["labels"]
         connection.labels, connection.synced = labels, False
@@ -193,6 +256,12 @@ class Server:
         "ended": _on_ended,
         "leaving": _on_leaving,
         "watch": _on_watch,
+        "scale": _on_scale,
+        "end_round": _on_end_round,
+        "worker": _on_worker,
+        "idle": _on_idle,
+        "item": _on_item,
+        "news": _on_news,
     }
 
     def _select_jobs(self, names: Any, labels: Mapping[str, str] | None) -> list[Job]:

@@ -24,6 +24,7 @@ from kinetic._runner.job import processes
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic._supervisor import rounds
 from kinetic._supervisor.jobs import (
     QUEUED_S,
     Action,
@@ -154,7 +155,12 @@ class Supervisor:
         self._table = table
         self._has_gpus = bool(table.slots.gpus)
         self._journal = journal
-        self._server = Server(table, self._launch, self._delete, self._remove_logs)
+        self._rounds = rounds.Rounds(os.urandom(4).hex())
+        self._delayed: list[tuple[float, rounds.Start]] = []  # replacements of workers
+        self._server = Server(
+            *(table, self._launch, self._delete, self._remove_logs),
+            *(self._scale, self._end_round, table.pause),
+        )
         self._sweeper = Sweeper(paths.trash, paths.spares)
         self._parents = Parents(paths, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
@@ -227,8 +233,11 @@ class Supervisor:
         """Record the jobs that ended; end or requeue the jobs that could not be forked."""
         for job, result in changes:
             self._parents.mark_ended(job)
+            is_worker = job.header is not None and bool(job.header.worker)
             if isinstance(result, OSError):
                 self._perform(self._handle_failed_start(job, result))
+                if is_worker and job.state is State.ENDED:
+                    self._follow_worker(job, 1)
                 continue
             out_of_memory = result == -signal.SIGKILL and self._kills.has_increased()
             actions = self._table.record_exit(
@@ -239,6 +248,32 @@ class Supervisor:
                 meaning=_explain_exit_code(job, result, self._paths),
             )
             self._perform(actions)
+            if is_worker:
+                self._follow_worker(job, result)
+
+    def _follow_worker(self, job: Job, status: int) -> None:
+        """Replace a worker that has ended, or end the others of its round."""
+        result = self._rounds.ended(job.name, status, time.monotonic() - job.started)
+        if isinstance(result, rounds.Start) and not self._ending:
+            self._delayed.append((time.monotonic() + result.pause_s, result))
+        elif isinstance(result, rounds.End):
+            self._delete_all(result.names)
+
+    def _delete_all(self, names: Collection[str]) -> None:
+        self._delayed = [entry for entry in self._delayed if entry[1].header.name not in names]
+        for name in names:
+            if (worker := self._table.jobs.get(name)) is not None:
+                self._delete(worker)
+
+    def _scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> None:
+        """Begin a round of workers, or add workers to it."""
+        if self._ending:
+            raise ShuttingDown
+        for start in self._rounds.scale(header, body, number, workers):
+            self._launch(start.header, start.body, 0)
+
+    def _end_round(self, name: str) -> None:
+        self._delete_all(self._rounds.delete(name).names)
 
     def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
         """End *job*, or queue it again after a transient error if its batch has begun."""
@@ -264,7 +299,10 @@ class Supervisor:
         for parent, jobs in self._parents.reap():
             for job in jobs:
                 self._parents.mark_ended(job)
+                is_worker = job.header is not None and bool(job.header.worker)
                 self._perform(self._table.fail(job, time.time(), *self._cause_of_death(parent)))
+                if is_worker:
+                    self._follow_worker(job, 1)
 
     def _cause_of_death(self, parent: Parent) -> tuple[Reason, str]:
         """Return a reason and a message for the jobs of *parent*, which has ended."""
@@ -287,6 +325,10 @@ class Supervisor:
                 self._timers[job] = now + time_left
             else:
                 self._perform(self._table.handle_timer(job, time.time()))
+        due = [start for at, start in self._delayed if at <= now]
+        self._delayed = [entry for entry in self._delayed if entry[0] > now]
+        for start in due:
+            self._launch(start.header, start.body, 0)
         for parent in self._parents.parents_with_ending_jobs():
             self._handle_changes(parent.finish_ended_jobs())
         for parent in self._parents.surplus_parents():
@@ -396,6 +438,9 @@ class Supervisor:
         if time.monotonic() < self._start_again_at:
             return
         while not self._ending and (job := self._table.take_next()) is not None:
+            if job.state is State.RUNNING:  # a worker that had given its slots back
+                self._server.tell_worker(job, {"slots": True})
+                continue
             self._kills.refresh_if_stale(time.monotonic())
             try:
                 self._make_folders()
@@ -405,6 +450,9 @@ class Supervisor:
                 self._perform(self._handle_failed_start(job, exc))
                 if job.state is State.QUEUED:
                     return
+        for worker in self._table.ask_back():
+            if worker.grant is not None:
+                self._server.tell_worker(worker, {"slots": not worker.asked_back})
 
     def _make_folders(self) -> None:
         """Make the folders again if a user has deleted them."""
@@ -498,6 +546,7 @@ class Supervisor:
         """Return the seconds until the next work that no event announces."""
         now = time.monotonic()
         moments = [self._waits_reported_at + QUEUED_S] if self._table.has_queued_jobs else []
+        moments += [at for at, _ in self._delayed]
         moments += [self._collection_at, self._sweeper.next_drop_at, *self._timers.values()]
         moments += [self._start_again_at] if now < self._start_again_at else []
         if self._parents.has_dismissed or self._parents.parents_with_ending_jobs():

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from .. import remote_runner
 from ..job import processes
+from ..job.environment import add_to_environment
 from ..protocol import signing, wire
 
 # Module-level names: a look-up in another module would touch more pages.
@@ -32,7 +33,6 @@ _SIGCHLD = signal.SIGCHLD.value
 _getpid, _setsid, _close = os.getpid, os.setsid, os.close
 _get_native_id = _thread.get_native_id
 _die_with, _enable_gc = processes.die_with, gc.enable
-_ENCODING = sys.getfilesystemencoding()
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
 _adopted_line = b""
@@ -126,10 +126,16 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
         _execute(local["command"], {**secrets["environment"], **variables}, message)
     if not is_adopted:
         _replace_environment(secrets["environment"])
-    order = wire.Order.decode(order_line.decode())
-    _add_to_environment({**variables, **order.variables()})
     assert _attempt_main is not None and _make_place is not None
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
+    if worker := local.get("worker"):
+        add_to_environment(variables)
+        worker_main: Callable[..., int] = importlib.import_module(
+            "..worker.local", __package__
+        ).main
+        return worker_main(worker, key, executor, order_line, _make_place(local))
+    order = wire.Order.decode(order_line.decode())
+    add_to_environment({**variables, **order.variables()})
     return _attempt_main(order, key, executor, _make_place(local))
 
 
@@ -144,22 +150,10 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     """Replace the environment of this process with *environment*."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
-    _add_to_environment(environment)
+    add_to_environment(environment)
     if _prefer_jax is not None:
         _prefer_jax(os.environ)
     time.tzset()
-
-
-def _add_to_environment(variables: Mapping[str, str]) -> None:
-    """Set environment variables; `os.environ.update` would write to three times as many pages."""
-    data: dict[bytes, bytes] = vars(os.environ)["_data"]
-    for variable, text in variables.items():
-        name = variable.encode(_ENCODING, "surrogateescape")
-        value = text.encode(_ENCODING, "surrogateescape")
-        os.putenv(name, value)
-        data[name] = value
-    if "TZ" in variables:
-        time.tzset()
 
 
 def _execute(command: list[str], environment: dict[str, str], message: bytes) -> NoReturn:

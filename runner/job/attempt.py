@@ -155,7 +155,7 @@ class Invocation:
         self._phase = "execute"
         if self._order.timeout is not None:
             self._called = time.monotonic()
-            self._place.report_call()
+            self._report_call()
         try:
             value: object = function(*args, **kwargs)
             if hasattr(type(value), "__await__"):
@@ -167,6 +167,9 @@ class Invocation:
                 raise
             return None
         return value
+
+    def _report_call(self) -> None:
+        self._place.report_call()
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Spooled]:
         """Return the outcome of *value* and its body, or those of an error if pickling fails."""

@@ -52,15 +52,16 @@ CLOSE_S = 10.0
 
 Commit = Callable[[wire.Outcome, Spooled], int]
 
-_begun: tuple[int, wire.Order, bytes, Objects, Commit] | None = None
+_begun: tuple[int, wire.Order, bytes, Objects | None, Commit] | None = None
 _reporter: Reporter | None = None
 _has_forked = False
 _starting = _thread.allocate_lock()
 
 
-def begin(order: wire.Order, key: bytes, objects: Objects, commit: Commit) -> None:
+def begin(order: wire.Order, key: bytes, objects: Objects | None, commit: Commit) -> None:
     """Take the reports of this process from now on.
 
+    If *objects* is None, the first report opens the store: the connections belong to a parent.
     If the user's code ignores that it was pruned, the thread calls *commit* with the outcome, and
     ends this process with the exit code that *commit* returns.
     """
@@ -142,7 +143,12 @@ class Reporter:
     """
 
     def __init__(
-        self, job_pid: int, order: wire.Order, key: bytes, objects: Objects, commit: Commit
+        self,
+        job_pid: int,
+        order: wire.Order,
+        key: bytes,
+        objects: Objects | None,
+        commit: Commit,
     ) -> None:
         self.told = False
         self._order = order

@@ -28,7 +28,7 @@ from .opening import read_input
 if TYPE_CHECKING:
     import zipfile
 
-    from ..protocol.changes import Change
+    from ..protocol.overlay import Change
     from ..protocol.wire import Code
     from ..stores.objects import Objects
 
@@ -321,7 +321,7 @@ def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     Without *code*, the workspace is empty.
 
     Raises:
-        RuntimeError: The archive, or that of the changes, is no longer in the store.
+        RuntimeError: The archive, or its overlay, is no longer in the store.
         ValueError: An archive was changed, or is damaged.
     """
     work = os.fspath(place.work)
@@ -329,7 +329,7 @@ def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     if code is None:
         os.mkdir(root, 0o700)
     else:
-        changed = _read_changes(code, objects)
+        changed = _read_overlay(code, objects)
         if not place.reusable or not spares.restore(
             work,
             code.digest,
@@ -344,17 +344,17 @@ def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     _enter_workspace(code, root)
 
 
-def _read_changes(code: Code, objects: Objects) -> Mapping[str, Change | None]:
+def _read_overlay(code: Code, objects: Objects) -> Mapping[str, Change | None]:
     """Return what has changed in the project since its archive was made."""
-    if code.changes is None:
+    if code.overlay is None:
         return {}
     try:
-        content = read_input(objects, code.changes)
+        content = read_input(objects, code.overlay)
     except KeyError:
-        raise RuntimeError(_no_longer_stored(code.changes.name)) from None
-    from ..protocol import changes  # most jobs have none
+        raise RuntimeError(_no_longer_stored(code.overlay.name)) from None
+    from ..protocol import overlay  # most jobs have none
 
-    return changes.decode(content)
+    return overlay.decode(content)
 
 
 def _apply(changed: Mapping[str, Change | None], root: str) -> None:

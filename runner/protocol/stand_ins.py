@@ -87,20 +87,29 @@ def attribute(module: types.ModuleType, name: str, wrappers: int) -> Any:
     return found
 
 
-def with_changes(value: Any, changes: Iterable[tuple[str, str | None, Mapping[str, Any]]]) -> Any:
+def import_all(modules: Iterable[tuple[str, str | None]]) -> None:
+    """Import modules, in this order: each by its name, or from its file."""
+    for module, file in modules:
+        try:
+            importlib.import_module(module) if file is None else module_at(module, file)
+        except (Exception, SystemExit) as exc:  # the call may do without it
+            text = f"kinetic: this job can't import {module}, which your program has imported: "
+            print(text + repr(exc), file=sys.stderr, flush=True)
+
+
+def with_changes(imported: None, value: Any, changes: Mapping[str, Mapping[str, Any]]) -> Any:
     """Return *value*, after setting what the caller's program changed in modules of the project.
 
-    Each change has a module, the file that the module is loaded from (None: by its name), and
-    values by their dotted names.
+    *changes* has values by module and dotted name. Unpickling has *imported* the modules.
     """
-    for module, file, values in changes:
-        try:
-            found = importlib.import_module(module) if file is None else module_at(module, file)
-        except Exception:
-            continue
-        for name, changed in values.items():
+    for module, values in changes.items():
+        for name, changed in values.items() if module in sys.modules else ():
             owner, _, attribute_name = name.rpartition(".")
-            setattr(attribute(found, owner, 0) if owner else found, attribute_name, changed)
+            found = attribute(sys.modules[module], owner, 0) if owner else sys.modules[module]
+            if isinstance(found, (type, types.ModuleType)):
+                setattr(found, attribute_name, changed)
+            else:
+                vars(found)[attribute_name] = changed  # its class may be frozen
     return value
 
 

@@ -144,6 +144,11 @@ def collected_key(scope: str) -> str:
     return f"{scope}collected"
 
 
+def worker_key(scope: str, worker: str) -> str:
+    """Return the name of the object with which a worker registers; see `workers`."""
+    return f"{scope}workers/{worker}"
+
+
 def block_prefix(scope: str, index: int) -> str:
     """Return the prefix of the claims and outcomes of 500 items, about one page of a listing."""
     return f"{scope}attempts/{index // BLOCK_SIZE:06d}/"
@@ -192,9 +197,10 @@ def log_key(scope: str, index: int, attempt: int, host: int) -> str:
 _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
 
 
-def claim_metadata(executor: str, fence: int) -> dict[str, str]:
-    """Return the metadata of a claim that *executor* makes now."""
-    return {"executor": executor, "fence": str(fence), "at": f"{time.time():.3f}"}
+def claim_metadata(executor: str, fence: int = 1, worker: str = "") -> dict[str, str]:
+    """Return the metadata of a claim that *executor* makes now, perhaps as a *worker*."""
+    metadata = {"executor": executor, "fence": str(fence), "at": f"{time.time():.3f}"}
+    return {**metadata, "worker": worker} if worker else metadata
 
 
 # --- the version -------------------------------------------------------------------------
@@ -220,30 +226,30 @@ def check_version(version: object, subject: str) -> None:
 class Code:
     """The project's archive, and paths in it: ``sys_path``, and ``cwd`` (None if it is outside).
 
-    ``changes`` is the second archive, which a job applies over the first (see `changes`). None: no
-    file has changed since the first was made.
+    ``overlay`` has what changed since the archive was made, and a job applies it over the archive.
+    None: no file has changed.
     """
 
     name: str
     digest: str
-    changes: Input | None = None
+    overlay: Input | None = None
     sys_path: tuple[str, ...] = ("",)
     cwd: str | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Code:
         """Return the code that JSON describes."""
-        changes = fields.get("changes")
+        overlay = fields.get("overlay")
         decoded: dict[str, Any] = {
             "sys_path": tuple(fields["sys_path"]),
-            "changes": Input(*changes) if changes else None,
+            "overlay": Input(*overlay) if overlay else None,
         }
         return cls(**{**fields, **decoded})
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the objects that jobs read."""
-        return (self.name,) if self.changes is None else (self.name, self.changes.name)
+        return (self.name,) if self.overlay is None else (self.name, self.overlay.name)
 
 
 class Input(NamedTuple):
@@ -456,7 +462,8 @@ class Outcome(NamedTuple):
     The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
     the body has its own object ``value`` (name, SHA-256); the body is then empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
-    display; see `notes`. ``metrics`` says that the attempt has reported metrics; see `metrics`.
+    display; see `notes`. ``writer`` names the worker that wrote the outcome (see `workers`). It is
+    empty for another process. ``metrics`` says that the attempt has reported; see `metrics`.
     """
 
     kind: Kind
@@ -470,6 +477,7 @@ class Outcome(NamedTuple):
     body: str = ""
     value: tuple[str, str] | None = None
     note: Note | None = None
+    writer: str = ""
     metrics: bool = False
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
@@ -523,12 +531,14 @@ class Attempt(NamedTuple):
     """The objects of one attempt in the store.
 
     ``claimed`` is the time of the claim, in seconds since the epoch by the job's clock. The time
-    isn't signed, so it is only for display.
+    isn't signed, so it is only for display. ``worker`` names the worker that claimed the attempt
+    (see `workers`).
     """
 
     executor: str | None = None
     outcome: Outcome | None = None
     claimed: float | None = None
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,6 +548,7 @@ class Request:
     ``items`` are in ascending order; None means all. ``bases`` maps each item of a retry to the
     last attempt that no longer counts. ``keep_running`` lets claimed attempts finish. A reader
     ignores a request of an unknown kind; if ``must`` is true, the reader raises an error instead.
+    ``opens_round`` and ``ranks`` are for workers; see `workers`.
     """
 
     kind: str
@@ -546,6 +557,8 @@ class Request:
     cause: str = ""
     keep_running: bool = False
     must: bool = False
+    opens_round: bool = False
+    ranks: tuple[int, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Return the slot's content."""
@@ -574,6 +587,7 @@ class Request:
         known = {name: fields[name] for name in cls.__slots__ if name in fields}
         if known.get("items") is not None:
             known["items"] = tuple(sorted(known["items"]))
+        known["ranks"] = tuple(known.get("ranks", ()))
         known["bases"] = {int(i): base for i, base in known.get("bases", {}).items()}
         return cls(**known)
 
@@ -728,7 +742,8 @@ def attempts_of(
         item_attempts = found.setdefault(int(match[1]), {})
         attempt = item_attempts.get(int(match[2]), Attempt())
         if match[3] == "claim":
-            attempt = Attempt(metadata.get("executor", ""), attempt.outcome, _claim_time(metadata))
+            executor, worker = metadata.get("executor", ""), metadata.get("worker", "")
+            attempt = Attempt(executor, attempt.outcome, _claim_time(metadata), worker)
         else:
             try:
                 outcome = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from kinetic._runner.job import namespace, workspace
-from kinetic._runner.protocol import changes, wire
+from kinetic._runner.protocol import overlay, wire
 from tests.data.conftest import Machine
 
 LIST_FILES = """
@@ -51,17 +51,17 @@ def archive(
 
 
 def changed(machine: Machine, code: wire.Code, files: Mapping[str, bytes | None]) -> wire.Code:
-    """Put an archive of changes into the store; None removes a file."""
-    content = changes.encode(
+    """Put an overlay into the store; None removes a file."""
+    content = overlay.encode(
         {
-            name: None if body is None else changes.Change(0o755, None if name[-1] == "/" else body)
+            name: None if body is None else overlay.Change(0o755, None if name[-1] == "/" else body)
             for name, body in files.items()
         }
     )
     digest = hashlib.sha256(content).hexdigest()
-    name = f"code/{digest}.changes"
+    name = f"code/{digest}.overlay"
     machine.objects.create(name, content)
-    return replace(code, changes=wire.Input(name, 0, len(content), digest))
+    return replace(code, overlay=wire.Input(name, 0, len(content), digest))
 
 
 def preparation_error(machine: Machine, code: wire.Code) -> Exception:
@@ -118,7 +118,7 @@ def test_modes_are_kept(machine: Machine) -> None:
         }
 
 
-def test_changes_of_a_job_are_private_to_it(machine: Machine) -> None:
+def test_overlays_of_a_job_are_private_to_it(machine: Machine) -> None:
     code = archive(machine, {"a": b"1", "d/b": b"2"})
     first = machine.run(
         LIST_FILES + "Path('a').write_text('changed'); os.remove('d/b'); Path('d/c').touch()",
@@ -233,7 +233,7 @@ def test_what_has_changed_is_applied_to_this_job_only(machine: Machine, count: i
     other = changed(machine, code, {"a": b"other"})
     for job in (changed(machine, code, files), other, code):
         answer = machine.run(body, code=job)
-        if job.changes is None or job is other:
+        if job.overlay is None or job is other:
             expected = {"a": "1", "d/b": "2", "old/x": "3", "turned": "4", "quiet": "5"}
             expected["a"] = "other" if job is other else "1"
             assert answer == {"old": True, "modes": 0o644, "files": expected}
@@ -245,7 +245,7 @@ def test_what_has_changed_is_applied_to_this_job_only(machine: Machine, count: i
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out", "d/../../out/"])
 @pytest.mark.parametrize("body", [b"out", None])
-def test_changes_outside_the_workspace_are_refused(
+def test_overlays_outside_the_workspace_are_refused(
     machine: Machine, name: str, body: bytes | None
 ) -> None:
     code = changed(machine, archive(machine, {"a": b"1"}), {name: body})
@@ -253,12 +253,12 @@ def test_changes_outside_the_workspace_are_refused(
     assert not (machine.folder / "out").exists()
 
 
-def test_changes_that_are_missing_or_damaged_are_errors(machine: Machine) -> None:
+def test_overlays_that_are_missing_or_damaged_are_errors(machine: Machine) -> None:
     code = changed(machine, archive(machine, {"a": b"1"}), {"a": b"2"})
-    assert code.changes is not None
-    damaged = replace(code, changes=code.changes._replace(digest="0" * 64))
+    assert code.overlay is not None
+    damaged = replace(code, overlay=code.overlay._replace(digest="0" * 64))
     assert "is not what was submitted" in str(preparation_error(machine, damaged))
-    machine.objects.delete([code.changes.name])
+    machine.objects.delete([code.overlay.name])
     error = preparation_error(machine, code)
     assert isinstance(error, RuntimeError) and "submit the job again" in str(error)
 

@@ -46,7 +46,7 @@ FILES = {
                 case Kind.BIG: return "big"
         """,
     "settings.py": """
-        import os, kinetic
+        import dataclasses, os, kinetic
         os.environ.setdefault("SET_AT_IMPORT", "set")
         RATE = 1
         TABLE = {}
@@ -54,7 +54,13 @@ FILES = {
         class Config:
             depth = 1
             file = kinetic.Data("data/a.txt")
-        def values(): return RATE, TABLE, Config.depth, os.environ["SET_AT_IMPORT"]
+        class Own:
+            def __init__(self): self.rate = 1
+        own = Own()
+        @dataclasses.dataclass(frozen=True)
+        class Frozen: rate: int = 1
+        frozen = Frozen(rate=2)
+        def values(): return RATE, TABLE, Config.depth, own.rate, os.environ["SET_AT_IMPORT"]
         def read(): return os.listdir(getattr(DATA, "path", DATA))
         def read_file():
             with open(getattr(Config.file, "path", Config.file)) as file: return file.read()
@@ -88,6 +94,23 @@ FILES = {
             @R
             def inner(x): return [x + k, settings.RATE]
             return inner
+        """,
+    "registry.py": """
+        import abc, functools
+        TABLE = {}
+        class Shape(abc.ABC): pass
+        @functools.singledispatch
+        def area(shape): return 0
+        def named(name): return TABLE[name]()
+        def kinds(): return sorted(kind.__name__ for kind in Shape.__subclasses__())
+        """,
+    "registers.py": """
+        import registry, settings
+        DOUBLE = 2 * settings.RATE
+        class Square(registry.Shape): pass
+        registry.TABLE["double"] = lambda: (DOUBLE, settings.RATE)
+        @registry.area.register
+        def _(shape: Square): return 4
         """,
     "ring_a.py": "import ring_b\ndef a(n): return ring_b.b(n - 1) if n else 'a'\n",
     "ring_b.py": "import ring_a\ndef b(n): return ring_a.a(n - 1) if n else 'b'\n",
@@ -148,7 +171,8 @@ def project(tmp_path: Path) -> Path:
 
 
 TABLE = """
-import importlib.util, kinetic.aio, makes, ring_a, settings, shop, space.inner, steps
+import importlib.util, kinetic.aio
+import makes, registers, registry, ring_a, settings, shop, space.inner, steps
 
 spec = importlib.util.spec_from_file_location("odd.name".replace(".", "_"), "plugins/by file.py")
 plugin = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -159,6 +183,7 @@ spec.loader.exec_module(unregistered)
 forgotten = ring_a.a
 
 settings.RATE, settings.TABLE["a"], settings.Config.depth = 5, [1, None], 7
+settings.own.rate = 8
 
 page = makes.Page[int](items=[1])
 found_count = [makes.count(), makes.count(), remote(makes.count)()]
@@ -173,6 +198,7 @@ calls = [
     (steps.closure(8), 9), (ring_a.a, 3), (space.inner.f,),
     (makes.call, makes.call), (makes.make,), (lambda function: function(2), makes.replaced),
     (makes.known, makes.Thing(), makes.Point(1, 2), makes.Color.RED, makes.Step.FIRST, page),
+    (registry.named, "double"), (registry.kinds,), (registry.area, registers.Square()),
     (plugin.Plugin().go,), (unregistered.Plugin().go,),
 ]
 
@@ -199,9 +225,9 @@ print(len(found), steps.outside(1), found_count)
 def test_a_job_gives_what_a_direct_call_gives(script, project: Path) -> None:
     """Exceptions, enums, caches, pickle, class hooks, decorators, circles, changed values, Data.
 
-    And definitions that their module has under another name.
+    And registries, and definitions that their module has under another name.
     """
-    script(TABLE).prints("23 ['wrapped', 1] [1, 2, 3]")
+    script(TABLE).prints("26 ['wrapped', 1] [1, 2, 3]")
 
 
 RUN = """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from kinetic._packing import changes, discover, payload
+from kinetic._packing import changes, discover, payload, source_text
 from kinetic._packing.modules import Modules, PicklingMode
-from kinetic._runner.protocol import pickles
+from kinetic._runner.protocol import pickles, stand_ins
 from kinetic.errors import PackError
 
 from .conftest import Make
@@ -45,10 +47,15 @@ def write(tmp_path: Path, make: Make) -> Iterator[Write]:
             del sys.modules[name]
 
 
-def found(function: Any) -> dict[str, dict[str, Any]]:
-    """Return the changes that a call of *function* needs."""
+def needed(function: Any) -> changes.Changes:
+    """Return what a call of *function* needs."""
     project = discover.find_project(function, environ=dict(os.environ), cwd=Path.cwd())
     return changes.find([function], Modules(project))
+
+
+def found(function: Any) -> dict[str, dict[str, Any]]:
+    """Return the changed values that a call of *function* needs."""
+    return needed(function).values
 
 
 VALUES = """
@@ -179,7 +186,11 @@ REPLACED = """
     def connect():
         global lazy
         lazy = object()
-    def use(): return load(), Model, client, lazy, registry, cached
+    @functools.singledispatch
+    def area(shape): return 0
+    from origin_of_fetch import fetch
+    from json import dumps
+    def use(): return load(), Model, client, lazy, registry, cached, area(1), fetch, dumps
     """
 
 
@@ -194,7 +205,15 @@ REPLACED = """
         ("registry['mine'] = type('Mine', (), {'__module__': '__main__'})", "registry"),
         ("Model.rate = type('Mine', (), {'__module__': '__main__'})()", "Model.rate"),
         ("Model.fit = lambda self: 2", "Model.fit"),
+        ("fetch = __import__('textwrap').dedent", "fetch"),
         ("Model.Inner = dict", "Model.Inner"),
+        ("Model = __import__('collections').OrderedDict", "Model"),
+        ("load = __import__('functools').partial(len, 'a')", "load"),
+        ("load = __import__('textwrap').dedent", "load"),
+        ("Model.fit = __import__('textwrap').dedent", "Model.fit"),
+        ("load = __import__('unittest.mock').mock.create_autospec(load)", "load"),
+        ("area.register(bytes, eval('lambda shape: 1', {'__name__': '__main__'}))", "area"),
+        ("load = __import__('functools').cache(load)", ""),
         ("connect()", ""),
         ("registry['x'] = object()", ""),
         ("cached()", ""),
@@ -204,7 +223,8 @@ def test_a_replacement_is_named_once(
     change: str, named: str, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"replaced_{abs(hash(change))}"
-    (module,) = write(name, **{name: REPLACED})
+    files = {name: REPLACED, "origin_of_fetch": "def fetch(): return 1\n"}
+    (module,) = write(name, **files)
     exec(change, vars(module))
     vars(module).pop("__builtins__")
     for _ in range(2):
@@ -213,6 +233,262 @@ def test_a_replacement_is_named_once(
     assert len(messages) == bool(named)
     if named:
         assert f"{name}.{named}" in messages[0] and f"KINETIC_BY_VALUE={name}" in messages[0]
+
+
+GENERATED = """
+    import abc, dataclasses, enum, functools, typing
+    import hooks
+    class Clip(hooks.Wrapping):
+        def transform(self, x): return x
+    class Loose(hooks.Replacing):
+        def transform(self, x): return x
+    class Meta(metaclass=hooks.Meta):
+        def transform(self, x): return x
+    @hooks.decorated
+    class Decorated:
+        def transform(self, x): return x
+        class Inner:
+            def transform(self, x): return x
+    @dataclasses.dataclass(order=True)
+    class Point:
+        x: int = 1
+    class Pair(typing.NamedTuple):
+        x: int
+        def total(self): return self.x
+    class Color(enum.Enum):
+        RED = 1
+        def label(self): return self.name
+    class Error(Exception): pass
+    Error.__module__ = "builtins"
+    class Renamed(Exception):
+        __module__ = "builtins"
+    class Generic(typing.Generic[typing.TypeVar("T")]):
+        @property
+        def rate(self): return 1
+        def get(self): return self.rate
+    if typing.TYPE_CHECKING:
+        def load(): return 1
+    else:
+        load = functools.partial(int, 1)
+    def slow(): return 1
+    engine = None
+    hooks.wrap_all(globals())
+    def use():
+        return Clip, Loose, Meta, Decorated, Point, Pair, Color, Error, Renamed, Generic, load, slow
+    """
+
+HOOKS = """
+    import functools
+    import generated
+    def wrap(function):
+        @functools.wraps(function)
+        def inner(*args): return function(*args)
+        return inner
+    class Wrapping:
+        def __init_subclass__(cls): cls.transform = wrap(cls.transform)
+    class Replacing:
+        def __init_subclass__(cls): cls.transform = lambda self, x: x
+    class Meta(type):
+        def __init__(cls, *args): cls.transform = lambda self, x: x
+    def decorated(cls):
+        cls.Inner.transform = cls.transform = lambda self, x: x
+        return cls
+    def wrap_all(space):
+        space["slow"] = wrap(space["slow"])
+    def start():
+        generated.engine = object()
+    """
+
+
+def test_what_decorators_and_hooks_make_is_no_replacement(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, hooks = write("generated", "hooks", generated=GENERATED, hooks=HOOKS)
+    assert found(module.use) == {}
+    hooks.start()
+    assert found(module.use) == {}
+    assert not caplog.records
+
+
+def test_modules_that_only_the_program_imports_are_imports_of_the_job(write: Write) -> None:
+    """They register functions, subclasses, and handlers in a module that the call uses."""
+    files = {
+        "base_registry": """
+            import abc, functools
+            TABLE = {}
+            class Holder:
+                def __init__(self): self.found = []
+            holder = Holder()
+            class Base(abc.ABC): pass
+            @functools.singledispatch
+            def area(shape): return 0
+            def by_table(): return TABLE
+            def by_holder(): return holder.found
+            def by_instance(value): return isinstance(value, Base)
+            def by_subclass(): return Base.__subclasses__()
+            def by_type(shape): return area(shape)
+            def plain(): return len
+            """,
+        "reg_table": "import base_registry\nbase_registry.TABLE['a'] = lambda: 1\n",
+        "reg_holder": "import base_registry as b\nclass Own: pass\nb.holder.found += [Own()]\n",
+        "reg_virtual": "import base_registry\n@base_registry.Base.register\nclass Own: pass\n",
+        "reg_subclass": "import base_registry\nclass Own(base_registry.Base): pass\n",
+        "reg_type": "import base_registry\n@base_registry.area.register\ndef _(x: int): return 1\n",
+        "reg_nothing": "import base_registry\n",
+    }
+    base, *_ = write("base_registry", *(name for name in files if name[:4] == "reg_"), **files)
+    cases = {
+        base.by_table: ["reg_table"],
+        base.by_holder: ["reg_holder"],
+        base.by_instance: ["reg_virtual"],
+        base.by_subclass: ["reg_virtual", "reg_subclass"],
+        base.by_type: ["reg_type"],
+    }
+    for function, expected in cases.items():
+        assert list(needed(function).imports) == ["base_registry", *expected]
+    assert needed(base.plain) == ((), {})
+
+
+def test_a_job_names_a_module_that_it_cannot_import(capsys: pytest.CaptureFixture[str]) -> None:
+    stand_ins.import_all([("no_such_module", None), ("no_such_file", "/no/such/file.py")])
+    assert stand_ins.with_changes(None, 1, {"no_such_module": {"RATE": 1}}) == 1
+    printed = capsys.readouterr().err.splitlines()
+    assert ["no_such_module" in printed[0], "no_such_file" in printed[1]] == [True, True]
+
+
+def test_a_changed_value_is_set_after_all_imports(write: Write) -> None:
+    """A module that a job imports later would compute with the changed value."""
+    _, rates, user = write(
+        "later_user",
+        "late_rates",
+        "uses_later",
+        late_rates="RATE = 1\n",
+        later_user="import late_rates\nTWICE = 2 * late_rates.RATE\n",
+        uses_later="""
+            import late_rates
+            def use():
+                import later_user
+                return later_user.TWICE, late_rates.RATE
+            """,
+    )
+    assert needed(user.use).imports == ("late_rates", "later_user", "uses_later")
+    rates.RATE = 3
+    assert needed(user.use) == (
+        *(("late_rates", "later_user", "uses_later"), {"late_rates": {"RATE": 3}}),
+    )
+
+
+INSTANCES = """
+    import dataclasses, os
+    @dataclasses.dataclass
+    class Settings:
+        rate: float = 0.1
+        place: str = ""
+    @dataclasses.dataclass(frozen=True)
+    class Frozen:
+        rate: float = 0.1
+    frozen = Frozen(0.2)
+    class Own:
+        def __init__(self, size=1):
+            self.depth, self.path = 1, os.getcwd()
+            self.count = 0
+            self.size = size
+            self.is_open = False
+            self.file = None
+        def open(self, file):
+            self.file = file
+            self.is_open = True
+    settings = Settings()
+    named = Settings(place="here")
+    found = Settings(place=os.getcwd())
+    own = Own()
+    cached = None
+    is_cached = False
+    def load():
+        global cached, is_cached
+        cached, is_cached = object(), True
+    def use(): return settings, named, found, own, cached, is_cached
+    """
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("settings.rate = 0.5", {"settings.rate": 0.5}),
+        ("named.rate = 0.5", {"named.rate": 0.5}),
+        ("found.rate = 0.5", {}),
+        ("own.count += 1", {"own.count": 1}),
+        ("own.path = own.size = own.depth = 2", {}),  # the job's own may differ
+        ("own.is_open = True", {"own.is_open": True}),
+        ("own.open(object())", {}),
+        # One without the other would be wrong.
+        ("load()", {}),
+        ("is_cached = True", {"is_cached": True}),
+    ],
+)
+def test_attributes_of_instances_that_differ_from_the_file_are_changes(
+    change: str, expected: dict[str, Any], write: Write
+) -> None:
+    name = f"instances_{abs(hash(change))}"
+    (module,) = write(name, **{name: INSTANCES})
+    exec(change, vars(module))
+    vars(module).pop("__builtins__")
+    assert found(module.use).get(name, {}) == {
+        "named.place": "here",
+        "frozen.rate": 0.2,
+        **expected,
+    }
+
+
+def test_a_later_call_sees_later_changes(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    base, user = write(
+        "often_changed",
+        "often_user",
+        often_changed="RATE = 1\nTABLE = {}\ndef load(): return 1\n",
+        often_user="import often_changed as c\ndef use(): return c.RATE, c.TABLE, c.load()\n",
+    )
+    assert needed(user.use) == ((), {})
+    for value in (2, 3):
+        base.RATE = value
+        assert found(user.use) == {"often_changed": {"RATE": value}}
+    base.RATE = 1
+    base.TABLE["a"] = 1
+    assert found(user.use) == {"often_changed": {"TABLE": {"a": 1}}}
+    (plugin,) = write("late_plugin", late_plugin="def f(): return 1\n")
+    base.TABLE["a"] = plugin.f
+    assert needed(user.use).imports == ("often_changed", "often_user", "late_plugin")
+    assert not caplog.records
+    base.load = plugin.f
+    found(user.use)
+    assert "often_changed.load" in caplog.text
+
+
+def test_a_search_keeps_no_closure_alive(write: Write) -> None:
+    text = "RATE = 1\ndef make(held):\n    def use(): return RATE, held\n    return use\n"
+    (module,) = write("makes_closures", makes_closures=text)
+
+    class Held:
+        pass
+
+    held = Held()
+    use, alive = module.make(held), weakref.ref(held)
+    module.RATE = 2
+    assert found(use) == {"makes_closures": {"RATE": 2}}
+    del use, held
+    gc.collect()
+    assert alive() is None
+
+
+def test_containers_with_own_methods_are_searched(write: Write) -> None:
+    text = """
+        class Lazy(dict):
+            def __iter__(self): raise NotImplementedError
+            values = __len__ = __iter__
+        TABLE = Lazy(a=1)
+        def use(): return TABLE
+        """
+    (module,) = write("lazy_dict", lazy_dict=text)
+    assert found(module.use) == {}
 
 
 def test_an_edit_after_the_import_is_named_once(
@@ -255,7 +531,7 @@ def test_an_edit_after_the_import_is_named_once(
 def test_which_names_have_literals(text: str, expected: list[Any] | None, tmp_path: Path) -> None:
     file = tmp_path / "m.py"
     file.write_text(text)
-    assert changes.parse(str(file), 0, 0, "")[""].literals("X") == expected
+    assert source_text.parse(str(file), 0, 0, "").scopes[""].literals("X") == expected
 
 
 def test_all_items_of_a_batch_see_the_same_values(write: Write, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ batch.cleanup()
 
 @behaviour
 async def test_a_job_sees_the_files_of_its_call(harness: Harness) -> None:
-    """Files that change between two calls of a client ship as a second archive over the first."""
+    """Files that change between two calls of a client ship as an overlay."""
     code = """
 @remote
 def read(*_):

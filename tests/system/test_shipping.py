@@ -71,9 +71,9 @@ def test_files_that_grow_beside_a_search_ship_alone(home: Path, tmp_path: Path) 
     warnings = [line for line in completed.stderr.splitlines() if line]
     assert len(warnings) <= 2, "at most that the two files changed while they were packed"
     (archive,) = sizes(home / "store" / "code", "*.zip")
-    changes = sizes(home / "store" / "code", "*.changes")
+    overlays = sizes(home / "store" / "code", "*.overlay")
     assert LARGE < archive < 1.1 * LARGE
-    assert 1 <= len(changes) <= CALLS
-    assert sum(changes) < 0.2 * LARGE
+    assert 1 <= len(overlays) <= CALLS
+    assert sum(overlays) < 0.2 * LARGE
     assert len(sizes(home / "cache" / "pack", "*")) == 1
     assert len([*(home / "cache" / "code").iterdir()]) == 1, "it is unpacked once"

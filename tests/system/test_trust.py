@@ -406,7 +406,7 @@ async def test_what_a_job_reads_is_verified_before_it_runs(
 async def test_changed_files_are_verified_before_a_job_uses_them(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second archive of a project is verified as the first is."""
+    """The overlay of a project is verified as its archive is."""
     monkeypatch.delenv("KINETIC_PACKAGE_ROOT")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
@@ -414,7 +414,7 @@ async def test_changed_files_are_verified_before_a_job_uses_them(
         await client.run(abs, -1)
         (tmp_path / "results.csv").write_text("1")
         await client.run(abs, -1)
-        path = _stored(home, "code/*.changes")
+        path = _stored(home, "code/*.overlay")
         case = Case(Original(home, tmp_path, "", "", "", ""), home / "store", "", "", "")
         case.name = str(path.relative_to(case.store))
         DAMAGES["with a bit flipped"](case)

@@ -128,7 +128,7 @@ def test_an_order_survives_json_and_ignores_unknown_fields() -> None:
         code=wire.Code(
             name="c",
             digest="d",
-            changes=wire.Input("e", 0, 1, "f"),
+            overlay=wire.Input("e", 0, 1, "f"),
             sys_path=("", "src"),
             cwd="x",
         ),

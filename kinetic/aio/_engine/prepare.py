@@ -64,7 +64,7 @@ class Call:
 class PackedCall:
     """A call whose archive and pickles are on this machine.
 
-    ``changes`` is the second archive, over ``archive``; see `archive.Packer`. ``pickled_function``
+    ``overlay`` has what changed since ``archive``; see `archive.Packer`. ``pickled_function``
     and ``pickled_arguments`` lie in memory or in ``spool``, a private folder that the caller
     removes. ``data`` are the `Data` of the call, those of its volumes first.
     """
@@ -72,7 +72,7 @@ class PackedCall:
     call: Call
     project: discover.Project
     archive: archive.Archive | None
-    changes: Spooled | None
+    overlay: Spooled | None
     pickled_function: Spooled
     pickled_arguments: Spooled | None
     data: tuple[Data, ...]
@@ -183,8 +183,8 @@ async def pack(session: Session, call: Call) -> PackedCall:
         logging.info(
             message, packed.project.root, packed_archive.files, format_size(packed_archive.size)
         )
-    if packed.changes is not None:
-        logging.info("Packed what changed since: %s", format_size(packed.changes.size))
+    if packed.overlay is not None:
+        logging.info("Packed what changed since: %s", format_size(packed.overlay.size))
     return packed
 
 
@@ -210,12 +210,12 @@ def _pack(
         arguments = payload.dump_arguments(
             args, kwargs, project, table, spool, call.name, function=call.function
         )
-    packed_archive = changes = None
+    packed_archive = overlay = None
     if project.root is not None:
         data = (*table.items, *_data_in(call.inputs))
         local_paths = [Path(entry.path) for entry in data if not (entry.is_gcs or entry.is_hf)]
         cache = configuration.home(environ) / "cache" / "pack"
-        packed_archive, changes = packer.pack(
+        packed_archive, overlay = packer.pack(
             project.root,
             exclude=local_paths,
             cache=cache,
@@ -226,7 +226,7 @@ def _pack(
         call=call,
         project=project,
         archive=packed_archive,
-        changes=changes,
+        overlay=overlay,
         pickled_function=function,
         pickled_arguments=arguments,
         data=tuple(table.items),
@@ -334,17 +334,17 @@ async def upload_all(
 async def _upload_code(store: Store, packed: PackedCall) -> wire.Code | None:
     if packed.archive is None:
         return None
-    name, changes = f"code/{packed.archive.digest}.zip", None
+    name, overlay = f"code/{packed.archive.digest}.zip", None
     uploads = [_upload(store, name, packed.archive.path)]
-    if (packed_changes := packed.changes) is not None:
-        digest = packed_changes.digest
-        changes = wire.Input(f"code/{digest}.changes", 0, packed_changes.size, digest)
-        uploads.append(_upload(store, changes.name, packed_changes.content))
+    if (packed_overlay := packed.overlay) is not None:
+        digest = packed_overlay.digest
+        overlay = wire.Input(f"code/{digest}.overlay", 0, packed_overlay.size, digest)
+        uploads.append(_upload(store, overlay.name, packed_overlay.content))
     await all_or_none(*uploads)
     return wire.Code(
         name=name,
         digest=packed.archive.digest,
-        changes=changes,
+        overlay=overlay,
         sys_path=packed.project.sys_path,
         cwd=packed.project.cwd,
     )

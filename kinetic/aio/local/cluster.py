@@ -38,6 +38,7 @@ from kinetic.job_status import Reason
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
+    from kinetic._runner.protocol.workers import Terms
     from kinetic.aio.local.supervisor import Connection
 
 TAIL_BYTES = 2 << 20
@@ -128,8 +129,37 @@ class LocalCluster:
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; do nothing if a job of this name exists."""
+        await self._send(job, {"op": "launch"}, job.order.encode())
+
+    async def scale(
+        self, job: JobSpec, terms: Terms, *, number: int, workers: int, output_base: str
+    ) -> None:
+        """Start the workers of a round, or more of them; fewer than there are change nothing.
+
+        Args:
+            job: Each worker. Its name is that of the round, and its order has no item.
+            terms: What the submission says to all its workers.
+            number: The number of the round.
+            workers: How many there are to be.
+            output_base: The directory that has the items' output directories.
+
+        Raises:
+            LaunchError: The supervisor refused the workers.
+        """
+        order = f"{job.order.encode()}\n{terms.encode()}\n{output_base}"
+        await self._send(job, {"op": "scale", "round": number, "workers": workers}, order)
+
+    async def end_round(self, name: str) -> None:
+        """End the workers of a round."""
+        await self._ask({"op": "end_round", "name": name})
+
+    async def tell(self, labels: Mapping[str, str]) -> None:
+        """Tell the workers with *labels* that the store has changed."""
+        await self._ask({"op": "news", "labels": labels})
+
+    async def _send(self, job: JobSpec, fields: Mapping[str, Any], order: str) -> None:
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
-        answer = await self._ask(self._header(job), f"{secrets}\n{job.order.encode()}".encode())
+        answer = await self._ask({**self._header(job), **fields}, f"{secrets}\n{order}".encode())
         if "error" in answer:
             is_disk_error = answer.get("kind") == "disk"
             raise LaunchError(
@@ -150,7 +180,6 @@ class LocalCluster:
         """Return the fields of *job* that the supervisor reads; only the runner reads the order."""
         resources, order = job.resources, job.order
         return {
-            "op": "launch",
             "name": job.name,
             "labels": job.labels,
             "command": job.image.command,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kinetic._packing import archive
 from kinetic._runner.job import workspace
-from kinetic._runner.protocol import changes
+from kinetic._runner.protocol import overlay
 
 from .conftest import Make, settle
 
@@ -53,9 +53,9 @@ class Shipper:
         with zipfile.ZipFile(packed.archive.path) as file:
             file.extractall(target)
         target.mkdir(exist_ok=True)
-        if packed.changes is not None:
-            assert isinstance(packed.changes.content, bytes)
-            workspace._apply(changes.decode(packed.changes.content), str(target))  # pyright: ignore[reportPrivateUsage]
+        if packed.overlay is not None:
+            assert isinstance(packed.overlay.content, bytes)
+            workspace._apply(overlay.decode(packed.overlay.content), str(target))  # pyright: ignore[reportPrivateUsage]
         return files(target)
 
 
@@ -87,7 +87,7 @@ def test_files_that_grow_beside_the_code_ship_alone(
             results.write(f"{number},{number / 7}\n")
         make(ship.root, {f"outputs/run-{number}/config.yaml": f"rate: {number}"})
         packed = ship()
-        sizes.append(packed.changes.size if packed.changes is not None else 0)
+        sizes.append(packed.overlay.size if packed.overlay is not None else 0)
     assert len(ship.whole) == 1
     assert 0 < sum(sizes) < 1_000_000
     assert ship.seen_by_a_job() == files(ship.root)
@@ -97,12 +97,12 @@ def test_files_that_grow_beside_the_code_ship_alone(
 def test_nothing_ships_if_nothing_changed(make: Make, ship: Shipper) -> None:
     make(ship.root, {"m.py": "1", "log": ""})
     settle(ship.root)
-    assert ship().changes is None
+    assert ship().overlay is None
     (ship.root / "log").write_text("line")
     settle(ship.root)
-    changed = ship().changes
+    changed = ship().overlay
     assert changed is not None
-    assert ship().changes is changed, "it isn't read again"
+    assert ship().overlay is changed, "it isn't read again"
     assert len(ship.whole) == 1
 
 
@@ -118,7 +118,7 @@ OPERATION = st.tuples(
 def test_a_job_sees_the_project_as_it_is(
     rounds: list[list[tuple[str, str, int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    ship = Shipper(tmp_path_factory.mktemp("changes"))
+    ship = Shipper(tmp_path_factory.mktemp("overlay"))
     ship.root.mkdir()
     with contextlib.closing(ship.packer):
         for operations in rounds:
@@ -159,9 +159,9 @@ def test_permissions_and_removed_folders_ship(make: Make, ship: Shipper) -> None
         (ship.root / name).unlink()
     (ship.root / "old/deep").rmdir()
     (ship.root / "old").rmdir()
-    packed = ship().changes
+    packed = ship().overlay
     assert packed is not None and isinstance(packed.content, bytes)
-    found = changes.decode(packed.content)
+    found = overlay.decode(packed.content)
     shipped = {name: change and change.mode for name, change in found.items()}
     assert shipped.pop("run.sh") == 0o755
     removed = [name for name, mode in shipped.items() if mode is None]
@@ -205,7 +205,7 @@ def test_larger_files_ship_again_with_the_code_or_with_a_new_client(
     assert len(ship.whole) == 2
 
 
-def test_code_that_changes_alone_ships_as_a_change(make: Make, ship: Shipper) -> None:
+def test_code_that_changes_alone_ships_as_an_overlay(make: Make, ship: Shipper) -> None:
     make(ship.root, {"m.py": "1", "data": bytes(LARGE)})
     ship()
     make(ship.root, {"m.py": "2", "new.py": "3"})
@@ -275,9 +275,9 @@ def test_many_changes_make_another_archive(make: Make, ship: Shipper) -> None:
     ship()
     count = archive.MAX_CHANGED_BYTES // archive.SMALL_BYTES
     make(ship.root, {f"out/{number}": content for number in range(count - 1)})
-    assert ship().changes is not None
+    assert ship().overlay is not None
     make(ship.root, {"out/last": content, "out/another": content})
-    assert ship().changes is None
+    assert ship().overlay is None
     assert len(ship.whole) == 2
 
 
@@ -287,8 +287,8 @@ def test_an_archive_that_the_cache_has_lost_is_made_again(make: Make, ship: Ship
     assert ship().archive.path.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"x", changes.encode({})[:-1]])
-def test_a_garbled_archive_of_changes_is_an_error(content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"x", overlay.encode({})[:-1]])
+def test_a_garbled_overlay_is_an_error(content: bytes) -> None:
     with pytest.raises(ValueError, match="garbled"):
-        changes.decode(content)
-    assert changes.decode(changes.encode({})) == {}
+        overlay.decode(content)
+    assert overlay.decode(overlay.encode({})) == {}

@@ -1,4 +1,4 @@
-"""The second archive of a project: what changed since its archive was made.
+"""The overlay of a project's archive: what changed since the archive was made.
 
 It is a zlib stream. Its first line is JSON: each path with its mode and size, or null if the path
 is removed. A directory's path ends with ``/`` and has no size. The contents of the files follow in
@@ -22,7 +22,7 @@ class Change(NamedTuple):
 
 
 def encode(changes: Mapping[str, Change | None]) -> bytes:
-    """Return the archive of *changes*; None stands for a removed path."""
+    """Return the overlay of *changes*; None stands for a removed path."""
     header = {
         path: change and (change.mode, None if change.content is None else len(change.content))
         for path, change in changes.items()
@@ -31,14 +31,14 @@ def encode(changes: Mapping[str, Change | None]) -> bytes:
     return zlib.compress(b"\n".join((json.dumps(header).encode(), b"".join(contents))), 1)
 
 
-def decode(archive: bytes) -> dict[str, Change | None]:
+def decode(overlay: bytes) -> dict[str, Change | None]:
     """Return what `encode` got, in the same order.
 
     Raises:
-        ValueError: *archive* is garbled.
+        ValueError: *overlay* is garbled.
     """
     try:
-        line, _, contents = zlib.decompress(archive).partition(b"\n")
+        line, _, contents = zlib.decompress(overlay).partition(b"\n")
         header: dict[str, Any] = json.loads(line)
         changes, start = dict[str, Change | None](), 0
         for path, facts in header.items():
@@ -51,4 +51,4 @@ def decode(archive: bytes) -> dict[str, Change | None]:
             start += size or 0
         return changes
     except (AttributeError, TypeError, ValueError, zlib.error) as exc:
-        raise ValueError(f"the archive of changed files is garbled: {exc!r}") from exc
+        raise ValueError(f"the overlay of changed files is garbled: {exc!r}") from exc

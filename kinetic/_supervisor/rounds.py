@@ -1,0 +1,115 @@
+"""The rounds of workers on this machine: which worker starts, and which one is replaced.
+
+A worker is a job of the supervisor's table, with its queue, slots, log, and folder. This module
+knows which workers belong together. It does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, WorkerId
+from kinetic._supervisor.protocol import JobHeader
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""The pause before a replacement doubles with each worker that ended soon after its start."""
+
+SOON_S = 5.0
+
+
+class Start(NamedTuple):
+    """Queue this worker after a pause, in seconds."""
+
+    header: JobHeader
+    body: bytes
+    pause_s: float = 0.0
+
+
+class End(NamedTuple):
+    """Delete these workers."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Rank:
+    restarts: int = 0
+    disruptions: int = 0
+    quick_deaths: int = 0
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class Round:
+    """One start of workers. ``header`` is that of each worker, with the name of the round."""
+
+    header: JobHeader
+    body: bytes
+    number: int
+    job: str
+    over: bool = False
+    ranks: list[_Rank] = field(default_factory=list[_Rank])
+
+    def name(self, rank: int) -> str:
+        """Return the name of the job of a worker; a replacement has another."""
+        return f"{self.header.name}.{rank}.{self.ranks[rank].restarts}"
+
+    def start(self, rank: int, pause_s: float = 0.0) -> Start:
+        """Return how to start a worker."""
+        state = self.ranks[rank]
+        worker = WorkerId(self.number, self.job, rank, state.restarts, state.disruptions)
+        header = replace(self.header, name=self.name(rank), worker=str(worker))
+        return Start(header, self.body, pause_s)
+
+
+class Rounds:
+    """All rounds that this supervisor knows.
+
+    Args:
+        job: A text that differs between supervisors, so that no worker takes the claims of an
+            earlier supervisor's workers for those of its own rank.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._rounds: dict[str, Round] = {}
+
+    def scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> Iterator[Start]:
+        """Begin a round, or add workers to one; fewer workers than it has change nothing."""
+        found = self._rounds.setdefault(header.name, Round(header, body, number, self._job))
+        while not found.over and len(found.ranks) < workers:
+            found.ranks.append(_Rank())
+            yield found.start(len(found.ranks) - 1)
+
+    def delete(self, name: str) -> End:
+        """Forget a round; its workers must end."""
+        found = self._rounds.pop(name, None)
+        return End(() if found is None else _names(found))
+
+    def ended(self, name: str, status: int, ran_s: float) -> Start | End | None:
+        """Return what follows from the end of the worker *name*, which ran for *ran_s* seconds."""
+        round_name, rank_text, restarts_text = name.rsplit(".", 2)
+        found = self._rounds.get(round_name)
+        if found is None or found.over:
+            return None
+        rank = int(rank_text)
+        state = found.ranks[rank]
+        if state.restarts != int(restarts_text):
+            return None
+        if status == EXIT_DONE:  # every item is final: nothing is left for the others
+            found.over = True
+            return End(_names(found))
+        if status == EXIT_SURPLUS:
+            state.finished = True
+            found.over = all(it.finished for it in found.ranks)
+            return None
+        state.restarts += 1
+        state.quick_deaths = state.quick_deaths + 1 if ran_s < SOON_S else 0
+        doubled = FIRST_PAUSE_S * 2 ** max(0, state.quick_deaths - 1)
+        return found.start(rank, min(doubled, LONGEST_PAUSE_S) if state.quick_deaths else 0.0)
+
+
+def _names(found: Round) -> tuple[str, ...]:
+    return tuple(found.name(rank) for rank, it in enumerate(found.ranks) if not it.finished)

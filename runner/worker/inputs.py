@@ -1,0 +1,84 @@
+"""Read the inputs of items from the slots in which their submitter stored them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..protocol import frames, wire
+
+if TYPE_CHECKING:
+    from ..stores.objects import Objects
+
+CACHED_FOOTERS = 8
+FOOTER_READ_BYTES = 64 * 1024
+"""How many bytes to read first from the end of a slot; most footers are shorter."""
+
+
+class StoredInput(NamedTuple):
+    """An input, and the `Data` that only this item has."""
+
+    part: wire.Input
+    content: bytes
+    data: tuple[wire.DataRef, ...]
+
+
+class _Footer(NamedTuple):
+    ends: list[int]
+    digests: list[str]
+    data: Mapping[str, Any]
+
+
+class Inputs:
+    """The inputs of one submission.
+
+    A slot's signed metadata has the digest of its footer, and the footer has the digest of each
+    input. Footers are kept. An input is read each time, because that shows that it still exists.
+    """
+
+    def __init__(self, objects: Objects, scope: str) -> None:
+        self._objects = objects
+        self._scope = scope
+        self._footers: dict[int, _Footer] = {}
+
+    def read(self, index: int, number: int, slot: wire.Slot) -> StoredInput | None:
+        """Return the input of item *index* in slot *number*; None if the slot was removed.
+
+        Raises:
+            ValueError: The slot or the input isn't what the submitter stored.
+            OSError: The store doesn't answer.
+        """
+        name = wire.input_key(self._scope, number)
+        try:
+            footer = self._footers.get(number) or self._read_footer(name, number, slot)
+            position = index - slot.first
+            start = footer.ends[position - 1] if position else 0
+            part = wire.Input(name, start, footer.ends[position], footer.digests[position])
+            content, _ = self._objects.get(name, part.start, part.stop)
+        except KeyError:
+            return None
+        if hashlib.sha256(content).hexdigest() != part.digest:
+            raise ValueError(f"{name} is not what was submitted: its SHA-256 differs")
+        refs = footer.data.get(str(position), ())
+        return StoredInput(part, content, tuple(wire.DataRef(**ref) for ref in refs))
+
+    def _read_footer(self, name: str, number: int, slot: wire.Slot) -> _Footer:
+        start = max(0, slot.size - FOOTER_READ_BYTES)
+        end, _ = self._objects.get(name, start, slot.size)
+        if (length := frames.footer_length(end)) > len(end):
+            end, _ = self._objects.get(name, slot.size - length, slot.size)
+        text = end[len(end) - length : -frames.TAIL.size]
+        if hashlib.sha256(text).hexdigest() != slot.footer:
+            raise ValueError(f"the footer of {name} has another digest")
+        fields = json.loads(text)
+        ends, offset = list[int](), 0
+        for size in fields["frames"]:
+            offset += size
+            ends.append(offset)
+        while len(self._footers) >= CACHED_FOOTERS:
+            self._footers.pop(next(iter(self._footers)))
+        footer = _Footer(ends, fields["digests"], fields.get("data", {}))
+        self._footers[number] = footer
+        return footer

@@ -1,0 +1,253 @@
+"""Real workers: processes that run items, are killed, and are replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic._runner.protocol import frames, metrics, signing, wire
+from kinetic._runner.protocol.metrics import Reports
+
+from .process import KEY, SCOPE, Batch, exists, running, wait_for
+
+SUCCEEDED, FAILED = wire.ItemState.SUCCEEDED, wire.ItemState.FAILED
+CANCELLED = wire.ItemState.CANCELLED
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc: run it on Linux")
+
+
+def test_workers_run_each_item_once(tmp_path: Path) -> None:
+    def square(number: int) -> int:
+        return number * number
+
+    batch = Batch(tmp_path, square, range(120), workers=2)
+    batch.run()
+    assert [batch.value(index) for index in range(120)] == [i * i for i in range(120)]
+    assert all([*attempts] == [1] for attempts in batch.attempts().values())
+    assert 0 in {code for _, code in batch.codes} <= {0, 44}
+    assert batch.requests().done == "all final"
+
+
+def test_each_item_has_a_process_of_its_own(tmp_path: Path) -> None:
+    def leak(number: int) -> tuple[int, str | None, Any]:
+        import sys
+
+        before = getattr(sys, "leaked", None)
+        sys.leaked = number  # type: ignore[attr-defined]
+        return os.getpid(), os.environ["KINETIC_INDEX"], before
+
+    batch = Batch(tmp_path, leak, range(5))
+    batch.run()
+    values = [batch.value(index) for index in range(5)]
+    assert len({pid for pid, _, _ in values}) == 5
+    assert [index for _, index, _ in values] == list("01234")
+    assert {before for _, _, before in values} == {None}
+
+
+def test_a_failure_is_retried_and_then_stays(tmp_path: Path) -> None:
+    def fail_once(path: str) -> str:
+        file = Path(path)
+        file.write_text(file.read_text() + "x" if file.exists() else "x")
+        if len(file.read_text()) < 2:
+            raise ValueError("not yet")
+        return file.read_text()
+
+    def fail(path: str) -> None:
+        raise ValueError("never")
+
+    once = Batch(tmp_path / "a", fail_once, [str(tmp_path / "marks")], retries=1, backoff_s=0.01)
+    once.run()
+    assert once.value(0) == "xx"
+    assert [outcome.kind for outcome in once.outcomes(0)] == ["error", "value"]
+    never = Batch(tmp_path / "b", fail, [""], retries=2, backoff_s=0.01)
+    never.run()
+    assert never.states() == [FAILED]
+    assert [outcome.reason for outcome in never.outcomes(0)] == ["user error"] * 3
+    assert never.error(0, 3)["message"] == "never"
+
+
+def test_a_large_value_has_an_object_of_its_own(tmp_path: Path) -> None:
+    def large(size: int) -> bytes:
+        return b"x" * size
+
+    batch = Batch(tmp_path, large, [10, wire.INLINE_BYTES + 1])
+    batch.run()
+    assert [len(batch.value(index)) for index in range(2)] == [10, wire.INLINE_BYTES + 1]
+    assert batch.outcomes(1)[0].value is not None
+
+
+def test_the_reports_of_an_item_are_in_the_store_and_in_its_outcome(tmp_path: Path) -> None:
+    def learn(size: int) -> bytes:
+        import kinetic
+
+        for step in range(100):
+            kinetic.report(step, 0.5)
+            time.sleep(0.002)
+        return b"x" * size
+
+    batch = Batch(tmp_path, learn, [10, wire.INLINE_BYTES + 1])
+    batch.run()
+    for index in range(2):
+        assert len(batch.value(index)) >= 10
+        assert batch.outcomes(index)[0].metrics
+        body, _ = batch.objects.get(wire.attempt_key(SCOPE, index, 1, "outcome"))
+        last = Reports.of(frames.unpack(body).fields[metrics.METRICS])
+        first, _ = batch.objects.get(metrics.metrics_key(SCOPE, index, 1, 0))
+        assert Reports.of(json.loads(first)).first == 0
+        assert last.first + len(last.entries) == 100
+
+
+def test_a_pruned_item_ends_as_a_value_and_the_worker_goes_on(tmp_path: Path) -> None:
+    def learn(name: str) -> str:
+        import kinetic
+
+        step = 0
+        while name == "endless":
+            try:
+                kinetic.report(step, 0.5)
+            except BaseException:
+                if step % 2:
+                    raise
+            step += 1
+            time.sleep(0.002)
+        return name
+
+    batch = Batch(tmp_path, learn, ["endless", "short"], prunable=True, grace=0.3)
+    name = metrics.prune_key(SCOPE, 0, 1)
+    batch.objects.create(name, b"", {"mac": signing.sign(KEY, SCOPE, name, b"")})
+    batch.run()
+    (outcome,) = batch.outcomes(0)
+    assert (outcome.kind, outcome.reason) == ("value", wire.PRUNED)
+    assert batch.value(1) == "short"
+
+
+def test_the_death_of_a_child_is_its_items_alone(tmp_path: Path) -> None:
+    def die(number: int) -> int:
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 2:
+            os._exit(3)
+        return number
+
+    batch = Batch(tmp_path, die, range(4))
+    batch.run()
+    assert batch.states() == [SUCCEEDED, FAILED, FAILED, SUCCEEDED]
+    assert "SIGKILL" in batch.error(1)["message"]
+    assert "code 3" in batch.error(2)["message"]
+    assert batch.codes == [(0, 0)]
+
+
+def test_a_dead_interpreter_is_replaced(tmp_path: Path) -> None:
+    def kill_parent(number: int) -> int:
+        if number == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        return number
+
+    batch = Batch(tmp_path, kill_parent, range(2))
+    batch.run()
+    assert batch.states() == [FAILED, SUCCEEDED]
+    assert batch.codes == [(0, 0)]
+
+
+def test_a_dead_worker_is_replaced_and_its_item_is_lost(tmp_path: Path) -> None:
+    def wait(mark: str) -> str:
+        Path(mark).write_text(str(os.getpid()))
+        if not Path(f"{mark}.go").exists():
+            time.sleep(600)
+        return "done"
+
+    mark = tmp_path / "mark"
+    batch = Batch(tmp_path / "b", wait, [str(mark)], retries=1, backoff_s=0.01)
+    with running(batch):
+        child = int(wait_for(mark))
+        (tmp_path / "mark.go").touch()
+        batch.processes[0].kill()
+        batch.finish()
+    assert [(it.kind, it.reason) for it in batch.outcomes(0)] == [("lost", "lost"), ("value", "")]
+    assert not exists(child)
+    assert [code for _, code in batch.codes] == [-9, 0]
+
+
+def test_a_timeout_ends_the_child_not_the_worker(tmp_path: Path) -> None:
+    def sleep(seconds: float) -> float:
+        if seconds > 5:
+            signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(seconds)
+        return seconds
+
+    batch = Batch(tmp_path, sleep, [3.0, 0.0, 600.0], timeout=0.3, grace=0.3)
+    batch.run()
+    assert batch.states() == [FAILED, SUCCEEDED, FAILED]
+    assert [batch.outcomes(index)[0].reason for index in (0, 2)] == ["deadline", "deadline"]
+    assert batch.codes == [(0, 0)]
+
+
+def test_a_stop_ends_a_running_item(tmp_path: Path) -> None:
+    def wait(mark: str) -> None:
+        Path(mark).write_text("x")
+        time.sleep(600)
+
+    marks = [str(tmp_path / "mark"), str(tmp_path / "other")]
+    batch = Batch(tmp_path / "b", wait, marks)
+    with running(batch):
+        wait_for(tmp_path / "mark")
+        batch.append(wire.Request(kind="stop"))
+        batch.finish()
+    assert batch.states() == [CANCELLED, CANCELLED]
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_worker_that_the_platform_ends_gives_its_item_back(tmp_path: Path) -> None:
+    def wait(mark: str) -> str:
+        first = not Path(mark).exists()
+        Path(mark).write_text("x")
+        if first:
+            time.sleep(600)
+        return "done"
+
+    mark = tmp_path / "mark"
+    batch = Batch(tmp_path / "b", wait, [str(mark)], backoff_s=0.01)
+    with running(batch):
+        wait_for(mark)
+        batch.processes[0].terminate()
+        batch.finish()
+    assert [it.reason for it in batch.outcomes(0)] == ["preempted", ""]
+    assert [code for _, code in batch.codes] == [43, 0]
+
+
+@LINUX
+def test_nothing_of_an_item_is_left_when_the_next_begins(tmp_path: Path) -> None:
+    def leave(number: int) -> bool:
+        import subprocess
+
+        mark = tmp_path / "sleeper"
+        if number == 0:
+            command = "setsid sleep 600 & echo $! > " + str(mark)
+            subprocess.run(["sh", "-c", command], check=True)
+            return True
+        return Path(f"/proc/{mark.read_text().strip()}").exists()
+
+    batch = Batch(tmp_path / "b", leave, range(2))
+    batch.run()
+    assert [batch.value(0), batch.value(1)] == [True, False]
+
+
+def test_a_submission_that_cannot_be_opened_ends_with_one_error(tmp_path: Path) -> None:
+    def never(number: int) -> int:
+        return number
+
+    batch = Batch(tmp_path, never, range(3))
+    batch.objects.delete(["functions/f"])
+    batch.objects.create("functions/f", b"garbled")
+    batch.run()
+    assert batch.states().count(FAILED) == 1
+    assert batch.states().count(CANCELLED) == 2
+    assert batch.requests().all_stopped
