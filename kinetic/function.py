@@ -39,6 +39,7 @@ from kinetic.outcome import X
 if TYPE_CHECKING:
     from kinetic.data import Data
     from kinetic.jobs import BatchHandle, JobHandle, Sweep
+    from kinetic.sweeps.protocol import Optimizer, Space, Study
 
 __all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "run"]
 
@@ -226,8 +227,8 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     @show_in_signature(MapSettings)
     def sweep(
         self,
-        optimizer: Any,
-        space: Any = None,
+        optimizer: Optimizer | Study,
+        space: Space | None = None,
         *,
         trials: int | None,
         on_failure: Literal["tell", "retry", "ignore"] = "tell",

@@ -46,7 +46,7 @@ from kinetic.options import MapOptions, MapSettings, settings_of, show_in_signat
 from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
-from kinetic.sweeps.protocol import Trial
+from kinetic.sweeps.protocol import Optimizer, Space, Study, Trial
 
 if TYPE_CHECKING:
     from kinetic.metric import JobMetric, Metric
@@ -870,14 +870,14 @@ class Sweep:
     """
 
     def __init__(self, sweep: aio.Sweep) -> None:
-        self._async_sweep = sweep
+        self._aio = sweep
         self.batch: BatchHandle[Any, Any] = BatchHandle(sweep.batch)
 
     def __repr__(self) -> str:
-        return repr(self._async_sweep)
+        return repr(self._aio)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return _bundle(self._async_sweep, PORTAL.current)
+        return _bundle(self._aio, PORTAL.current)
 
     def __enter__(self) -> Self:
         self.batch.__enter__()
@@ -889,11 +889,11 @@ class Sweep:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end = self._async_sweep.__aexit__
+        end = self._aio.__aexit__
         self.batch._leave(end, kind, error, trace)  # pyright: ignore[reportPrivateUsage]
 
     def __iter__(self) -> Iteration[Trial, Trial]:
-        return PORTAL.iterate(self._async_sweep.__aiter__, _identity, self._log_interruption)
+        return PORTAL.iterate(self._aio.__aiter__, _identity, self._log_interruption)
 
     def __aiter__(self) -> Iteration[Trial, Trial]:
         return iter(self)
@@ -905,17 +905,17 @@ class Sweep:
         Raises:
             SweepError: No trial is complete.
         """
-        return self._async_sweep.best
+        return self._aio.best
 
     def trials(self) -> list[Trial]:
         """Return all trials so far, in the order of their numbers."""
-        return self._async_sweep.trials()
+        return self._aio.trials()
 
     def stop(self) -> None:
         """Propose no more trials; open trials go on, and the iteration then ends."""
 
         async def stop() -> None:
-            self._async_sweep.stop()
+            self._aio.stop()
 
         PORTAL.call(stop)
 
@@ -927,7 +927,7 @@ class Sweep:
             Exception: The optimizer, or the space, has raised it; a note names the trial.
         """
         try:
-            PORTAL.call(self._async_sweep.wait)
+            PORTAL.call(self._aio.wait)
         except KeyboardInterrupt:
             self._log_interruption()
             raise
@@ -1065,8 +1065,8 @@ def run_async_map(
 @show_in_signature(MapSettings)
 def sweep(
     function: Callable[..., Any],
-    optimizer: Any,
-    space: Any = None,
+    optimizer: Optimizer | Study,
+    space: Space | None = None,
     *,
     trials: int | None,
     on_failure: Literal["tell", "retry", "ignore"] = "tell",

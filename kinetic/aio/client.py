@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kinetic.collection import Collection
     from kinetic.job_record import JobRecord
     from kinetic.outcome import X
+    from kinetic.sweeps.protocol import Optimizer, Space, Study
 
 __all__ = ["Client", "implicit_client", "run_async_map"]
 
@@ -342,8 +343,8 @@ class Client:
     async def sweep(
         self,
         function: Callable[..., Any],
-        optimizer: Any,
-        space: Any = None,
+        optimizer: Optimizer | Study,
+        space: Space | None = None,
         *,
         trials: int | None,
         on_failure: OnFailure = "tell",

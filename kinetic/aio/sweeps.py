@@ -48,8 +48,8 @@ from kinetic.errors import (
 )
 from kinetic.options import MapOptions, MapSettings, check
 from kinetic.outcome import Cancelled, Completion, Failed, Outcome, Succeeded
-from kinetic.sweeps.optuna import Space, StudyOptimizer, is_study
-from kinetic.sweeps.protocol import Optimizer, Proposal, State, Trial
+from kinetic.sweeps.optuna import StudyOptimizer, is_study
+from kinetic.sweeps.protocol import Optimizer, Proposal, Space, State, Trial
 
 if TYPE_CHECKING:
     from kinetic.aio.batch import BatchHandle

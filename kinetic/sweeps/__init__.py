@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kinetic.sweeps.protocol import Direction, Optimizer, Proposal, State, Trial
+from kinetic.sweeps.protocol import Direction, Optimizer, Proposal, Space, State, Study, Trial
 from kinetic.sweeps.search import ASHA, Choice, Domain, Float, GridSearch, Int, RandomSearch
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ __all__ = [
     "Optimizer",
     "Proposal",
     "RandomSearch",
+    "Space",
     "State",
+    "Study",
     "Trial",
     "Vizier",
 ]

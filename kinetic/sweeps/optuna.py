@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 from kinetic.errors import ConfigurationError
-from kinetic.sweeps.protocol import Direction, Proposal, State
+from kinetic.sweeps.protocol import Direction, Proposal, Space, State
 
-__all__ = ["Space", "StudyOptimizer", "is_study"]
-
-Space = Callable[[Any], Mapping[str, Any]] | Mapping[str, Any]
-"""A function of a trial that returns the parameters, or a dict of distributions."""
+__all__ = ["StudyOptimizer", "is_study"]
 
 
 def is_study(optimizer: object) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-__all__ = ["Direction", "Optimizer", "Proposal", "State", "Trial"]
+__all__ = ["Direction", "Optimizer", "Proposal", "Space", "State", "Study", "Trial"]
 
 Direction = Literal["minimize", "maximize"]
 """Whether the lowest value of a trial is the best, or the highest."""
@@ -57,6 +57,20 @@ class Proposal:
     number: int
     params: Mapping[str, Any]
     memo: Any = None
+
+
+class Study(Protocol):
+    """A study of Optuna, for type checkers, which may not have Optuna."""
+
+    @property
+    def directions(self) -> Sequence[Any]: ...
+
+    @property
+    def best_trials(self) -> Sequence[Any]: ...
+
+
+Space = Callable[[Any], Mapping[str, Any]] | Mapping[str, Any]
+"""The space of a study: a function of a trial that returns the parameters, or distributions."""
 
 
 class Optimizer(Protocol):
