@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from kinetic.errors import ConfigurationError
@@ -60,6 +60,9 @@ class StudyOptimizer:
         return self._ask()
 
     def _ask(self) -> Proposal:
+        if self._sweep is not None and not self._study.get_trials(False, (self._states.WAITING,)):
+            # One write creates the trial with its mark, so that a crash leaves none without it.
+            self._study.enqueue_trial({}, user_attrs={"kinetic": self._sweep})
         if callable(self._space):
             trial = self._study.ask()
             try:
@@ -78,7 +81,7 @@ class StudyOptimizer:
 
     def _begin(self, trial: Any, params: Mapping[str, Any]) -> Proposal:
         self._open[trial.number] = trial
-        if self._sweep is not None:
+        if self._sweep is not None and "kinetic" not in trial.user_attrs:  # you enqueued it
             trial.set_user_attr("kinetic", self._sweep)
         return Proposal(trial.number, params, {"number": trial.number, "suggested": trial.params})
 
@@ -120,6 +123,7 @@ class StudyOptimizer:
         known = self._study.get_trials(deepcopy=False)
         if number < len(known) and known[number].params == suggested:
             # The study's storage has outlived the process, so the study has the trial already.
+            self._advance(known[number])
             is_open = not known[number].state.is_finished()
             trial_id = known[number]._trial_id
             self._open[number] = (
@@ -132,6 +136,12 @@ class StudyOptimizer:
             return proposal
         self.tell(proposal.number, State.CANCELLED)
         return None
+
+    def _advance(self, trial: Any) -> None:
+        """Have the sampler draw numbers, as a sampler with a seed would repeat its first trials."""
+        for name, distribution in trial.distributions.items():
+            with suppress(Exception):  # not every sampler samples single parameters
+                self._study.sampler.sample_independent(self._study, trial, name, distribution)
 
     def _end_unknown(self) -> None:
         """End the trials that an earlier process has asked for, and then not started."""
