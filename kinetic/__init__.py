@@ -5,7 +5,7 @@ import sys as _sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome
+    from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome, sweeps
     from kinetic._log_level import log_level
     from kinetic._runner.protocol.metrics import report, should_stop
     from kinetic._version import __version__ as __version__
@@ -66,13 +66,14 @@ __all__ = [
     "run",
     "should_stop",
     "submit",
+    "sweeps",
 ]
 
 # Importing kinetic loads only this file; the first use of a name loads the name's module.
 _MODULES = {
     name: module
     for module, names in {
-        "": "aio collections data debug errors job_status jobs outcome",  # submodules
+        "": "aio collections data debug errors job_status jobs outcome sweeps",  # submodules
         "kinetic._log_level": "log_level",
         "kinetic.aio": "submit",
         "kinetic.data": "Data",

@@ -31,7 +31,8 @@ def map(
         input_mode: How an input becomes arguments. ``single``: the input is the only argument;
             ``args``: a sequence of arguments; ``kwargs``: a dict of arguments. ``auto``: a dict
             gives keyword arguments, a list or tuple gives positional arguments, and anything else
-            is the only argument.
+            is the only argument. ``labelled``: a
+            pair of a label, which the function does not get, and a dict of keyword arguments.
         max_concurrent: How many jobs may be unfinished at once. None: no limit.
         retries: How many times a failed item may run again.
         fail_fast: Start nothing more after the first failure.

@@ -15,6 +15,7 @@ KineticError
 │   ├── SubmitterLost                  the submitter of the job's batch has ended
 │   └── ResultTimeout(TimeoutError)    the job keeps running; only the wait ended
 ├── Pruned                             the job was asked to stop early: .step  .value
+├── SweepError                         a trial of a sweep, or a whole sweep, has no value
 ├── InputsUnfinished                   the submitter ended early: .stored counts the stored inputs
 ├── BackendError                       store or platform failed: .retryable  .retry_after
 │   ├── ClientClosed                   the client was closed: open another
@@ -73,6 +74,7 @@ __all__ = [
     "StoreFull",
     "SubmissionError",
     "SubmitterLost",
+    "SweepError",
     "Throttled",
     "Unavailable",
     "WireError",
@@ -278,6 +280,12 @@ class Pruned(KineticError):
     def unwrap(self) -> NoReturn:
         """Raise this error."""
         raise self
+
+
+class SweepError(KineticError):
+    """A trial of a sweep has no value, or none of its trials has one."""
+
+    code = "KN310"
 
 
 class BackendError(KineticError):

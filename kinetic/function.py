@@ -15,6 +15,7 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     Self,
@@ -37,7 +38,8 @@ from kinetic.outcome import X
 
 if TYPE_CHECKING:
     from kinetic.data import Data
-    from kinetic.jobs import BatchHandle, JobHandle
+    from kinetic.jobs import BatchHandle, JobHandle, Sweep
+    from kinetic.sweeps.protocol import Optimizer, Space, Study
 
 __all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "run"]
 
@@ -185,7 +187,8 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
             input_mode: How an input becomes arguments. ``single``: the input is the only argument;
                 ``args``: a sequence of arguments; ``kwargs``: a dict of arguments. ``auto``: a dict
                 gives keyword arguments, a list or tuple gives positional arguments, and anything
-                else is the only argument.
+                else is the only argument. ``labelled``: a
+                pair of a label, which the function does not get, and a dict of keyword arguments.
             max_concurrent: How many jobs may be unfinished at once. None: no limit.
             retries: How many times a failed item may run again.
             fail_fast: Start nothing more after the first failure.
@@ -219,6 +222,69 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         from kinetic import jobs
 
         return jobs.run_async_map(self, inputs, **options)
+
+    @own_frames_left_out
+    @show_in_signature(MapSettings)
+    def sweep(
+        self,
+        optimizer: Optimizer | Study,
+        space: Space | None = None,
+        *,
+        trials: int | None,
+        on_failure: Literal["tell", "retry", "ignore"] = "tell",
+        metric: str | None = None,
+        resume: bool = False,
+        **options: Unpack[MapOptions],
+    ) -> Sweep:
+        """Search for the arguments with the best value, and return the sweep.
+
+        The optimizer proposes a trial whenever a job may start, and learns each value when the job
+        has ended. Its methods run in a thread of their own, one after the other.
+
+        Args:
+            optimizer: A study of Optuna, or an optimizer of `kinetic.sweeps`, or of yours.
+            space: For a study: a function of the trial that returns the keyword arguments, or a
+                dict of distributions. Other optimizers have their space already: None.
+            trials: How many trials to run; cancelled ones don't count. None: as many as the
+                optimizer proposes.
+            on_failure: What to do when a trial fails. ``tell``: tell the optimizer. ``retry``: run
+                the trial again, *retries* times (default: 2), and then tell. ``ignore``: tell the
+                optimizer that the trial was cancelled. kinetic runs a preempted trial again in any
+                case.
+            metric: The number to use if the function returns, or reports, a dict. None: the only
+                number in it.
+            resume: Continue the sweep of this *name*, or begin it if there is none. Default: False.
+            options: Those of `run_async_map`, except ``input_mode``.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the optimizer can't propose the trials of
+                the sweep to continue: its space has changed.
+            Conflict: Another process runs the sweep of this name, or that sweep hasn't ended and
+                *resume* is false.
+            SubmissionError: The function or its project can't be shipped.
+
+        If you press Ctrl-C during this call, kinetic cancels the trials.
+
+        Example::
+
+            space = {"rate": kinetic.sweeps.Float(1e-5, 1e-1, log=True)}
+            with train.sweep(kinetic.sweeps.RandomSearch(space), trials=50) as sweep:
+                for trial in sweep:
+                    print(trial.number, trial.params, trial.value)
+            print(sweep.best)
+        """
+        from kinetic import jobs
+
+        return jobs.sweep(
+            self,
+            optimizer,
+            space,
+            trials=trials,
+            on_failure=on_failure,
+            metric=metric,
+            resume=resume,
+            **options,
+        )
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here, in this process, as if it were not decorated."""
@@ -327,6 +393,7 @@ def run(*args: Any, **settings: Any) -> Any:
     - ``f(...)``: run it in a job, print its output, and return its value.
     - ``f.run_async(...)``: start it and return a `JobHandle` at once.
     - ``f.run_async_map(inputs, ...)``: run it once per input and return a `BatchHandle`.
+    - ``f.sweep(optimizer, ...)``: search for the best arguments and return a `Sweep`.
     - ``f.local(...)``: call it here, as if it were not decorated.
     - ``f.options(...)``: a copy with other settings.
 

@@ -47,6 +47,7 @@ from kinetic.options import MapOptions, MapSettings, settings_of, show_in_signat
 from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
+from kinetic.sweeps.protocol import Optimizer, Space, Study, Trial
 
 if TYPE_CHECKING:
     from kinetic.metric import JobMetric, Metric
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchHandle",
     "JobHandle",
+    "Sweep",
     "attach",
     "attach_batch",
     "cleanup",
@@ -64,13 +66,14 @@ __all__ = [
     "run",
     "run_async_map",
     "submit",
+    "sweep",
 ]
 
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
-M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any])
+M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any], aio.Sweep)
 
 
 def _hide_own_frames(cls: C) -> C:
@@ -436,11 +439,20 @@ class BatchHandle(NoSequence, Generic[T, X]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._leave(self._async_handle.__aexit__, kind, error, trace)
+
+    def _leave(
+        self,
+        end: Callable[P, Coroutine[Any, Any, None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """End a ``with`` block by ``end(...)``, unless this is a forked child."""
         self._open_blocks = max(0, self._open_blocks - 1)
         if self._loop_thread is not PORTAL.current:  # a forked child: the parent owns the batch
             return
         try:
-            PORTAL.new_call(patient=False).call(self._aio.__aexit__, kind, error, trace)
+            PORTAL.new_call(patient=False).call(end, *args, **kwargs)
         except KeyboardInterrupt:
             _INTERRUPTIONS_LOGGED.add(self.group_id)
             logging.warning(
@@ -519,6 +531,23 @@ class BatchHandle(NoSequence, Generic[T, X]):
     def stored(self) -> int:
         """How many inputs are stored, as far as this process has read the store."""
         return self._aio.stored
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the batch takes no more inputs, as far as this process has read the store."""
+        return self._aio.sealed
+
+    def input(self, index: int) -> X:
+        """Return the input of one item: your own object, or one rebuilt from the store.
+
+        Args:
+            index: The item's place in the inputs, from 0.
+
+        Raises:
+            NotFound: The batch has no such input, or `results` or `cleanup` has removed it.
+            SubmissionError: The input could not be pickled.
+        """
+        return PORTAL.call(self._aio.input, index)
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
@@ -874,8 +903,97 @@ class BatchHandle(NoSequence, Generic[T, X]):
         PORTAL.call(self._aio.cleanup, k8s=k8s, gcs=gcs)
 
 
+@_hide_own_frames
+class Sweep:
+    """A search for the arguments with the best value: the trials, and the batch that runs them.
+
+    A ``with`` block stops unfinished trials when you leave it. Iterating yields each trial once,
+    when it has ended, and first those of earlier processes; ``async for`` works in any event loop.
+    The sweep goes on also while you don't iterate. You get a sweep from ``f.sweep(...)``.
+
+    Args:
+        sweep: The sweep in `kinetic.aio`; don't create one yourself.
+
+    Attributes:
+        batch: The handle of the batch that runs the trials.
+
+    Example::
+
+        with train.sweep(search, trials=50) as sweep:
+            for trial in sweep:
+                print(trial.params, trial.value)
+        print(sweep.best)
+    """
+
+    def __init__(self, sweep: aio.Sweep) -> None:
+        self._aio = sweep
+        self.batch: BatchHandle[Any, Any] = BatchHandle(sweep.batch)
+
+    def __repr__(self) -> str:
+        return repr(self._aio)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return _bundle(self._aio, PORTAL.current)
+
+    def __enter__(self) -> Self:
+        self.batch.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        end = self._aio.__aexit__
+        self.batch._leave(end, kind, error, trace)  # pyright: ignore[reportPrivateUsage]
+
+    def __iter__(self) -> Iteration[Trial, Trial]:
+        return PORTAL.iterate(self._aio.__aiter__, _identity, self._log_interruption)
+
+    def __aiter__(self) -> Iteration[Trial, Trial]:
+        return iter(self)
+
+    @property
+    def best(self) -> Trial:
+        """The complete trial with the best value so far; of equal values, the one ended first.
+
+        Raises:
+            SweepError: No trial is complete.
+        """
+        return self._aio.best
+
+    def trials(self) -> list[Trial]:
+        """Return all trials so far, in the order of their numbers."""
+        return self._aio.trials()
+
+    def stop(self) -> None:
+        """Propose no more trials; open trials go on, and the iteration then ends."""
+
+        async def stop() -> None:
+            self._aio.stop()
+
+        PORTAL.call(stop)
+
+    def wait(self) -> None:
+        """Wait until every trial has ended.
+
+        Raises:
+            SubmitterLost: Another process continues the sweep.
+            Exception: The optimizer, or the space, has raised it; a note names the trial.
+        """
+        try:
+            PORTAL.call(self._aio.wait)
+        except KeyboardInterrupt:
+            self._log_interruption()
+            raise
+
+    def _log_interruption(self) -> None:
+        self.batch._log_interruption()  # pyright: ignore[reportPrivateUsage]
+
+
 def _bundle(
-    handle: aio.JobHandle[Any] | aio.BatchHandle[Any], loop_thread: LoopThread | None
+    handle: aio.JobHandle[Any] | aio.BatchHandle[Any] | aio.Sweep, loop_thread: LoopThread | None
 ) -> dict[str, str]:
     """Return what a notebook shows; while *loop_thread* runs, kinetic keeps the cell up to date."""
 
@@ -963,7 +1081,8 @@ def run_async_map(
         input_mode: How an input becomes arguments. ``single``: the input is the only argument;
             ``args``: a sequence of arguments; ``kwargs``: a dict of arguments. ``auto``: a dict
             gives keyword arguments, a list or tuple gives positional arguments, and anything else
-            is the only argument.
+            is the only argument. ``labelled``: a
+            pair of a label, which the function does not get, and a dict of keyword arguments.
         max_concurrent: How many jobs may be unfinished at once. None: no limit.
         retries: How many times a failed item may run again.
         fail_fast: Start nothing more after the first failure.
@@ -996,6 +1115,70 @@ def run_async_map(
     batch = _start_or_remove(lambda: aio.run_async_map(function, inputs, **options))
     _keep_until_submitted(batch)
     return BatchHandle(batch)
+
+
+@own_frames_left_out
+@show_in_signature(MapSettings)
+def sweep(
+    function: Callable[..., Any],
+    optimizer: Optimizer | Study,
+    space: Space | None = None,
+    *,
+    trials: int | None,
+    on_failure: Literal["tell", "retry", "ignore"] = "tell",
+    metric: str | None = None,
+    resume: bool = False,
+    **options: Unpack[MapOptions],
+) -> Sweep:
+    """Search for the arguments with the best value, and return the sweep.
+
+    The optimizer proposes a trial whenever a job may start, and learns each value when the job has
+    ended. Its methods run in a thread of their own, one after the other.
+
+    Args:
+        function: The function, plain or decorated; it returns the number to minimize or maximize.
+        optimizer: A study of Optuna, or an optimizer of `kinetic.sweeps`, or of yours.
+        space: For a study: a function of the trial that returns the keyword arguments, or a dict
+            of distributions. Other optimizers have their space already: None.
+        trials: How many trials to run; cancelled ones don't count. None: as many as the optimizer
+            proposes.
+        on_failure: What to do when a trial fails. ``tell``: tell the optimizer. ``retry``: run the
+            trial again, *retries* times (default: 2), and then tell. ``ignore``: tell the optimizer
+            that the trial was cancelled. kinetic runs a preempted trial again in any case.
+        metric: The number to use if the function returns, or reports, a dict. None: the only number
+            in it.
+        resume: Continue the sweep of this *name*, or begin it if there is none. Default: False.
+        options: Those of `run_async_map`, except ``input_mode``.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or the optimizer can't propose the trials of the
+            sweep to continue: its space has changed.
+        Conflict: Another process runs the sweep of this name, or that sweep hasn't ended and
+            *resume* is false.
+        SubmissionError: The function or its project can't be shipped.
+
+    If you press Ctrl-C during this call, kinetic cancels the trials.
+
+    Example::
+
+        search = kinetic.sweeps.RandomSearch(space, seed=1)
+        with kinetic.jobs.sweep(train, search, trials=50) as sweep:
+            for trial in sweep:
+                print(trial.params, trial.value)
+        print(sweep.best)
+    """
+    start = functools.partial(
+        aio.sweep,
+        function,
+        optimizer,
+        space,
+        trials=trials,
+        on_failure=on_failure,
+        metric=metric,
+        resume=resume,
+        **options,
+    )
+    return Sweep(_start_or_remove(start))
 
 
 @own_frames_left_out
@@ -1107,7 +1290,10 @@ def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwarg
         raise
 
 
-async def _remove(handle: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
+async def _remove(handle: aio.JobHandle[Any] | aio.BatchHandle[Any] | aio.Sweep) -> None:
+    if isinstance(handle, aio.Sweep):  # it may have the trials of earlier processes
+        await handle.__aexit__(None, None, None)
+        return
     await release(handle.cleanup(), operation="removing what was submitted")
 
 

@@ -89,6 +89,7 @@ _ID = Rule("an ID such as a handle has", lambda value: isinstance(value, str) an
 _FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 _WAIT = Rule("a number of seconds of at least 0", lambda value: _is_number(value) and value >= 0)
 _DIRECTION = Rule("'minimize' or 'maximize'", lambda value: value in ("minimize", "maximize"))
+_ON_FAILURE = Rule("tell, retry, or ignore", lambda value: value in ("tell", "retry", "ignore"))
 _PATH = Rule(
     "the path of a file, such as 'report.html'",
     lambda value: hasattr(value, "__fspath__") or (isinstance(value, str) and value != ""),
@@ -97,7 +98,7 @@ _DURATION = Rule("a finite number of seconds greater than 0", _is_positive)
 _DOLLARS = Rule("a finite number of US dollars greater than 0", _is_positive)
 _TAGS = Rule("a dict of text by text, such as {'team': 'maths'}", _is_text_mapping)
 
-INPUT_MODES = ("auto", "single", "args", "kwargs")
+INPUT_MODES = ("auto", "single", "args", "kwargs", "labelled")
 
 _MODE = Rule(
     f"one of {', '.join(INPUT_MODES)}",
@@ -114,14 +115,14 @@ _RULES = {
     name: rule
     for rule, names in (
         (_FLAG, "cancel_running_on_fail cleanup fail_fast force items ordered prunable"),
-        (_FLAG, "return_exceptions seal"),
+        (_FLAG, "resume return_exceptions seal"),
         (_or_none(_FLAG), "progress"),
         (_or_none(_TEXT), "cluster metric name project"),
         (_ID, "group_id job_id submission"),
         (_int_rule(), "index"),
         (_int_rule(0), "n retries"),
         (_or_none(_int_rule(0)), "limit"),
-        (_or_none(_int_rule(1)), "attempt max_concurrent window"),
+        (_or_none(_int_rule(1)), "attempt max_concurrent trials window"),
         (_DURATION, "poll_interval"),
         (_or_none(_DURATION), "batch_timeout"),
         (_or_none(_WAIT), "poll_timeout timeout"),
@@ -129,6 +130,7 @@ _RULES = {
         (_DIRECTION, "direction"),
         (_MODE, "input_mode"),
         (_INPUTS, "inputs"),
+        (_ON_FAILURE, "on_failure"),
         (_PATH, "path"),
         (_or_none(_TAGS), "tags"),
     )

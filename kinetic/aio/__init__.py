@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from kinetic.aio.client import run as run
     from kinetic.aio.client import run_async_map as run_async_map
     from kinetic.aio.client import submit as submit
+    from kinetic.aio.client import sweep as sweep
     from kinetic.aio.job import JobHandle as JobHandle
+    from kinetic.aio.sweeps import Sweep as Sweep
     from kinetic.data import Data
     from kinetic.job_record import JobRecord
 
@@ -35,6 +37,7 @@ __all__ = [
     "BatchHandle",
     "Client",
     "JobHandle",
+    "Sweep",
     "attach",
     "attach_batch",
     "build_image",
@@ -49,9 +52,14 @@ __all__ = [
     "run",
     "run_async_map",
     "submit",
+    "sweep",
 ]
 
-_HOMES = {"BatchHandle": "kinetic.aio.batch", "JobHandle": "kinetic.aio.job"}
+_HOMES = {
+    "BatchHandle": "kinetic.aio.batch",
+    "JobHandle": "kinetic.aio.job",
+    "Sweep": "kinetic.aio.sweeps",
+}
 """Names of `__all__` → the module that defines them; by default `kinetic.aio.client`."""
 
 

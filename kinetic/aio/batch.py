@@ -275,6 +275,29 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """
         return self._batch.stored
 
+    @property
+    def sealed(self) -> bool:
+        """Whether the batch takes no more inputs, as far as this process has read the store."""
+        return self._batch.sealed
+
+    async def input(self, index: int) -> X:
+        """Return the input of one item: your own object, or one rebuilt from the store.
+
+        Args:
+            index: The item's place in the inputs, from 0.
+
+        Raises:
+            ConfigurationError: *index* isn't an int.
+            NotFound: The batch has no such input, or `results` or `cleanup` has removed it.
+            SubmissionError: The input could not be pickled.
+            WireError: The input in the store differs from the one submitted.
+            Exception: The input's classes raise it while it is rebuilt.
+        """
+        check(index=index)
+        self._here().submission.refuse_removed()
+        value: X = await self._here().input_of(index)
+        return value
+
     # --- waiting ---
 
     async def wait(self, *, timeout: float | None = None) -> None:

@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.session import JobRef, Session
     from kinetic.aio.batch import BatchHandle
     from kinetic.aio.job import JobHandle
+    from kinetic.aio.ports import Store
+    from kinetic.aio.sweeps import OnFailure, Sweep
     from kinetic.collection import Collection
     from kinetic.job_record import JobRecord
     from kinetic.outcome import X
+    from kinetic.sweeps.protocol import Optimizer, Space, Study
 
 __all__ = ["Client", "implicit_client", "run_async_map"]
 
@@ -294,7 +297,8 @@ class Client:
             input_mode: How an input becomes arguments. ``single``: it is the only argument;
                 ``args``: a sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives
                 keyword arguments, a list or tuple positional ones, anything else is the only
-                argument.
+                argument. ``labelled``: a
+                pair of a label, which the function does not get, and a dict of keyword arguments.
             max_concurrent: How many jobs may be unfinished at once. None: no limit.
             retries: How many times a failed item may run again.
             fail_fast: Start nothing more after the first failure.
@@ -334,6 +338,80 @@ class Client:
                 session, call = await self._open_for_call(call)
                 batch = await engine.batches.start(session, call, inputs, settings)
         return _batch(batch, progress=settings.progress)
+
+    @show_in_signature(MapSettings)
+    async def sweep(
+        self,
+        function: Callable[..., Any],
+        optimizer: Optimizer | Study,
+        space: Space | None = None,
+        *,
+        trials: int | None,
+        on_failure: OnFailure = "tell",
+        metric: str | None = None,
+        resume: bool = False,
+        **options: Unpack[MapOptions],
+    ) -> Sweep:
+        """Search for the arguments with the best value, and return the sweep.
+
+        The optimizer proposes a trial whenever a job may start, and learns each value when the job
+        has ended. Its methods run in a thread of their own, one after the other.
+
+        Args:
+            function: The function, plain or decorated; it returns the number to minimize or
+                maximize.
+            optimizer: A study of Optuna, or an optimizer of `kinetic.sweeps`, or of yours.
+            space: For a study: a function of the trial that returns the keyword arguments, or a
+                dict of distributions. Other optimizers have their space already: None.
+            trials: How many trials to run; cancelled ones don't count. None: as many as the
+                optimizer proposes.
+            on_failure: What to do when a trial fails. ``tell``: tell the optimizer. ``retry``: run
+                the trial again, *retries* times (default: 2), and then tell. ``ignore``: tell the
+                optimizer that the trial was cancelled. kinetic runs a preempted trial again in any
+                case.
+            metric: The number to use if the function returns, or reports, a dict. None: the only
+                number in it.
+            resume: Continue the sweep of this *name*, or begin it if there is none. Default: False.
+            options: Those of `run_async_map`, except ``input_mode``.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the optimizer can't propose the trials of
+                the sweep to continue: its space has changed.
+            Conflict: Another process runs the sweep of this name, or that sweep hasn't ended and
+                *resume* is false.
+            SubmissionError: The function or its project can't be shipped.
+
+        Cancelled: nothing of a new sweep is left. A sweep that was continued goes on.
+
+        Example::
+
+            search = kinetic.sweeps.RandomSearch(space, seed=1)
+            async with await client.sweep(train, search, trials=50) as sweep:
+                async for trial in sweep:
+                    print(trial.params, trial.value)
+            print(sweep.best)
+        """
+        from kinetic.aio import sweeps
+
+        return await sweeps.start(
+            self,
+            function,
+            optimizer,
+            space,
+            trials=trials,
+            on_failure=on_failure,
+            metric=metric,
+            resume=resume,
+            **options,
+        )
+
+    async def store_of(
+        self, function: Callable[..., Any], project: str | None, cluster: str | None
+    ) -> Store:
+        """Return the store of batches of *function*; internal."""
+        call = engine.prepare.batch_call(function, project, cluster)
+        session, _ = await self._open_for_call(call)
+        return session.platform.store
 
     # --- finding ---
 
@@ -698,3 +776,4 @@ list_jobs = _shared.list_jobs
 run = _shared.run
 run_async_map = _shared.run_async_map
 submit = _shared.submit
+sweep = _shared.sweep

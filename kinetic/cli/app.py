@@ -20,6 +20,7 @@ from kinetic.cli import (
     output,
     run,
     settings,
+    sweep,
 )
 from kinetic.cli.client import Group, UserError, json_option
 from kinetic.cli.output import note
@@ -105,6 +106,7 @@ def explain(code: str | None, as_json: bool) -> None:
 
 for command in (
     run.run,
+    sweep.sweep,
     jobs.jobs,
     batches.batches,
     jobs.outputs,

@@ -146,7 +146,7 @@ def parse_arguments(pairs: Iterable[str], function: Callable[..., Any]) -> dict[
             raise click.BadParameter(f"{pair!r} isn't NAME=VALUE", param_hint="-a")
         if name in arguments:
             raise click.BadParameter(f"{name!r} is given more than once", param_hint="-a")
-        arguments[name] = _convert(text, _parse(text), types[name], f"-a {name}")
+        arguments[name] = _convert(text, parse_value(text), types[name], f"-a {name}")
     return arguments
 
 
@@ -179,7 +179,7 @@ def _read_csv(
             raise click.UsageError(f"{message}: {', '.join(header)}")
         cells = {
             name: _convert(
-                row[name], _parse(row[name]), types[name], f"{location}, column {name!r}"
+                row[name], parse_value(row[name]), types[name], f"{location}, column {name!r}"
             )
             for name in header
         }
@@ -286,7 +286,7 @@ _CONTAINERS: tuple[Any, ...] = (list, set, tuple, frozenset, dict)
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-def _parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Return what *text* means without an annotation: JSON, a word of Python, or text."""
     try:
         return json.loads(text)

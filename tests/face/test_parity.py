@@ -25,16 +25,19 @@ import kinetic.options
 PAIRS = {
     "JobHandle": (kinetic.jobs.JobHandle, kinetic.aio.JobHandle),
     "BatchHandle": (kinetic.jobs.BatchHandle, kinetic.aio.BatchHandle),
+    "Sweep": (kinetic.jobs.Sweep, kinetic.aio.Sweep),
     "module": (kinetic.jobs, kinetic.aio),
 }
 ONLY_SYNC = {
     "JobHandle": {"facing"},
     "BatchHandle": {"created_at", "group_id", "name", "tags"},
+    "Sweep": set(),
     "module": set(),
 }
 ONLY_ASYNC = {
     "JobHandle": {"account", "began_at", "bound", "bundle", "debugger", "facts"},
     "BatchHandle": {"bundle", "facts", "let_run", "running_times"},
+    "Sweep": {"bundle", "facts", "follow", "is_short", "proposals", "read"},
     "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }
 

@@ -73,6 +73,7 @@ def wrong_outcomes() -> None:
                 print(value + 1)  # error
             case _:
                 pass
+    train.sweep(3, trials=1)  # error
     batch.outcomes(order=True)  # error
     batch.retry_failed("all")  # error
     batch.resume([0.2])  # error

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, assert_type
 
+import optuna
+
 import kinetic
 import kinetic.aio
 import kinetic.collections
@@ -24,6 +26,7 @@ from kinetic import (
     Pruned,
     RemoteFunction,
     Succeeded,
+    sweeps,
 )
 from kinetic.collection import Collection
 
@@ -133,6 +136,17 @@ def outcomes_know_what_they_hold() -> float:
         assert_type(completed, Completion[Any])
         assert_type(completed.input, Any)
     return 0.0
+
+
+def sweeps_yield_trials(study: optuna.Study) -> float:
+    search = sweeps.RandomSearch({"rate": sweeps.Float(0, 1)}, pruner=sweeps.ASHA())
+    with train.sweep(search, trials=3, max_concurrent=2, on_failure="retry") as sweep:
+        for trial in sweep:
+            assert_type(trial.value, float | None)
+            assert_type(trial.state, sweeps.State)
+    assert_type(train.sweep(study, {}, trials=None), kinetic.jobs.Sweep)
+    train.sweep(study, lambda trial: {"rate": trial.suggest_float("rate", 0, 1)}, trials=1)
+    return sweep.best.value or 0.0
 
 
 def metrics_have_names() -> None:

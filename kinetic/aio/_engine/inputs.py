@@ -180,6 +180,8 @@ class InputIndex:
                 return args[0]
             case "a":
                 return args
+            case "l":
+                return body.fields["labels"][str(position)], kwargs
             case _:
                 return kwargs
 
@@ -196,7 +198,7 @@ class InputIndex:
         async def read(stored: _StoredChunk) -> None:
             fields = await self._footer(stored)
             for position, encoded in fields.get("notes", {}).items():
-                is_keyword_call = fields["how"][int(position)] == "k"
+                is_keyword_call = fields["how"][int(position)] in "kl"
                 note = notes.read(encoded)
                 if not is_keyword_call:
                     note = {_named_note(name, parameters): value for name, value in note.items()}
@@ -319,6 +321,7 @@ class EncodedInput:
 
     ``value`` is the user's object, which the user may change later. ``mode`` is ``s`` if the input
     is the single argument, ``a`` if its elements are the arguments, and ``k`` if its items are the
+    keyword arguments. With ``l``, a ``label``, which the function doesn't get, comes with the
     keyword arguments. ``data`` are the `Data` that only this input has. ``error`` says why the
     input can't be submitted. ``note`` has the scalars of the input.
     """
@@ -330,6 +333,7 @@ class EncodedInput:
     data: tuple[Data, ...] = ()
     error: Exception | None = None
     note: notes.Note | None = None
+    label: Any = None
 
 
 def chunk_body(
@@ -356,6 +360,9 @@ def chunk_body(
     input_notes = {n: encoded.note for n, encoded in enumerate(inputs) if encoded.note is not None}
     if input_notes:
         fields["notes"] = input_notes
+    labels = {n: encoded.label for n, encoded in enumerate(inputs) if encoded.mode == "l"}
+    if labels:
+        fields["labels"] = labels
     return frames.pack([encoded.content for encoded in inputs], fields)
 
 
@@ -370,7 +377,7 @@ def first_chunk(inputs: Sequence[EncodedInput]) -> Sequence[EncodedInput]:
 
 
 def call_mode_of(value: Any, mode: str) -> str:
-    """Return how the function is called with *value*: ``single``, ``args``, or ``kwargs``."""
+    """Return how the function is called with *value*: one of `INPUT_MODES`, but not ``auto``."""
     if mode != "auto":
         return mode
     kind: Any = value.__class__
@@ -384,6 +391,9 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     kind: Any = value.__class__
     type_name = kind.__name__
     mode = call_mode_of(value, mode)
+    if mode == "labelled":
+        _, value = _split_label(value)
+        mode, kind = "kwargs", value.__class__
     if mode == "kwargs":
         if not issubclass(kind, dict):
             raise ConfigurationError(f'input_mode="kwargs" needs dicts, not {type_name}')
@@ -399,13 +409,31 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (value,), {}
 
 
+def _split_label(value: Any) -> tuple[Any, Any]:
+    """Return the label, and the keyword arguments, in an input of ``input_mode="labelled"``."""
+    kind: Any = value.__class__
+    if not issubclass(kind, (list, tuple)) or len(value) != 2:
+        raise ConfigurationError(
+            'input_mode="labelled" needs pairs of a label and a dict, not ' + kind.__name__
+        )
+    return value[0], value[1]
+
+
+def _checked_label(label: Any) -> Any:
+    try:
+        json.dumps(label)
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"the label {label!r} can't be written as JSON: {exc}") from None
+    return label
+
+
 def _misfit(binding: Binding, value: Any, mode: str) -> str:
     """Return why the function can't be called with this input; empty if it can."""
     call_mode = call_mode_of(value, mode)
     misfit = binding.find_mismatch(*as_call(value, call_mode))
     if not misfit:
         return ""
-    if call_mode != "single" and not binding.find_mismatch((value,), {}):
+    if call_mode in ("args", "kwargs") and not binding.find_mismatch((value,), {}):
         explanation = (
             "the items of a dict become keyword arguments"
             if call_mode == "kwargs"
@@ -482,9 +510,10 @@ class Encoder:
                 return None
             content, digest, data = pickled
             note = notes.note_of_call(args, kwargs)
+            label = _checked_label(value[0]) if call_mode == "labelled" else None
         except (KineticError, ValueError, TypeError) as exc:
             return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=exc)
-        return EncodedInput(value, content, digest, call_mode[0], data, note=note)
+        return EncodedInput(value, content, digest, call_mode[0], data, note=note, label=label)
 
     def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pickled:
         uploaded, call = self._uploaded, self._uploaded.call

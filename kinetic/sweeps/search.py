@@ -1,0 +1,329 @@
+"""Random search, grid search, and a pruner, which need no other package."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kinetic.errors import ConfigurationError
+from kinetic.sweeps.protocol import Direction, Proposal, State
+
+__all__ = ["ASHA", "Choice", "Domain", "Float", "GridSearch", "Int", "RandomSearch"]
+
+MAX_SHUFFLED = 100_000
+"""Maximum number of points of a discrete space that random search shuffles, to repeat none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some values."""
+
+    options: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.options, str) or not len(self.options):
+            raise ConfigurationError(f"Choice needs a list of values, not {self.options!r}")
+
+    def values(self) -> Sequence[Any] | None:
+        """Return all values."""
+        return self.options
+
+    def sample(self, source: random.Random) -> Any:
+        """Return a random value."""
+        return source.choice(self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Float:
+    """A number from ``low`` to ``high``.
+
+    ``log`` draws its logarithm uniformly. With ``step``, the number is ``low`` plus a multiple of
+    it.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_range(self)
+
+    def values(self) -> Sequence[float] | None:
+        """Return all values; None if there are infinitely many."""
+        if self.step is None:
+            return [self.low] if self.low == self.high else None
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        return [self.low + self.step * position for position in range(count)]
+
+    def sample(self, source: random.Random) -> float:
+        """Return a random value."""
+        if (values := self.values()) is not None:
+            return source.choice(values)
+        if not self.log:
+            return source.uniform(self.low, self.high)
+        sample = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        return min(max(sample, self.low), self.high)  # the logarithm rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """An int from ``low`` to ``high``, both included.
+
+    ``log`` draws its logarithm uniformly. Otherwise, the int is ``low`` plus a multiple of
+    ``step``.
+    """
+
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        _check_range(self)
+
+    def values(self) -> Sequence[int] | None:
+        """Return all values."""
+        return range(self.low, self.high + 1, self.step)
+
+    def sample(self, source: random.Random) -> int:
+        """Return a random value."""
+        if not self.log:
+            return source.randrange(self.low, self.high + 1, self.step)
+        sample = math.exp(source.uniform(math.log(self.low - 0.5), math.log(self.high + 0.5)))
+        return min(max(round(sample), self.low), self.high)
+
+
+def _check_range(space: Float | Int) -> None:
+    kinds = int if isinstance(space, Int) else (int, float)
+    step = 1 if space.step is None else space.step
+    numbers: tuple[Any, ...] = space.low, space.high, step
+    if (
+        not all(isinstance(number, kinds) and math.isfinite(number) for number in numbers)
+        or space.low > space.high
+        or step <= 0
+    ):
+        raise ConfigurationError(f"{space}: low must not exceed high, and step must exceed 0")
+    if space.log and (space.low <= 0 or step != 1):
+        raise ConfigurationError(f"{space}: log=True needs a low greater than 0, and no step")
+
+
+Domain: TypeAlias = Float | Int | Choice
+"""The values that a parameter can have."""
+
+
+class ASHA:
+    """Asynchronous successive halving: prune a trial that isn't among the best at its rung.
+
+    The rungs are the steps *first*, *first* times *reduction*, *first* times *reduction* squared,
+    and so on. A trial that reports at a rung, or first beyond it, continues if its value is among
+    the best 1/*reduction* of the trials that have reached this rung so far.
+
+    Args:
+        first: The step of the first rung, at least 1. Default: 1.
+        reduction: How many trials reach a rung for each that continues; at least 2. Default: 3.
+
+    Raises:
+        ConfigurationError: An argument is too small.
+
+    Example::
+
+        search = RandomSearch(space, seed=1, pruner=ASHA(first=4))
+    """
+
+    def __init__(self, *, first: int = 1, reduction: int = 3) -> None:
+        if first < 1 or reduction < 2:
+            raise ConfigurationError("ASHA needs first >= 1 and reduction >= 2")
+        self._first = first
+        self._reduction = reduction
+        self._rungs: dict[int, list[float]] = {}
+        self._next: dict[int, int] = {}
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        """Take a value, of which lower is better; return whether to prune the trial."""
+        rung = self._next.get(number, self._first)
+        if step < rung:
+            return False
+        while step >= rung * self._reduction:
+            rung *= self._reduction
+        self._next[number] = rung * self._reduction
+        values = self._rungs.setdefault(rung, [])
+        insort(values, value)
+        return bisect_left(values, value) >= max(1, len(values) // self._reduction)
+
+    def forget(self, number: int) -> None:
+        """Note that a trial has ended."""
+        self._next.pop(number, None)
+
+
+class _Search:
+    """A search whose proposals depend on nothing but their number."""
+
+    def __init__(
+        self, space: Mapping[str, Domain], direction: Direction, pruner: ASHA | None
+    ) -> None:
+        domains: list[Any] = [*space.values()]
+        if not domains or not all(isinstance(domain, Domain) for domain in domains):
+            raise ConfigurationError(
+                f"a space is a dict such as {{'rate': Float(1e-5, 1e-1, log=True)}}, not {space!r}"
+            )
+        if direction not in ("minimize", "maximize"):
+            raise ConfigurationError(f"direction must be minimize or maximize, not {direction!r}")
+        self.space = dict(space)
+        self.direction: Direction = direction
+        self._sign = 1 if direction == "minimize" else -1
+        self._pruner = pruner
+        self.prunes = pruner is not None
+        self._count = 0
+
+    def ask(self) -> Proposal | None:
+        """Implement `Optimizer`."""
+        params = self._params(self._count)
+        if params is None:
+            return None
+        self._count += 1
+        return Proposal(self._count - 1, params)
+
+    def tell(self, number: int, result: float | State) -> None:
+        """Implement `Optimizer`."""
+        if self._pruner is not None:
+            self._pruner.forget(number)
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        """Implement `Optimizer`."""
+        return self._pruner is not None and self._pruner.report(number, step, self._sign * value)
+
+    def adopt(self, params: Mapping[str, Any], memo: Any) -> Proposal | None:
+        """Implement `Optimizer`: a trial with another seed is as random as one of this seed."""
+        self._count += 1
+        fits = params.keys() == self.space.keys() and all(
+            _contains(domain, params[name]) for name, domain in self.space.items()
+        )
+        return Proposal(self._count - 1, params) if fits else None
+
+    def _params(self, number: int) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+
+class RandomSearch(_Search):
+    """Propose random points of a space.
+
+    A discrete space of at most 100,000 points repeats none until each was proposed.
+
+    Args:
+        space: The domain of each parameter: `Float`, `Int`, or `Choice`.
+        seed: The same seed gives the same proposals. Default: 0.
+        direction: Whether the lowest value is the best, or the highest. Default: ``minimize``.
+        pruner: What ends weak trials early, by their reports. None: no trial is pruned.
+
+    Raises:
+        ConfigurationError: *space* isn't a dict of domains, or *direction* is wrong.
+
+    Example::
+
+        space = {"rate": Float(1e-5, 1e-1, log=True), "layers": Int(1, 4)}
+        with train.sweep(RandomSearch(space, seed=1), trials=50) as sweep:
+            for trial in sweep:
+                print(trial.params, trial.value)
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Domain],
+        *,
+        seed: int = 0,
+        direction: Direction = "minimize",
+        pruner: ASHA | None = None,
+    ) -> None:
+        super().__init__(space, direction, pruner)
+        self._seed = seed
+        # A shuffle would draw all points alike, so a logarithmic domain isn't shuffled.
+        is_even = not any(getattr(domain, "log", False) for domain in self.space.values())
+        self._values = _values_of(self.space, MAX_SHUFFLED) if is_even else None
+        self._size = math.prod(map(len, self._values.values())) if self._values else 0
+        self._order: Sequence[int] = ()
+        self._round = -1
+
+    def _params(self, number: int) -> dict[str, Any]:
+        if self._values is None:
+            source = random.Random(f"{self._seed} {number}")
+            return {name: domain.sample(source) for name, domain in self.space.items()}
+        if (this_round := number // self._size) != self._round:
+            source = random.Random(f"{self._seed} round {this_round}")
+            self._order, self._round = source.sample(range(self._size), self._size), this_round
+        return _point(self._values, self._order[number % self._size])
+
+
+class GridSearch(_Search):
+    """Propose every point of a discrete space once, the last parameter changing first.
+
+    ``len()`` of the search is the number of points.
+
+    Args:
+        space: The domain of each parameter: `Int`, `Choice`, or a `Float` with a step.
+        direction: Whether the lowest value is the best, or the highest. Default: ``minimize``.
+        pruner: What ends weak trials early, by their reports. None: no trial is pruned.
+
+    Raises:
+        ConfigurationError: *space* isn't a dict of domains, one of them is infinite, or
+            *direction* is wrong.
+
+    Example::
+
+        search = GridSearch({"rate": Choice([0.1, 0.01]), "layers": Int(1, 4)})
+        sweep = train.sweep(search, trials=len(search))
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Domain],
+        *,
+        direction: Direction = "minimize",
+        pruner: ASHA | None = None,
+    ) -> None:
+        super().__init__(space, direction, pruner)
+        values = _values_of(self.space, math.inf)
+        if values is None:
+            raise ConfigurationError("GridSearch needs discrete domains: give each Float a step")
+        self._values = values
+
+    def __len__(self) -> int:
+        return math.prod(map(len, self._values.values()))
+
+    def _params(self, number: int) -> dict[str, Any] | None:
+        return _point(self._values, number) if number < len(self) else None
+
+
+def _values_of(space: Mapping[str, Domain], limit: float) -> dict[str, Sequence[Any]] | None:
+    """Return the values of each parameter; None if the space has more than *limit* points."""
+    values: dict[str, Sequence[Any]] = {}
+    for name, domain in space.items():
+        found = domain.values()
+        if found is None:
+            return None
+        values[name] = found
+    return values if math.prod(map(len, values.values())) <= limit else None
+
+
+def _point(values: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
+    """Return the point of that number; the last parameter changes first."""
+    point: dict[str, Any] = {}
+    for name in reversed([*values]):
+        number, position = divmod(number, len(values[name]))
+        point[name] = values[name][position]
+    return {name: point[name] for name in values}
+
+
+def _contains(domain: Domain, value: Any) -> bool:
+    values = domain.values()
+    if values is not None:
+        return value in values
+    return (
+        isinstance(domain, Float)
+        and isinstance(value, float)
+        and (domain.low <= value <= domain.high)
+    )

@@ -1,0 +1,174 @@
+"""Test that a sweep continues after its process has died, from the batch alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic.aio import Client
+from kinetic.errors import ConfigurationError, Conflict
+from kinetic.sweeps import Float, Int, RandomSearch, State
+from tests.programs import ROOT
+from tests.sweeps.jobs import SPACE, train, waits
+
+optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'kinetic-aio[optuna]'")
+
+
+class Project:
+    """A folder with the victim, whose sweeps keep their files in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copy(Path(__file__).parent / "victim.py", folder)
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have run the function."""
+        return len([*self.folder.glob("ran.*")])
+
+    def run(self, *arguments: object) -> list[str]:
+        """Run the victim to its end, and return the lines that it printed."""
+        environ = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "KINETIC_PACKAGE_ROOT": str(self.folder),
+            "KINETIC_PROGRESS": "off",
+        }
+        ended = subprocess.run(
+            [sys.executable, "victim.py", *map(str, arguments)],
+            cwd=self.folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert ended.returncode in (0, -9), ended.stdout + ended.stderr
+        return ended.stdout.splitlines()
+
+    def killed(self, *arguments: object) -> None:
+        assert "{" not in "".join(self.run(*arguments))
+
+    def finished(self, *arguments: object) -> dict[str, Any]:
+        *_, summary, batch = self.run(*arguments)
+        return json.loads(summary) | json.loads(batch)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["random", "optuna", "optuna-unseeded", "optuna-sqlite"])
+def test_a_killed_sweep_continues(project: Project, kind: str) -> None:
+    project.killed("valley", kind, 14, 3, 4)
+    project.killed("valley", kind, 14, 3, 9)
+    result = project.finished("valley", kind, 14, 3)
+    assert [(number, state) for number, _, state in result["trials"]] == [
+        (number, "complete") for number in range(14)
+    ]
+    assert len({json.dumps(params) for _, params, _ in result["trials"]}) == 14
+    assert "RUNNING" not in result["told"]
+    assert result["told"].count("COMPLETE") == (14 if kind != "random" else 0)
+    assert project.attempts == 14, "a trial ran twice, or never"
+    # Once more: every trial has ended, and nothing runs again.
+    assert project.finished("valley", kind, 14, 3)["batch"] == result["batch"]
+    assert project.attempts == 14
+
+
+@pytest.mark.parametrize("kind", ["random", "optuna"])
+def test_the_proposals_are_those_of_a_sweep_that_was_not_killed(
+    project: Project, kind: str
+) -> None:
+    whole = project.finished("whole", kind, 12, 1)
+    project.killed("cut", kind, 12, 1, 3)
+    project.killed("cut", kind, 12, 1, 8)
+    assert project.finished("cut", kind, 12, 1)["trials"] == whole["trials"]
+
+
+async def test_one_name_has_one_live_sweep(local: Client, tmp_path: Path) -> None:
+    search = RandomSearch({"folder": _only(str(tmp_path)), "number": Int(1, 99)})
+    async with Client(backend="local") as other:
+        async with await local.sweep(waits, search, trials=3, name="one") as sweep:
+            for resume in (False, True):
+                with pytest.raises(Conflict):
+                    await other.sweep(waits, search, trials=3, name="one", resume=resume)
+            Path(tmp_path, "go").touch()
+            assert len([trial async for trial in sweep]) == 3
+    assert len(await local.list_batches()) == 1
+
+
+def _only(value: Any) -> Any:
+    from kinetic.sweeps import Choice
+
+    return Choice([value])
+
+
+async def test_two_sweeps_that_begin_at_once_have_two_names(local: Client) -> None:
+    def begin() -> Any:
+        return local.sweep(train, RandomSearch(SPACE), trials=2, name="same", resume=True)
+
+    begun = await asyncio.gather(*(begin() for _ in range(4)), return_exceptions=True)
+    sweeps = [sweep for sweep in begun if not isinstance(sweep, Exception)]
+    assert len(sweeps) == 1 and all(isinstance(e, Conflict) for e in begun if e not in sweeps)
+    await sweeps[0].wait()
+    assert len(await local.list_batches()) == 1
+
+
+async def test_a_name_is_free_again_when_its_sweep_has_ended(local: Client) -> None:
+    batches = set()
+    for _ in range(2):
+        async with await local.sweep(train, RandomSearch(SPACE), trials=2, name="again") as sweep:
+            await sweep.wait()
+        batches.add(sweep.batch.group_id)
+    assert len(batches) == 2 and len(sweep.trials()) == 2
+
+
+async def test_a_cancelled_sweep_continues_with_other_trials(local: Client, tmp_path: Path) -> None:
+    space = {"folder": _only(str(tmp_path)), "number": Int(1, 99)}
+    async with await local.sweep(waits, RandomSearch(space), trials=4, name="cut") as first:
+        while len([*tmp_path.glob("ran.*")]) < 2:
+            await asyncio.sleep(0.01)
+    Path(tmp_path, "go").touch()
+    assert {trial.state for trial in first.trials()} == {State.CANCELLED}
+    async with await local.sweep(
+        waits, RandomSearch(space), trials=4, name="cut", resume=True
+    ) as second:
+        await second.wait()
+    states = [trial.state for trial in second.trials()]
+    assert states == [State.CANCELLED] * 4 + [State.COMPLETE] * 4
+    numbers = [trial.params["number"] for trial in second.trials()]
+    assert len({*numbers}) == 8
+    # A third process has the trials of both batches, and may add more.
+    async with await local.sweep(
+        waits, RandomSearch(space), trials=5, name="cut", resume=True
+    ) as third:
+        await third.wait()
+    assert [trial.params["number"] for trial in third.trials()][:8] == numbers
+    assert third.trials()[8].state is State.COMPLETE and third.best.value == min(
+        trial.value for trial in third.trials() if trial.value is not None
+    )
+
+
+async def test_a_changed_space_is_refused_and_nothing_is_lost(local: Client) -> None:
+    async with await local.sweep(train, RandomSearch(SPACE), trials=3, name="space") as sweep:
+        await sweep.wait()
+    changed = RandomSearch({"rate": Float(0.5, 1), "layers": Int(1, 4)})
+    with pytest.raises(ConfigurationError, match="trial 0"):
+        await local.sweep(train, changed, trials=5, name="space", resume=True)
+    with pytest.raises(ConfigurationError, match="minimize"):
+        opposite = RandomSearch(SPACE, direction="maximize")
+        await local.sweep(train, opposite, trials=5, name="space", resume=True)
+    async with await local.sweep(
+        train, RandomSearch(SPACE), trials=5, name="space", resume=True
+    ) as sweep:
+        await sweep.wait()
+    assert [trial.state for trial in sweep.trials()] == [State.COMPLETE] * 5

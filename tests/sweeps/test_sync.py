@@ -1,0 +1,48 @@
+"""Test sweeps of the sync API."""
+
+from __future__ import annotations
+
+import pytest
+
+import kinetic
+from kinetic.errors import SweepError
+from kinetic.sweeps import GridSearch, RandomSearch
+from tests.sweeps.jobs import GRID, SPACE, train
+
+
+def test_a_function_sweeps(small_project) -> None:
+    with train.sweep(RandomSearch(SPACE, seed=1), trials=6, max_concurrent=2) as sweep:
+        seen = [trial.number for trial in sweep]
+    assert sorted(seen) == [*range(6)] and len(sweep.trials()) == 6
+    assert sweep.best.value == min(trial.value for trial in sweep.trials())
+    assert isinstance(sweep.batch, kinetic.BatchHandle) and "best" in repr(sweep)
+    assert "rate" in sweep._repr_mimebundle_()["text/html"]
+
+
+async def test_an_application_with_a_loop_iterates_it(small_project) -> None:
+    with pytest.warns(RuntimeWarning, match="blocks the event loop"):
+        sweep = train.sweep(GridSearch(GRID), trials=None)
+    assert len([trial async for trial in sweep]) == 6
+
+
+def test_breaking_out_of_the_loop_ends_the_sweep(small_project) -> None:
+    with train.sweep(RandomSearch(SPACE), trials=None, max_concurrent=2) as sweep:
+        for _ in sweep:
+            break
+    assert sweep.batch.finished
+    assert all(trial.state != "running" for trial in sweep.trials())
+
+
+def test_stop_and_wait(small_project) -> None:
+    with train.sweep(RandomSearch(SPACE), trials=None, max_concurrent=2) as sweep:
+        next(iter(sweep))
+        sweep.stop()
+        sweep.wait()
+    assert {trial.state for trial in sweep.trials()} == {"complete"}
+
+
+def test_an_error_has_no_frames_of_kinetic(small_project) -> None:
+    with train.sweep(RandomSearch({"rate": SPACE["rate"]}), trials=1) as sweep:
+        sweep.wait()
+    with pytest.raises(SweepError, match="trial 0"):
+        _ = sweep.best
