@@ -28,11 +28,9 @@ class Vizier:
         self._vizier: Any = importlib.import_module("vizier.service.pyvizier")
         config = study.materialize_study_config()
         metric = config.metric_information.item()
-        self._ints = [
-            parameter.name
-            for parameter in config.search_space.parameters
-            if parameter.type == self._vizier.ParameterType.INTEGER
-        ]
+        integer = self._vizier.ParameterType.INTEGER
+        parameters = config.search_space.parameters
+        self._ints = [parameter.name for parameter in parameters if parameter.type == integer]
         self.direction = cast("Direction", metric.goal.name.lower())
         self.prunes = prunes
         self._study = study
