@@ -107,8 +107,12 @@ class _OwnFramesLeftOut:
 
 def _first_from_user_code(error: BaseException | None) -> BaseException | None:
     """Return the first exception in the chain of *error* that has a frame of the user's code."""
+    seen = set[int]()
     while error is not None and not _passed_through_user_code(error.__traceback__):
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
+        if id(error) in seen:  # code that sets contexts can close the chain to a circle
+            return None
     return error
 
 

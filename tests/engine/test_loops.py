@@ -22,19 +22,21 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cleanup": ("job-0123456789ab",),
     "fetch_outputs": ("outputs",),
     "full_id": ("job-01",),
+    "input": (0,),
     "job": (0,),
     "prune": (0,),
     "report": ("report.html",),
     "run": (abs, 1),
     "run_async_map": (abs, [1]),
     "save_result": ("value",),
+    "store_of": (abs, None, None),
     "submit": (abs, 1),
     "submit_owned": (abs, 1),
 }
 """The required arguments of methods."""
 
-LOCAL = {"debug_attach", "debugger", "follow_record"}
-"""Methods that refuse a job without a debugger first, or take a record."""
+LOCAL = {"debug_attach", "debugger", "follow_record", "sweep"}
+"""Methods that refuse a job without a debugger first, take a record, or call others of these."""
 
 
 def same(value: Any) -> Any:

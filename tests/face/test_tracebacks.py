@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kinetic import errors
 from kinetic._tracebacks import own_frames_left_out
 from tests.face.child import ROOT, Child, until
 
@@ -249,3 +250,11 @@ def test_ctrl_c_during_the_imports_of_the_first_call_is_a_keyboard_interrupt() -
     """
     with Child(code) as process:
         assert process.end() == (0, "interrupted\n", "")
+
+
+def test_a_circle_of_causes_ends() -> None:
+    """Code that sets contexts, as `contextlib` does, can make an exception its own cause."""
+    error, cause = errors.NotFound("no such job"), OSError("not there")
+    cause.__context__ = error
+    with pytest.raises(errors.NotFound, match="no such job"), own_frames_left_out:
+        raise error from cause
