@@ -254,7 +254,7 @@ def test_ctrl_c_during_the_imports_of_the_first_call_is_a_keyboard_interrupt() -
 
 def test_a_circle_of_causes_ends() -> None:
     """Code that sets contexts, as `contextlib` does, can make an exception its own cause."""
-    error, cause = errors.NotFound("no such job"), OSError("not there")
-    cause.__context__ = error
+    cause, context = OSError("not there"), ValueError("closed")
+    cause.__context__, context.__context__ = context, cause
     with pytest.raises(errors.NotFound, match="no such job"), own_frames_left_out:
-        raise error from cause
+        raise errors.NotFound("no such job") from cause
