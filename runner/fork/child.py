@@ -48,12 +48,17 @@ def prepare(inherited: Sequence[int]) -> None:
     """Set up the warm parent, once; each fork closes the descriptors *inherited*."""
     global _inherited
     _inherited = inherited
+    prepare_streams()
+    sys.argv[:] = [""]
+
+
+def prepare_streams() -> None:
+    """Let a client follow standard output and standard error in the log."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # With line buffering, a client can follow the log; with an error handler, `print` can't
             # fail on a character.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    sys.argv[:] = [""]
 
 
 def preload() -> None:

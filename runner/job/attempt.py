@@ -41,6 +41,9 @@ RESERVE_FILES = 64
 class Invocation:
     """One call of the user's function, and the phase that it is in."""
 
+    own_modules: tuple[str, ...] = (__name__, pickles.__name__)
+    """The modules that call the user's code; tracebacks begin after their frames."""
+
     def __init__(
         self,
         order: Order,
@@ -112,9 +115,12 @@ class Invocation:
         )
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments)
-        if levels := order.client.get("log_levels"):
-            importlib.import_module(".log_levels", __package__).follow(levels)
+        self._follow_log_levels()
         return function, args, kwargs
+
+    def _follow_log_levels(self) -> None:
+        if levels := self._order.client.get("log_levels"):
+            importlib.import_module(".log_levels", __package__).follow(levels)
 
     def _join_hosts(self) -> None:
         """Connect to the other hosts of the call; a job on one host has none."""
@@ -156,14 +162,18 @@ class Invocation:
         try:
             value: object = function(*args, **kwargs)
             if hasattr(type(value), "__await__"):
-                import asyncio  # forks of a warm parent without asyncio are cheaper
-
-                value = asyncio.run(_await_value(value))
+                value = self._wait_for(value)
         except SystemExit as exit_request:
             if isinstance(exit_request, Stopped) or exit_request.code not in (None, 0):
                 raise
             return None
         return value
+
+    def _wait_for(self, value: Any) -> Any:
+        """Return the value of an awaitable."""
+        import asyncio  # forks of a warm parent without asyncio are cheaper
+
+        return asyncio.run(_await_value(value))
 
     def _report_call(self) -> None:
         self._place.report_call()
@@ -191,8 +201,8 @@ class Invocation:
     def _encode_failure(self, error: BaseException) -> tuple[Outcome, Spooled]:
         """Return the outcome of a call or a preparation that raised *error*, and its body."""
         # If an error doesn't come from the user's code, its traceback shows the runner's frames.
-        in_user_code = self._phase in ("execute", "payload unpickle")
-        own_frames = _own_frames(error) if in_user_code else 0
+        in_user_code = self._phase in ("execute", "payload unpickle", "init")
+        own_frames = self._own_frames(error) if in_user_code else 0
         text = outcomes.error_text(error, phase=self._phase, own_frames=own_frames)
         text = self._localize_paths(text)
         rebuilt = None
@@ -221,7 +231,7 @@ class Invocation:
         problem = "was asked to stop"
         if is_late:
             problem = opening.timeout_message(self._order, called is not None)
-        message, own_frames = f"the job {problem}", _own_frames(stopped)
+        message, own_frames = f"the job {problem}", self._own_frames(stopped)
         text = outcomes.stop_text(stopped, message, phase=self._phase, own_frames=own_frames)
         return self._encode_error(self._localize_paths(text), reason)
 
@@ -235,6 +245,17 @@ class Invocation:
         """Return advice about *error* between *prefix* and *suffix*; empty without advice."""
         hint = _advice(error, self._phase, self._place)
         return hint and f"{prefix}{hint}{suffix}"
+
+    def _own_frames(self, error: BaseException) -> int:
+        """Count the outermost frames up to the runner's last one; asyncio's may lie in between."""
+        count = own = 0
+        trace = error.__traceback__
+        while trace is not None:
+            count += 1
+            if trace.tb_frame.f_globals.get("__name__") in self.own_modules:
+                own = count
+            trace = trace.tb_next
+        return own
 
     def _localize_paths(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """Show files of the workspace by their paths on the caller's machine."""
@@ -272,18 +293,6 @@ def _allow_more_files() -> None:
     if soft != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):  # *hard* may be lower
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft + RESERVE_FILES, hard))
-
-
-def _own_frames(error: BaseException) -> int:
-    """Count the outermost frames up to the runner's last one; asyncio's may lie in between."""
-    count = own = 0
-    trace = error.__traceback__
-    while trace is not None:
-        count += 1
-        if trace.tb_frame.f_globals.get("__name__") in (__name__, pickles.__name__):
-            own = count
-        trace = trace.tb_next
-    return own
 
 
 def _failure_reason(error: BaseException, phase: str) -> str:

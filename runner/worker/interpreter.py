@@ -1,7 +1,8 @@
-"""The process from which a worker forks the processes of its items.
+"""The process in which a worker's items run, or from which their processes fork.
 
-It holds the function, stands in the workspace, and has no client, event loop, or thread. The
-worker's I/O process starts it, and replaces it if it dies.
+It holds the function, stands in the workspace, and has no client. The worker's I/O process starts
+it, and replaces it if it dies. With ``isolation="process"``, it forks one process for each item,
+and has no event loop or thread. With ``isolation="worker"``, it runs the items itself.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import importlib
 import os
 import signal
 import struct
+import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
+from .. import remote_runner
 from ..job import processes
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` touches more memory
-_ENDING = (int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGHUP))
 
 COMMAND = struct.Struct("<I")
 """A command: the length of the message that follows."""
@@ -29,15 +31,38 @@ REPORT = struct.Struct("<cIi")
 A pipe takes a write of so few bytes as a whole, so the item's process may write one, too.
 """
 
+EXIT_CHECK_S = 0.005
+"""How often to check whether an interpreter has ended by itself."""
+
 STARTED, CALLED, ENDED, FAILED = b"s", b"c", b"e", b"f"
 
 
 class Report(NamedTuple):
-    """What happened to the process of an item."""
+    """What happened to an item."""
 
     kind: bytes
     pid: int
     status: int
+
+
+class ItemRunner(Protocol):
+    """What the interpreter does with items."""
+
+    stay: bool
+    """Whether items run one after another in the interpreter."""
+
+    def prepare(self) -> None:
+        """Prepare the interpreter, once."""
+
+    def run(self, message: bytes, report_call: Callable[[], None]) -> int:
+        """Run the item in *message*; return an exit code."""
+        ...
+
+    def restore(self) -> None:
+        """Take back what the item that ran here has changed."""
+
+    def close(self) -> None:
+        """End what stays between items."""
 
 
 class Interpreter:
@@ -45,23 +70,15 @@ class Interpreter:
 
     After a fork, both processes copy each page of memory that they write to, which is most of the
     cost. So this process does little between two forks.
-
-    Args:
-        prepare: Called once, in the interpreter.
-        run: Called in the fork, with the message of `start`, and a function which reports that the
-            user's function is called. It never returns.
     """
 
-    def __init__(
-        self,
-        prepare: Callable[[], None],
-        run: Callable[[bytes, Callable[[], None]], NoReturn],
-    ) -> None:
-        self._prepare = prepare
-        self._run = run
+    def __init__(self, items: ItemRunner) -> None:
+        self._items = items
         self._pid = 0
         self._commands = -1
         self.reports = -1
+        self.started = 0
+        """How many items this interpreter has got."""
 
     @property
     def running(self) -> bool:
@@ -69,9 +86,10 @@ class Interpreter:
         return self._pid != 0
 
     def start(self, message: bytes) -> None:
-        """Fork a process for an item; its reports follow."""
+        """Run an item; its reports follow."""
         if not self._pid:
             self._spawn()
+        self.started += 1
         data = COMMAND.pack(len(message)) + message
         try:
             while data:
@@ -80,30 +98,62 @@ class Interpreter:
             pass  # `receive` reports the end
 
     def receive(self) -> list[Report]:
-        """Return the reports that have come. If the interpreter has died, the item has, too."""
-        data = os.read(self.reports, REPORT.size * 64)
-        if data:
-            return [Report(*fields) for fields in REPORT.iter_unpack(data)]
-        _, status = os.waitpid(self._pid, 0)
-        self._close()
-        return [Report(FAILED, 0, os.waitstatus_to_exitcode(status))]
+        """Return the reports that have come. If the interpreter has died, the item has, too.
 
-    def end(self) -> None:
-        """End the interpreter and its item."""
-        if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        Call this when `reports` is readable, and after each SIGCHLD: processes that the item has
+        started may keep the pipe open.
+        """
+        status = self._reap()  # before the last reports are read
+        try:
+            data = os.read(self.reports, REPORT.size * 64)
+        except BlockingIOError:
+            data = b""
+        found = [Report(*fields) for fields in REPORT.iter_unpack(data)]
+        if status is not None:
+            found.append(Report(FAILED, 0, os.waitstatus_to_exitcode(status)))
             self._close()
+        return found
+
+    def _reap(self) -> int | None:
+        """Return the status of the interpreter if it has ended; reap the orphans of its items."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid in (0, self._pid):
+                return status if pid else None
+
+    def end(self, grace: float = 0.0) -> None:
+        """End the interpreter, and all that its items have started.
+
+        If items stay in it, it may clean up for *grace* seconds.
+        """
+        if not self._pid:
+            return
+        os.close(self._commands)
+        self._commands = -1
+        deadline = time.monotonic() + (grace if self._items.stay else 0.0)
+        while not os.waitpid(self._pid, os.WNOHANG)[0]:
+            if time.monotonic() >= deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                break
+            time.sleep(EXIT_CHECK_S)
+        self._close()
 
     def _close(self) -> None:
-        self._pid = 0
-        os.close(self._commands)
+        end_children()  # this process has adopted what the items have left
+        self._pid = self.started = 0
+        if self._commands >= 0:
+            os.close(self._commands)
         os.close(self.reports)
 
     def _spawn(self) -> None:
         command_read, self._commands = os.pipe()
         self.reports, report_write = os.pipe()
+        os.set_blocking(self.reports, False)
         io_pid = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -120,36 +170,52 @@ class Interpreter:
     # --- in the interpreter ---
 
     def _serve(self, commands: int, reports: int) -> NoReturn:
+        os.setsid()  # signals of a terminal are for the I/O process
+        _signal.set_wakeup_fd(-1)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, processes.STOP_SIGNALS)
+        for number in (*processes.STOP_SIGNALS, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            _signal.signal(number, _signal.SIG_DFL)
+        self._items.prepare()
+        if self._items.stay:
+            self._run_items(commands, reports)
+        else:
+            self._fork_items(commands, reports)
+
+    def _run_items(self, commands: int, reports: int) -> NoReturn:
+        """Run the items in this process until the I/O process closes the pipe."""
+        pid = os.getpid()
+        while (message := _read_message(commands)) is not None:
+            _report(reports, STARTED, pid, 0)
+            code = self._items.run(message, lambda: _report(reports, CALLED, pid, 0))
+            _report(reports, ENDED, pid, code)
+            self._items.restore()
+        self._items.close()
+        remote_runner.exit_process(0)
+
+    def _fork_items(self, commands: int, reports: int) -> NoReturn:
+        """Fork a process for each item until the I/O process closes the pipe."""
         processes.become_subreaper()
-        for number in _ENDING:
-            _signal.signal(number, _signal.SIG_IGN)  # the I/O process decides
-        self._prepare()
         gc.collect()
         gc.disable()
         gc.freeze()  # forks share what exists now
         own_pid = os.getpid()
-        while True:
-            message = _read(commands, COMMAND.unpack(_read(commands, COMMAND.size))[0])
+        while (message := _read_message(commands)) is not None:
             pid = os.fork()
             if pid == 0:
-                _become_item(own_pid)
+                os.setsid()
+                processes.die_with(own_pid)
+                gc.enable()
                 os.close(commands)
-                self._run(message, lambda: _report(reports, CALLED, os.getpid(), 0))
+                code = self._items.run(message, lambda: _report(reports, CALLED, os.getpid(), 0))
+                remote_runner.exit_process(code)
             _report(reports, STARTED, pid, 0)
             _, status = os.waitpid(pid, 0)
-            _end_leftovers()
+            end_children()
             _report(reports, ENDED, pid, os.waitstatus_to_exitcode(status))
+        os._exit(0)
 
 
-def _become_item(interpreter: int) -> None:
-    os.setsid()
-    processes.die_with(interpreter)
-    for number in _ENDING:
-        _signal.signal(number, _signal.SIG_DFL)
-    gc.enable()
-
-
-def _end_leftovers() -> None:
+def end_children() -> None:
     """Kill what an item has started, so that its memory and GPU are free for the next.
 
     This process adopts each process whose parent has ended, so none is left without children.
@@ -171,10 +237,16 @@ def _report(fd: int, kind: bytes, pid: int, status: int) -> None:
     os.write(fd, REPORT.pack(kind, pid, status))
 
 
-def _read(fd: int, size: int) -> bytes:
+def _read_message(fd: int) -> bytes | None:
+    """Return the next message; None if the I/O process has closed the pipe."""
+    size = _read(fd, COMMAND.size)
+    return None if size is None else _read(fd, COMMAND.unpack(size)[0])
+
+
+def _read(fd: int, size: int) -> bytes | None:
     data = b""
     while len(data) < size:
         if not (more := os.read(fd, size - len(data))):
-            os._exit(0)  # the I/O process has ended
+            return None
         data += more
     return data

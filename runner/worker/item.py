@@ -1,7 +1,8 @@
-"""Run one item in a process of its own, and decide how its attempt ended.
+"""Run one item in the child of a worker, and decide how its attempt ended.
 
-The process writes its result to a file that the worker has opened. The worker reads the file once
-the process and all that it started have ended. So a result is whole, or the process has died.
+The child writes the result to a file that the worker has opened. With ``isolation="process"``, the
+worker reads the file once the process and all that it started have ended. So a result is whole, or
+the process has died.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import remote_runner
 from ..fork.child import add_to_environment
 from ..job import opening, outputs, views
 from ..job.attempt import Invocation
 from ..job.processes import Stopping
-from ..protocol import frames, wire
+from ..protocol import frames, stand_ins, wire
 from ..protocol.outcomes import Death, digest, outcome_of_death
 from ..protocol.spool import Spooled
+from . import session
+from .session import Session
 
 if TYPE_CHECKING:
     from ..job.workspace import JobPlace
@@ -36,58 +37,106 @@ _MAGIC = b"kinetic result\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the processes of all items of a worker share.
+    """What all items of a worker share.
 
-    ``function`` has the bytes of the function. The workspace exists already, and is the working
-    directory.
+    ``function`` and ``init`` have the bytes of the function and of the mapping ``init``. ``data``
+    is the `Data` of all items. The workspace exists already, and is the working directory.
     """
 
     objects: Objects
     place: JobPlace
     executor: str
     function: bytes
+    init: bytes | None = None
+    data: Sequence[wire.DataRef] = ()
     memory_bytes: int | None = None
+
+    def session(self, *, stays: bool) -> Session:
+        """Return a session for one item, or for all items of an interpreter."""
+        return Session(self.function, self.init, self.data, stays=stays)
 
 
 class ItemInvocation(Invocation):
-    """A call whose workspace and function the worker has prepared."""
+    """A call whose workspace and function the worker has prepared.
 
-    def __init__(self, order: wire.Order, arguments: bytes, context: Context) -> None:
-        self.stopping = Stopping()
-        super().__init__(order, context.objects, context.place, self.stopping, context.executor)
-        self.order = order
-        self.arguments = arguments
-        self.context = context
-        self.report_call: Callable[[], None] = lambda: None
+    Args:
+        report_call: Called when the function is called.
+        on_ready: Called when only the call is left to do.
+    """
+
+    own_modules = (*Invocation.own_modules, __name__, session.__name__)
+
+    def __init__(
+        self,
+        order: wire.Order,
+        context: Context,
+        items_session: Session,
+        stopping: Stopping,
+        report_call: Callable[[], None],
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(order, context.objects, context.place, stopping, context.executor)
+        self._session = items_session
+        self._call_reporter = report_call
+        self._on_ready = on_ready
 
     def _report_call(self) -> None:
-        self.report_call()
+        self._call_reporter()
 
     def _prepare(self, arguments: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        order, place = self._order, self._place
+        order, place, own = self._order, self._place, self._session
+        self._phase = "data resolve"
+        folder = os.fspath(place.work)
+        if has_folder(order):
+            folder = item_folder(order, place)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         if order.data:
-            self._phase = "data resolve"
-            views.prepare(order.data, self._objects, place)
-        self._outputs = outputs.prepare(order, 0, 1, place.work)
+            shared = own.prepare_shared_data(self._objects, place)
+            views.prepare(order.data[own.shared :], self._objects, replace(place, work=folder))
+            stand_ins.data_paths[:0] = shared
+        self._outputs = outputs.prepare(order, 0, 1, folder)
         self._phase = "payload unpickle"
-        function = self._load(self.context.function)
+        function = own.function(self._load)
         args, kwargs = self._load(arguments)
+        self._follow_log_levels()
+        self._phase = "init"
+        own.begin(self._load)
+        if own.values:
+            if twice := own.values.keys() & kwargs.keys():
+                raise TypeError(f"both the call and init= give the argument {min(twice)!r}")
+            kwargs = {**kwargs, **own.values}
+        if self._on_ready is not None:
+            self._on_ready()
         return function, args, kwargs
 
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return super()._call(function, args, kwargs)
+        finally:
+            if not self._session.stays:
+                self._session.close()
 
-def run_and_exit(
-    invocation: ItemInvocation, report_call: Callable[[], None], result_fd: int
-) -> NoReturn:
-    """Run an item in this process, write its result, and exit. Never returns."""
+    def _wait_for(self, value: Any) -> Any:
+        return self._session.wait_for(value)
+
+
+def has_folder(order: wire.Order) -> bool:
+    """Return whether an item needs a folder of its own, besides the workspace."""
+    return bool(order.data) or order.output_dir.startswith("gs:")
+
+
+def item_folder(order: wire.Order, place: JobPlace) -> str:
+    """Return the folder for the `Data` and the output files of one attempt."""
+    return f"{place.work}/items/{order.index}.{order.attempt}"
+
+
+def run(invocation: ItemInvocation, order: wire.Order, arguments: bytes, result_fd: int) -> int:
+    """Run an item, and write its result; return an exit code."""
     pid, code = os.getpid(), wire.EXIT_SETUP
     try:
-        add_to_environment(invocation.order.variables())
-        invocation.stopping.install()
-        invocation.report_call = report_call
-        if (memory := invocation.context.memory_bytes) is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        outcome, body = invocation.run(invocation.arguments)
-        if os.getpid() == pid:  # otherwise the user's code forked, and the fork returned here
+        add_to_environment(order.variables())
+        outcome, body = invocation.run(arguments)
+        if os.getpid() == pid:
             _write_result(result_fd, outcome, body)
             code = wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
     except BaseException:
@@ -97,8 +146,8 @@ def run_and_exit(
             traceback.print_exc()
     finally:
         if os.getpid() != pid:
-            os._exit(code)
-        remote_runner.exit_process(code)
+            os._exit(code)  # the user's code forked, and the fork returned here
+    return code
 
 
 def _write_result(fd: int, outcome: wire.Outcome, body: Spooled) -> None:

@@ -7,21 +7,24 @@ import errno
 import os
 import pickle
 import select
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..job import main_module, workspace
+from ..job import processes, workspace
 from ..job.opening import read_input
 from ..protocol import wire
 from ..protocol.outcomes import encode_error, error_text
 from ..protocol.workers import EXIT_REPLACE, WorkerId
 from . import item, pull
+from .child import ItemChild
 from .inputs import Inputs, StoredInput
-from .interpreter import CALLED, ENDED, FAILED, STARTED, Interpreter
+from .interpreter import CALLED, ENDED, FAILED, STARTED, Interpreter, Report
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
@@ -34,7 +37,11 @@ DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 class Submission:
     """What a worker needs to know: an order without its item, the terms, and names for items.
 
-    ``job_id`` and ``output_dir`` return an item's, from its index.
+    ``job_id`` and ``output_dir`` return an item's, from its index. If ``isolation`` is
+    ``"process"``, each item has a process of its own. If it is ``"worker"``, items run one after
+    another in one interpreter, which is replaced after ``recycle`` items (None: never). ``init`` is
+    the pickle, beside the function's, of a mapping: from arguments of the function to the functions
+    that an interpreter calls once to make them.
     """
 
     order: wire.Order
@@ -42,20 +49,30 @@ class Submission:
     terms: pull.Terms
     job_id: Callable[[int], str]
     output_dir: Callable[[int], str]
+    isolation: Literal["process", "worker"] = "process"
+    init: wire.Input | None = None
+    recycle: int | None = None
 
 
 class Guard:
     """The running item of a worker: when it must end, and what was done to end it."""
 
-    def __init__(self, order: wire.Order) -> None:
+    def __init__(self, order: wire.Order, output: int) -> None:
         self.order = order
-        self.pid = 0
+        self.output = output  # the size of the worker's output file when the item began
+        self._pid = 0
         self._began = time.monotonic()
         self._called: float | None = None
         self._kill_at: float | None = None
         self.stopped = False
         self.timed_out = False
         self.killed = False
+
+    def start(self, pid: int) -> None:
+        """The process exists now; it gets the signals that it was to get before."""
+        self._pid = pid
+        if self.stopped:
+            self._signal(signal.SIGXCPU if self.timed_out else signal.SIGTERM)
 
     def call(self) -> None:
         """The function is called now, so its timeout begins."""
@@ -67,6 +84,11 @@ class Guard:
             self.stopped = True
             self._kill_at = time.monotonic() + self.order.grace
             self._signal(number)
+
+    @property
+    def grace_left(self) -> float:
+        """How many seconds of its grace period a stopped process has left."""
+        return 0.0 if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
     @property
     def next_at(self) -> float:
@@ -92,9 +114,9 @@ class Guard:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self.pid:
+        if self._pid:
             with contextlib.suppress(ProcessLookupError):  # its report is under way
-                os.kill(self.pid, number)
+                os.kill(self._pid, number)
 
 
 class Worker:
@@ -137,14 +159,16 @@ class Worker:
         self._input: StoredInput | None = None
         self._guard: Guard | None = None
         self._terminating = False
-        self._context: item.Context | None = None
-        self._interpreter = Interpreter(self._enter, self._run_item)
+        self._interpreter: Interpreter | None = None
+        self._retire_by: float | None = None
         self._result = _result_file()
         self._wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGCHLD, processes.ignore_signal)  # it wakes `_poll`
+        processes.become_subreaper()
         self._operations: Mapping[type, Callable[[Any], Any]] = {
             pull.Create: self._create,
             pull.Read: self._read,
@@ -173,7 +197,9 @@ class Worker:
             code: int = end.value
             return code
         finally:
-            self._interpreter.end()
+            self._retire_interpreter()
+            if self._interpreter is not None:
+                self._interpreter.end(self._submission.order.grace)
 
     def _on_terminate(self, number: int, frame: object) -> None:
         self._terminating = True
@@ -208,9 +234,11 @@ class Worker:
         order = self._submission.order
         try:
             function = read_input(self._objects, order.function)
+            init = self._submission.init
+            init_bytes = None if init is None else read_input(self._objects, init)
             folder = os.getcwd()
             workspace.prepare(order.code, self._objects, self._place)
-            self._workspace = os.getcwd()
+            items_folder = os.getcwd()
             os.chdir(folder)
         except Exception as exc:
             text = error_text(exc, phase="setup")
@@ -221,13 +249,18 @@ class Worker:
             outcome = outcome._replace(body=body.digest)
             passing = isinstance(exc, OSError)
             return pull.OpeningFailure(outcome, content, text.message, passing)
-        self._context = item.Context(
+        context = item.Context(
             objects=self._objects,
             place=self._place,
             executor=self._executor,
             function=function,
+            init=init_bytes,
+            data=order.data,
             memory_bytes=self._memory_bytes,
         )
+        stay = self._submission.isolation == "worker"
+        items = ItemChild(order, context, self._result, items_folder, stay=stay)
+        self._interpreter = Interpreter(items)
         return None
 
     def _fetch(self, operation: pull.Fetch) -> bool:
@@ -238,7 +271,9 @@ class Worker:
     # --- the item ---
 
     def _start(self, operation: pull.Start) -> None:
-        assert self._input is not None
+        interpreter = self._interpreter
+        assert self._input is not None and interpreter is not None
+        self._retire_interpreter()
         submission = self._submission
         order = replace(
             submission.order,
@@ -249,29 +284,57 @@ class Worker:
             data=(*submission.order.data, *self._input.data),
             output_dir=submission.output_dir(operation.item),
         )
-        self._guard = Guard(order)
+        self._guard = Guard(order, _output_size())
         fields = (
             *(order.job_id, order.index, order.attempt),
             *(order.arguments, order.data, order.output_dir),
         )
-        self._interpreter.start(pickle.dumps((*fields, self._input.content)))
+        interpreter.start(pickle.dumps((*fields, self._input.content)))
 
     def _stop(self, operation: pull.Stop) -> None:
         if self._guard is not None:
             self._guard.stop()
 
-    def _ended(self, status: int) -> pull.Ended:
+    def _ended(self, report: Report) -> pull.Ended:
         guard, self._guard = self._guard, None
         assert guard is not None
-        end = item.End(status, guard.stopped, guard.timed_out, guard.killed)
-        found = item.result_of(guard.order, self._executor, end, item.read_result(self._result))
+        end = item.End(report.status, guard.stopped, guard.timed_out, guard.killed)
+        left = item.read_result(self._result)
+        self._judge_interpreter(guard, left)
+        found = item.result_of(guard.order, self._executor, end, left)
         if found.value_file is not None and found.outcome.value is not None:
             self._objects.create(found.outcome.value[0], found.value_file, {}, consume=True)
-        return pull.Ended(found.outcome, found.body)
+        if item.has_folder(guard.order):
+            shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
+        return pull.Ended(found.outcome, found.body, (guard.output, _output_size()))
+
+    def _judge_interpreter(self, guard: Guard, left: item.Result | None) -> None:
+        """Decide whether the interpreter has to end, if the item ran in it."""
+        interpreter, submission = self._interpreter, self._submission
+        assert interpreter is not None
+        if submission.isolation == "process":
+            return
+        if guard.stopped:
+            self._retire_by = time.monotonic() + guard.grace_left
+        elif (
+            left is None
+            or left.outcome.phase == "init"
+            or left.outcome.reason == "out of memory"
+            or interpreter.started == submission.recycle
+        ):
+            self._retire_by = time.monotonic() + submission.order.grace
+
+    def _retire_interpreter(self) -> None:
+        """End the interpreter if it has to end; call this once the outcome is stored."""
+        if self._retire_by is not None and self._interpreter is not None:
+            self._interpreter.end(self._retire_by - time.monotonic())
+        self._retire_by = None
 
     # --- waiting ---
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
+        if self._guard is None:
+            self._retire_interpreter()
         deadline = time.monotonic() + operation.seconds
         while True:
             if self._terminating:
@@ -282,14 +345,8 @@ class Worker:
                 guard.act()
             until = deadline if guard is None else min(deadline, guard.next_at)
             readable = self._poll(until - time.monotonic())
-            if self._guard is not None and self._interpreter.reports in readable:
-                for report in self._interpreter.receive():
-                    if report.kind == STARTED:
-                        self._guard.pid = report.pid
-                    elif report.kind == CALLED:
-                        self._guard.call()
-                    elif report.kind in (ENDED, FAILED):
-                        return self._ended(report.status)
+            if (end := self._read_reports(readable)) is not None:
+                return self._ended(end)
             if self._news in readable:
                 assert self._news is not None
                 if not os.read(self._news, 4096):
@@ -298,39 +355,42 @@ class Worker:
             if time.monotonic() >= deadline:
                 return pull.News.TIME
 
+    def _read_reports(self, readable: AbstractSet[int]) -> Report | None:
+        """Note what the interpreter reports; return the report of the item's end."""
+        interpreter, guard = self._interpreter, self._guard
+        if interpreter is None or not interpreter.running:
+            return None
+        if readable.isdisjoint((interpreter.reports, self._wake_read)):
+            return None
+        for report in interpreter.receive():
+            if guard is None:
+                continue
+            if report.kind == STARTED:
+                guard.start(report.pid)
+            elif report.kind == CALLED:
+                guard.call()
+            elif report.kind in (ENDED, FAILED):
+                return report
+        return None
+
     def _poll(self, seconds: float) -> set[int]:
         sources = [self._wake_read]
         if self._news is not None:
             sources.append(self._news)
-        if self._interpreter.running:
+        if self._interpreter is not None and self._interpreter.running:
             sources.append(self._interpreter.reports)
         readable, _, _ = select.select(sources, [], [], max(0.0, seconds))
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
         return {*readable}
 
-    # --- in the interpreter ---
 
-    def _enter(self) -> None:
-        assert self._context is not None
-        function = self._context.function
-        os.chdir(self._workspace)
-        main_module.install(lambda: function, os.fspath(self._place.work))
-
-    def _run_item(self, message: bytes, report_call: Callable[[], None]) -> Any:
-        assert self._context is not None
-        job_id, index, attempt, part, data, output_dir, arguments = pickle.loads(message)
-        order = replace(
-            self._submission.order,
-            job_id=job_id,
-            index=index,
-            attempt=attempt,
-            arguments=part,
-            data=data,
-            output_dir=output_dir,
-        )
-        invocation = item.ItemInvocation(order, arguments, self._context)
-        item.run_and_exit(invocation, report_call, self._result)
+def _output_size() -> int:
+    """Return the size of the worker's output file; 0 if its output isn't a file."""
+    try:
+        return os.fstat(1).st_size
+    except OSError:
+        return 0
 
 
 def _result_file() -> int:

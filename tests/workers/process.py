@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,16 @@ class Batch:
     def __init__(
         self,
         folder: Path,
-        function: Callable[[Any], Any],
+        function: Callable[..., Any],
         inputs: Sequence[Any],
         *,
         workers: int = 1,
         timeout: float | None = None,
         grace: float = 5.0,
+        isolation: str = "process",
+        init: Mapping[str, Callable[[], Any]] | None = None,
+        recycle: int | None = None,
+        memory_bytes: int | None = None,
         **terms: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -55,7 +59,8 @@ class Batch:
         self.codes: list[tuple[int, int]] = []
         self._restarts = dict.fromkeys(range(workers), 0)
         self._count = len(inputs)
-        self.objects.create("functions/f", content := frames.pack([cloudpickle.dumps(function)]))
+        stored = self._store_pickle("functions/f", function)
+        stored_init = None if init is None else self._store_pickle("functions/init", dict(init))
         self.objects.create(f"{SCOPE}manifest", b"")
         self._store(inputs)
         order = wire.Order(
@@ -64,14 +69,21 @@ class Batch:
             job_id="",
             index=0,
             attempt=1,
-            function=wire.Input("functions/f", 0, len(content), _sha256(content)),
+            function=stored,
             arguments=wire.Input("", 0, 0, ""),
             timeout=timeout,
             grace=grace,
         )
         self.budgets = RetryBudgets(user=terms.pop("retries", 0))
-        spec = (order.encode(), {"workers": workers, "budgets": self.budgets, **terms})
+        options = {"isolation": isolation, "init": stored_init, "recycle": recycle}
+        terms = {"workers": workers, "budgets": self.budgets, **terms}
+        spec = (order.encode(), terms, options, memory_bytes)
         (folder / "spec").write_bytes(pickle.dumps(spec))
+
+    def _store_pickle(self, name: str, value: Any) -> wire.Input:
+        content = frames.pack([cloudpickle.dumps(value)])
+        self.objects.create(name, content)
+        return wire.Input(name, 0, len(content), _sha256(content))
 
     def _store(self, inputs: Sequence[Any]) -> None:
         rest = [_encode(value) for value in inputs]
@@ -179,6 +191,17 @@ class Batch:
         body, _ = self.objects.get(wire.attempt_key(SCOPE, index, attempt, "outcome"))
         return dict(frames.unpack(body).fields["error"])
 
+    def output(self, rank: int = 0) -> str:
+        """Return all that a rank's workers and their items have written."""
+        return (self.folder / f"log.{rank}").read_text()
+
+    def log(self, index: int, rank: int = 0) -> str:
+        """Return what the last attempt of an item has written."""
+        lines = (self.folder / f"ranges.{rank}").read_text().splitlines()
+        ranges = {int(name): (int(a), int(b)) for name, a, b in map(str.split, lines)}
+        start, stop = ranges[index]
+        return (self.folder / f"log.{rank}").read_bytes()[start:stop].decode()
+
     def append(self, request: wire.Request) -> None:
         number = self.requests().count
         name = wire.control_key(SCOPE, number)
@@ -226,7 +249,7 @@ def running(batch: Batch) -> Iterator[Batch]:
 
 def run(folder: Path, rank: int, restarts: int) -> int:
     """Run a worker in this process; return its exit code."""
-    text, terms = pickle.loads((folder / "spec").read_bytes())
+    text, terms, options, memory_bytes = pickle.loads((folder / "spec").read_bytes())
     work = folder / f"work.{rank}.{restarts}"
     work.mkdir()
     submission = main.Submission(
@@ -235,11 +258,28 @@ def run(folder: Path, rank: int, restarts: int) -> int:
         terms=pull.Terms(**terms),
         job_id=lambda index: f"grp-000000000000-{index}",
         output_dir=lambda index: str(folder / "outputs" / str(index)),
+        **options,
     )
+
+    class Noting(pull.Pull):
+        def _watch(self, index: int) -> pull.Steps:
+            ended = yield from super()._watch(index)
+            with open(folder / f"ranges.{rank}", "a") as ranges:
+                print(index, *ended.log, file=ranges)
+            return ended
+
     place = JobPlace(work=work, cache=folder / "cache", mounts=False)
     me = WorkerId(0, "j", rank, restarts)
     objects = DirectoryObjects(str(folder / "store"))
-    worker = main.Worker(me, f"{rank}-{restarts}-{os.getpid()}", objects, submission, place)
+    worker = main.Worker(
+        me,
+        f"{rank}-{restarts}-{os.getpid()}",
+        objects,
+        submission,
+        place,
+        memory_bytes=memory_bytes,
+        pull_type=Noting,
+    )
     return worker.run()
 
 
