@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import resource
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..fork import child
 from ..job import main_module
 from ..job.processes import Stopping
 from ..protocol import wire
-from . import item
+from . import imports, item
 from .session import Session
 
 
@@ -27,6 +28,7 @@ class ItemChild:
         result_fd: The file for results.
         workspace: The working directory of the items.
         stay: Whether items run one after another in this process.
+        shares_imports: Whether items fork from a process that has imported what earlier ones did.
     """
 
     def __init__(
@@ -37,8 +39,11 @@ class ItemChild:
         workspace: str,
         *,
         stay: bool,
+        shares_imports: bool,
     ) -> None:
         self.stay = stay
+        self._recorder: imports.Recorder | None = None
+        self._shares_imports = shares_imports and not stay
         self._order = order
         self._context = context
         self._result_fd = result_fd
@@ -47,6 +52,7 @@ class ItemChild:
         self._session: Session | None = None
         self._baseline: Any = None
         self._leftovers: Any = None
+        self._seeds_again = False
 
     def prepare(self) -> None:
         """Prepare the interpreter, once."""
@@ -58,6 +64,9 @@ class ItemChild:
             self._limit_memory()
             self._stopping.install()
             self._session = self._context.session(stays=True)
+        if self._shares_imports:
+            self._recorder = imports.Recorder()
+            sys.meta_path.insert(0, self._recorder)
 
     def run(self, message: bytes, report_call: Callable[[], None]) -> int:
         """Run the item in *message*, in this process; return an exit code."""
@@ -76,17 +85,30 @@ class ItemChild:
             self._stopping.install()
             self._limit_memory()
             session = self._context.session(stays=False)
+            if self._seeds_again:
+                imports.seed_again()
+            if self._recorder is not None:
+                self._recorder.begin()
         elif self._baseline is None:
             on_ready = self._note_baseline
         invocation = item.ItemInvocation(
             order, self._context, session, self._stopping, report_call, on_ready
         )
-        code = item.run(invocation, order, arguments, self._result_fd)
+        code = item.run(invocation, order, arguments, self._result_fd, self._list_imports)
         if self.stay:
             remote_runner.flush()
             if self._leftovers is not None:
                 self._leftovers.look(job_id)
         return code
+
+    def _list_imports(self) -> Sequence[imports.Candidate]:
+        return [] if self._recorder is None else self._recorder.candidates()
+
+    def share_imports(self, message: bytes) -> str:
+        """Import the modules in *message*; return why this process must not fork any more."""
+        problem = imports.import_all(pickle.loads(message))
+        self._seeds_again = "numpy.random" in sys.modules
+        return problem
 
     def _limit_memory(self) -> None:
         if (memory := self._context.memory_bytes) is not None:

@@ -22,8 +22,13 @@ from ..job import processes
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` touches more memory
 
-COMMAND = struct.Struct("<I")
-"""A command: the length of the message that follows."""
+COMMAND = struct.Struct("<cI")
+"""A command: RUN or IMPORT; the length of the message that follows."""
+
+RUN, IMPORT = b"r", b"i"
+
+EXIT_CANNOT_IMPORT = 3
+"""The interpreter has said why its items must import packages themselves, and has ended."""
 
 REPORT = struct.Struct("<cIi")
 """A report: STARTED, CALLED, or ENDED; a process ID; an exit code or negative signal.
@@ -58,6 +63,10 @@ class ItemRunner(Protocol):
         """Run the item in *message*; return an exit code."""
         ...
 
+    def share_imports(self, message: bytes) -> str:
+        """Import the modules in *message*; return why this process must not fork any more."""
+        ...
+
     def restore(self) -> None:
         """Take back what the item that ran here has changed."""
 
@@ -85,12 +94,13 @@ class Interpreter:
         """Whether the process exists."""
         return self._pid != 0
 
-    def start(self, message: bytes) -> None:
-        """Run an item; its reports follow."""
+    def start(self, message: bytes, imports: bytes = b"") -> None:
+        """Run an item, after *imports* that all later items use, too; reports follow."""
         if not self._pid:
             self._spawn()
         self.started += 1
-        data = COMMAND.pack(len(message)) + message
+        data = COMMAND.pack(IMPORT, len(imports)) + imports if imports else b""
+        data += COMMAND.pack(RUN, len(message)) + message
         try:
             while data:
                 data = data[os.write(self._commands, data) :]
@@ -184,9 +194,9 @@ class Interpreter:
     def _run_items(self, commands: int, reports: int) -> NoReturn:
         """Run the items in this process until the I/O process closes the pipe."""
         pid = os.getpid()
-        while (message := _read_message(commands)) is not None:
+        while (command := _read_command(commands)) is not None:
             _report(reports, STARTED, pid, 0)
-            code = self._items.run(message, lambda: _report(reports, CALLED, pid, 0))
+            code = self._items.run(command[1], lambda: _report(reports, CALLED, pid, 0))
             _report(reports, ENDED, pid, code)
             self._items.restore()
         self._items.close()
@@ -195,11 +205,14 @@ class Interpreter:
     def _fork_items(self, commands: int, reports: int) -> NoReturn:
         """Fork a process for each item until the I/O process closes the pipe."""
         processes.become_subreaper()
-        gc.collect()
         gc.disable()
-        gc.freeze()  # forks share what exists now
+        _freeze()
         own_pid = os.getpid()
-        while (message := _read_message(commands)) is not None:
+        while (command := _read_command(commands)) is not None:
+            kind, message = command
+            if kind == IMPORT:
+                self._share_imports(message)
+                continue
             pid = os.fork()
             if pid == 0:
                 os.setsid()
@@ -213,6 +226,18 @@ class Interpreter:
             end_children()
             _report(reports, ENDED, pid, os.waitstatus_to_exitcode(status))
         os._exit(0)
+
+    def _share_imports(self, message: bytes) -> None:
+        if problem := self._items.share_imports(message):
+            text = f"kinetic: each job imports its packages itself, because {problem}\n"
+            os.write(2, text.encode(errors="replace"))
+            os._exit(EXIT_CANNOT_IMPORT)
+        _freeze()
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()  # forks share what exists now
 
 
 def end_children() -> None:
@@ -237,10 +262,14 @@ def _report(fd: int, kind: bytes, pid: int, status: int) -> None:
     os.write(fd, REPORT.pack(kind, pid, status))
 
 
-def _read_message(fd: int) -> bytes | None:
-    """Return the next message; None if the I/O process has closed the pipe."""
-    size = _read(fd, COMMAND.size)
-    return None if size is None else _read(fd, COMMAND.unpack(size)[0])
+def _read_command(fd: int) -> tuple[bytes, bytes] | None:
+    """Return the next command and its message; None if the I/O process has closed the pipe."""
+    header = _read(fd, COMMAND.size)
+    if header is None:
+        return None
+    kind, size = COMMAND.unpack(header)
+    message = _read(fd, size)
+    return None if message is None else (kind, message)
 
 
 def _read(fd: int, size: int) -> bytes | None:

@@ -26,6 +26,7 @@ from ..protocol import frames, stand_ins, wire
 from ..protocol.outcomes import Death, digest, outcome_of_death
 from ..protocol.spool import Spooled
 from . import session
+from .imports import Candidate
 from .session import Session
 
 if TYPE_CHECKING:
@@ -130,14 +131,20 @@ def item_folder(order: wire.Order, place: JobPlace) -> str:
     return f"{place.work}/items/{order.index}.{order.attempt}"
 
 
-def run(invocation: ItemInvocation, order: wire.Order, arguments: bytes, result_fd: int) -> int:
+def run(
+    invocation: ItemInvocation,
+    order: wire.Order,
+    arguments: bytes,
+    result_fd: int,
+    list_imports: Callable[[], Sequence[Candidate]],
+) -> int:
     """Run an item, and write its result; return an exit code."""
     pid, code = os.getpid(), wire.EXIT_SETUP
     try:
         add_to_environment(order.variables())
         outcome, body = invocation.run(arguments)
         if os.getpid() == pid:
-            _write_result(result_fd, outcome, body)
+            _write_result(result_fd, outcome, body, list_imports())
             code = wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
     except BaseException:
         import traceback
@@ -150,22 +157,28 @@ def run(invocation: ItemInvocation, order: wire.Order, arguments: bytes, result_
     return code
 
 
-def _write_result(fd: int, outcome: wire.Outcome, body: Spooled) -> None:
+def _write_result(
+    fd: int, outcome: wire.Outcome, body: Spooled, imports: Sequence[Candidate]
+) -> None:
     """Write the length of the header, the header, the body's path or content, and a mark."""
     content = body.content if isinstance(body.content, bytes) else b""
     path = "" if isinstance(body.content, bytes) else os.fspath(body.content)
-    header = json.dumps([outcome._asdict(), path, body.digest]).encode()
+    header = json.dumps([outcome._asdict(), path, body.digest, imports]).encode()
     data = b"%d\n%b%b%b" % (len(header), header, content, _MAGIC)
     while data:
         data = data[os.write(fd, data) :]
 
 
 class Result(NamedTuple):
-    """What a process left: its outcome, the outcome's body, and the file of a large value."""
+    """What a process left: its outcome, the outcome's body, and the file of a large value.
+
+    ``imports`` are the modules that the interpreter may import for later items.
+    """
 
     outcome: wire.Outcome
     body: bytes
     value_file: Path | None = None
+    imports: Sequence[Candidate] = ()
 
 
 def read_result(fd: int) -> Result | None:
@@ -178,13 +191,14 @@ def read_result(fd: int) -> Result | None:
         return None
     length, _, rest = data.partition(b"\n")
     header = rest[: int(length)]
-    fields, path, known_digest = json.loads(header)
+    fields, path, known_digest, imports = json.loads(header)
     outcome = wire.Outcome.parse(json.dumps(fields))
     body = rest[int(length) : -len(_MAGIC)]
     if path:
         body, known_digest = frames.pack([]), ""
     outcome = outcome._replace(body=known_digest or digest(body))
-    return Result(outcome, body, Path(path) if path else None)
+    imported = [Candidate(*fields) for fields in imports]
+    return Result(outcome, body, Path(path) if path else None, imported)
 
 
 class End(NamedTuple):

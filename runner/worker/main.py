@@ -23,8 +23,17 @@ from ..protocol.outcomes import encode_error, error_text
 from ..protocol.workers import EXIT_REPLACE, WorkerId
 from . import item, pull
 from .child import ItemChild
+from .imports import Candidate
 from .inputs import Inputs, StoredInput
-from .interpreter import CALLED, ENDED, FAILED, STARTED, Interpreter, Report
+from .interpreter import (
+    CALLED,
+    ENDED,
+    EXIT_CANNOT_IMPORT,
+    FAILED,
+    STARTED,
+    Interpreter,
+    Report,
+)
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
@@ -67,6 +76,11 @@ class Guard:
         self.stopped = False
         self.timed_out = False
         self.killed = False
+
+    @property
+    def started(self) -> bool:
+        """Whether the process has existed."""
+        return self._pid != 0
 
     def start(self, pid: int) -> None:
         """The process exists now; it gets the signals that it was to get before."""
@@ -161,6 +175,10 @@ class Worker:
         self._terminating = False
         self._interpreter: Interpreter | None = None
         self._retire_by: float | None = None
+        self._message = b""
+        # Modules that items have imported, in this order; None if each item imports its own.
+        self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
+        self._imported = 0  # how many of them the interpreter has
         self._result = _result_file()
         self._wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
@@ -259,7 +277,14 @@ class Worker:
             memory_bytes=self._memory_bytes,
         )
         stay = self._submission.isolation == "worker"
-        items = ItemChild(order, context, self._result, items_folder, stay=stay)
+        items = ItemChild(
+            order,
+            context,
+            self._result,
+            items_folder,
+            stay=stay,
+            shares_imports=self._shared_imports is not None,
+        )
         self._interpreter = Interpreter(items)
         return None
 
@@ -289,7 +314,17 @@ class Worker:
             *(order.job_id, order.index, order.attempt),
             *(order.arguments, order.data, order.output_dir),
         )
-        interpreter.start(pickle.dumps((*fields, self._input.content)))
+        self._message = pickle.dumps((*fields, self._input.content))
+        interpreter.start(self._message, self._imports_to_share())
+
+    def _imports_to_share(self) -> bytes:
+        """Return the modules that the interpreter has to import before its next fork."""
+        assert self._interpreter is not None
+        if not self._interpreter.running:
+            self._imported = 0
+        new = [*(self._shared_imports or {}).values()][self._imported :]
+        self._imported += len(new)
+        return pickle.dumps(new) if new else b""
 
     def _stop(self, operation: pull.Stop) -> None:
         if self._guard is not None:
@@ -301,6 +336,9 @@ class Worker:
         end = item.End(report.status, guard.stopped, guard.timed_out, guard.killed)
         left = item.read_result(self._result)
         self._judge_interpreter(guard, left)
+        if left is not None and self._shared_imports is not None:
+            for candidate in left.imports:
+                self._shared_imports.setdefault(candidate.name, candidate)
         found = item.result_of(guard.order, self._executor, end, left)
         if found.value_file is not None and found.outcome.value is not None:
             self._objects.create(found.outcome.value[0], found.value_file, {}, consume=True)
@@ -369,9 +407,22 @@ class Worker:
                 guard.start(report.pid)
             elif report.kind == CALLED:
                 guard.call()
+            elif report.kind == FAILED and self._imported and not guard.started:
+                self._stop_sharing_imports(report.status)
             elif report.kind in (ENDED, FAILED):
                 return report
         return None
+
+    def _stop_sharing_imports(self, status: int) -> None:
+        """Run the item again, in an interpreter without imports: it ended before it began."""
+        assert self._interpreter is not None
+        if status != EXIT_CANNOT_IMPORT:
+            item.say(
+                "each job imports its packages itself, because the process that imports them for "
+                f"all jobs has ended with status {status}"
+            )
+        self._shared_imports = None
+        self._interpreter.start(self._message, self._imports_to_share())
 
     def _poll(self, seconds: float) -> set[int]:
         sources = [self._wake_read]
@@ -383,6 +434,12 @@ class Worker:
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
         return {*readable}
+
+
+def _can_share_imports() -> bool:
+    """Return whether items may fork from a process that has imported packages."""
+    value = os.environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
+    return processes.LINUX and value in ("", "0", "false", "no", "off")
 
 
 def _output_size() -> int:

@@ -176,7 +176,7 @@ class Leftovers:
     """Report threads, child processes, and open files that an item leaves, each kind once."""
 
     def __init__(self) -> None:
-        self._known = {kind: find() for kind, find in _KINDS.items()}
+        self._known: dict[str, set[object]] = {kind: find() for kind, find in _KINDS.items()}
         self._file_count = _count_files()
 
     def ignore(self) -> None:
