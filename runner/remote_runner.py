@@ -151,6 +151,12 @@ def exit_process(code: int) -> NoReturn:
             os._exit(code)
 
 
+def exits_at_once() -> bool:
+    """Return whether `exit_process` has nothing to do but to flush the streams."""
+    has_helpers = "multiprocessing.resource_tracker" in sys.modules
+    return not (_threading_callbacks() or _has_exitfuncs() or has_helpers)
+
+
 def _stop_helpers() -> None:
     """End the helper processes of `multiprocessing`, and wait for them.
 

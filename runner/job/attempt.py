@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import mmap
 import os
 import resource
 import sys
@@ -61,7 +62,7 @@ class Invocation:
         self._started = time.time()
         self._called: float | None = None
         self._outputs: outputs.Mirror | None = None
-        self._memory_reserve = b""
+        self._memory_reserve: mmap.mmap | None = None
 
     def run(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Call the function; return the outcome, which may be an error, and its body.
@@ -77,7 +78,8 @@ class Invocation:
     def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
         try:
-            self._memory_reserve = bytes(RESERVE_BYTES)  # doesn't write to the memory
+            # The mapping takes no memory. Large bytes would, once the process has freed such bytes.
+            self._memory_reserve = mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE)
             with self._stopping:
                 function, args, kwargs = self._prepare(arguments)
                 if self._order.debug_s is not None:
@@ -85,7 +87,7 @@ class Invocation:
                 value = self._call(function, args, kwargs)
             return self._encode_value(value)
         except BaseException as error:
-            self._memory_reserve = b""
+            self._memory_reserve = None
             _allow_more_files()
             if isinstance(error, Stopped):
                 return self._encode_stop(error)
@@ -184,7 +186,7 @@ class Invocation:
         try:
             stored = outcomes.encode_value(value, f"{self._place.work}/result")
         except BaseException as error:
-            self._memory_reserve = b""
+            self._memory_reserve = None
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
             verb = "written" if _is_disk_full(error) else "pickled"
             message = f"the result cannot be {verb}: {text.qualname}: {text.message}"

@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
+import marshal
 import os
 import pickle
 import resource
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import remote_runner
 from ..fork import child
-from ..job import main_module
-from ..job.processes import Stopping
-from ..protocol import wire
+from ..job import main_module, outputs, processes
+from ..job.processes import STOP_SIGNALS, Stopping
+from ..protocol import pickles, wire
 from . import imports, item
+from .interpreter import CALLED, DONE
 from .session import Session
+
+_signal: Any = importlib.import_module("_signal")  # the C module: `signal` touches more memory
+
+
+def encode_message(order: wire.Order, arguments: bytes) -> bytes:
+    """Return what the child has to know about an item.
+
+    `marshal` makes the child write to fewer memory pages than `pickle`.
+    """
+    data = pickle.dumps(order.data) if order.data else b""
+    bare = pickles.bare_pickle(arguments)
+    content = arguments if bare is None else bare
+    fields = order.job_id, order.index, order.attempt, order.output_dir
+    return marshal.dumps((*fields, data, content, bare is not None))
+
+
+def _decode_message(message: bytes, order: wire.Order) -> tuple[bytes, bool]:
+    """Write the fields of an item into *order*; return its arguments, and if they're a bare pickle.
+
+    A new order would write to more memory pages, and no other item needs the old one.
+    """
+    job_id, index, attempt, output_dir, data, arguments, is_bare = marshal.loads(message)
+    assign = object.__setattr__  # the class is frozen
+    assign(order, "job_id", job_id)
+    assign(order, "index", index)
+    assign(order, "attempt", attempt)
+    assign(order, "output_dir", output_dir)
+    assign(order, "data", pickle.loads(data) if data else ())
+    return arguments, is_bare
 
 
 class ItemChild:
@@ -44,12 +78,13 @@ class ItemChild:
         self.stay = stay
         self._recorder: imports.Recorder | None = None
         self._shares_imports = shares_imports and not stay
-        self._order = order
+        self._order = replace(order)
         self._context = context
         self._result_fd = result_fd
         self._workspace = workspace
         self._stopping = Stopping()
         self._session: Session | None = None
+        self._fork: Callable[[], int] = os.fork
         self._baseline: Any = None
         self._leftovers: Any = None
         self._seeds_again = False
@@ -60,54 +95,83 @@ class ItemChild:
         os.chdir(self._workspace)
         function = self._context.function
         main_module.install(lambda: function, os.fspath(self._context.place.work))
+        self._session = self._context.session(stays=self.stay)
+        self._stopping.install()
         if self.stay:
             self._limit_memory()
-            self._stopping.install()
-            self._session = self._context.session(stays=True)
+        else:
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, STOP_SIGNALS)  # each fork handles them
+            self._session.load_plain_function()
+            self._fork = processes.fastest_fork([self._stopping])
         if self._shares_imports:
             self._recorder = imports.Recorder()
             sys.meta_path.insert(0, self._recorder)
 
-    def run(self, message: bytes, report_call: Callable[[], None]) -> int:
-        """Run the item in *message*, in this process; return an exit code."""
-        job_id, index, attempt, part, data, output_dir, arguments = pickle.loads(message)
-        order = replace(
-            self._order,
-            job_id=job_id,
-            index=index,
-            attempt=attempt,
-            arguments=part,
-            data=data,
-            output_dir=output_dir,
+    def fork(self) -> int:
+        """Fork the interpreter."""
+        return self._fork()
+
+    def take(self, message: bytes, report: Callable[[bytes], None]) -> None:
+        """Prepare for the item in *message*: what a fork need not do takes less time here."""
+        order = self._order
+        arguments, is_bare = _decode_message(message, order)
+        child.add_to_environment(order.variables())
+        has_outputs = False
+        with contextlib.suppress(OSError):  # the item's process tries again, and reports the error
+            has_outputs = outputs.prepare_local(order.output_dir)
+        assert self._session is not None
+        self._item = item.ItemInvocation(
+            order,
+            arguments,
+            self._context,
+            self._session,
+            self._stopping,
+            lambda: report(CALLED),
+            self._note_baseline if self.stay and self._baseline is None else None,
+            has_bare_arguments=is_bare,
+            has_outputs=has_outputs,
         )
-        session, on_ready = self._session, None
-        if session is None:
-            self._stopping.install()
-            self._limit_memory()
-            session = self._context.session(stays=False)
-            if self._seeds_again:
-                imports.seed_again()
-            if self._recorder is not None:
-                self._recorder.begin()
-        elif self._baseline is None:
-            on_ready = self._note_baseline
-        invocation = item.ItemInvocation(
-            order, self._context, session, self._stopping, report_call, on_ready
-        )
-        code = item.run(invocation, order, arguments, self._result_fd, self._list_imports)
-        if self.stay:
-            remote_runner.flush()
-            if self._leftovers is not None:
-                self._leftovers.look(job_id)
+        self._report = report
+
+    def run(self) -> int:
+        """Run the item that was taken, in this process; return an exit code."""
+        code = item.run(self._item, self._result_fd, self._list_imports)
+        remote_runner.flush()
+        if self._leftovers is not None:
+            self._leftovers.look(self._item.order.job_id)
         return code
+
+    def run_and_exit(self) -> NoReturn:
+        """Run the item that was taken, in this fork of the interpreter."""
+        if self._fork is os.fork:
+            self._stopping.handle()  # its callback has removed the handlers
+        else:
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOP_SIGNALS)
+        gc.enable()
+        self._limit_memory()
+        if self._seeds_again:
+            imports.seed_again()
+        if self._recorder is not None:
+            self._recorder.begin()
+        code = item.run(self._item, self._result_fd, self._list_imports)
+        has_result = code != wire.EXIT_SETUP and not item.has_folder(self._item.order)
+        if has_result and remote_runner.exits_at_once():
+            remote_runner.flush()
+            self._report(DONE)  # the I/O process goes on while the kernel ends this process
+        remote_runner.exit_process(code)
 
     def _list_imports(self) -> Sequence[imports.Candidate]:
         return [] if self._recorder is None else self._recorder.candidates()
 
     def share_imports(self, message: bytes) -> str:
         """Import the modules in *message*; return why this process must not fork any more."""
+        for name in [name for name in os.environ if name.startswith("KINETIC_")]:
+            del os.environ[name]  # those of an item
         problem = imports.import_all(pickle.loads(message))
+        self._fork = processes.fastest_fork([self._stopping])
         self._seeds_again = "numpy.random" in sys.modules
+        if self._session is not None and not problem:
+            self._session.load_plain_function()
         return problem
 
     def _limit_memory(self) -> None:

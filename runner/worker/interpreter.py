@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import mmap
 import os
 import signal
 import struct
@@ -30,8 +31,10 @@ RUN, IMPORT = b"r", b"i"
 EXIT_CANNOT_IMPORT = 3
 """The interpreter has said why its items must import packages themselves, and has ended."""
 
-REPORT = struct.Struct("<cIi")
-"""A report: STARTED, CALLED, or ENDED; a process ID; an exit code or negative signal.
+REPORT = struct.Struct("<ci")
+"""A report: CALLED, DONE, or ENDED; an exit code or negative signal.
+
+DONE says that the result is whole, and that the item's process exits now.
 
 A pipe takes a write of so few bytes as a whole, so the item's process may write one, too.
 """
@@ -39,14 +42,16 @@ A pipe takes a write of so few bytes as a whole, so the item's process may write
 EXIT_CHECK_S = 0.005
 """How often to check whether an interpreter has ended by itself."""
 
-STARTED, CALLED, ENDED, FAILED = b"s", b"c", b"e", b"f"
+CALLED, DONE, ENDED, FAILED = b"c", b"d", b"e", b"f"
+
+FORKED = struct.Struct("<I?")
+"""What the interpreter shares: the ID of the item's process while it runs, and whether it began."""
 
 
 class Report(NamedTuple):
     """What happened to an item."""
 
     kind: bytes
-    pid: int
     status: int
 
 
@@ -59,8 +64,19 @@ class ItemRunner(Protocol):
     def prepare(self) -> None:
         """Prepare the interpreter, once."""
 
-    def run(self, message: bytes, report_call: Callable[[], None]) -> int:
-        """Run the item in *message*; return an exit code."""
+    def fork(self) -> int:
+        """Fork the interpreter."""
+        ...
+
+    def take(self, message: bytes, report: Callable[[bytes], None]) -> None:
+        """Prepare for the item in *message*, in the interpreter."""
+
+    def run(self) -> int:
+        """Run the item that was taken; return an exit code."""
+        ...
+
+    def run_and_exit(self) -> NoReturn:
+        """Run the item that was taken, in this fork of the interpreter."""
         ...
 
     def share_imports(self, message: bytes) -> str:
@@ -84,6 +100,7 @@ class Interpreter:
     def __init__(self, items: ItemRunner) -> None:
         self._items = items
         self._pid = 0
+        self._forked = mmap.mmap(-1, FORKED.size)  # a report would wake the I/O process
         self._commands = -1
         self.reports = -1
         self.started = 0
@@ -94,11 +111,26 @@ class Interpreter:
         """Whether the process exists."""
         return self._pid != 0
 
+    @property
+    def item_pid(self) -> int:
+        """The ID of the process in which the item runs; 0 before it exists, and after its end."""
+        if self._items.stay:
+            return self._pid
+        pid: int = FORKED.unpack_from(self._forked)[0]
+        return pid
+
+    @property
+    def item_began(self) -> bool:
+        """Whether the process of the item has existed."""
+        began: bool = FORKED.unpack_from(self._forked)[1]
+        return began
+
     def start(self, message: bytes, imports: bytes = b"") -> None:
         """Run an item, after *imports* that all later items use, too; reports follow."""
         if not self._pid:
             self._spawn()
         self.started += 1
+        FORKED.pack_into(self._forked, 0, 0, False)
         data = COMMAND.pack(IMPORT, len(imports)) + imports if imports else b""
         data += COMMAND.pack(RUN, len(message)) + message
         try:
@@ -107,20 +139,20 @@ class Interpreter:
         except BrokenPipeError:
             pass  # `receive` reports the end
 
-    def receive(self) -> list[Report]:
+    def receive(self, *, reap: bool) -> list[Report]:
         """Return the reports that have come. If the interpreter has died, the item has, too.
 
-        Call this when `reports` is readable, and after each SIGCHLD: processes that the item has
-        started may keep the pipe open.
+        Call this when `reports` is readable, and to *reap* after each SIGCHLD: processes that the
+        item has started may keep the pipe open.
         """
-        status = self._reap()  # before the last reports are read
+        status = self._reap() if reap else None  # before the last reports are read
         try:
             data = os.read(self.reports, REPORT.size * 64)
         except BlockingIOError:
             data = b""
         found = [Report(*fields) for fields in REPORT.iter_unpack(data)]
         if status is not None:
-            found.append(Report(FAILED, 0, os.waitstatus_to_exitcode(status)))
+            found.append(Report(FAILED, os.waitstatus_to_exitcode(status)))
             self._close()
         return found
 
@@ -193,11 +225,10 @@ class Interpreter:
 
     def _run_items(self, commands: int, reports: int) -> NoReturn:
         """Run the items in this process until the I/O process closes the pipe."""
-        pid = os.getpid()
         while (command := _read_command(commands)) is not None:
-            _report(reports, STARTED, pid, 0)
-            code = self._items.run(command[1], lambda: _report(reports, CALLED, pid, 0))
-            _report(reports, ENDED, pid, code)
+            self._items.take(command[1], lambda kind: _report(reports, kind, 0))
+            code = self._items.run()
+            _report(reports, ENDED, code)
             self._items.restore()
         self._items.close()
         remote_runner.exit_process(0)
@@ -208,23 +239,30 @@ class Interpreter:
         gc.disable()
         _freeze()
         own_pid = os.getpid()
+
+        def report(kind: bytes) -> None:
+            _report(reports, kind, 0)
+
         while (command := _read_command(commands)) is not None:
             kind, message = command
             if kind == IMPORT:
                 self._share_imports(message)
                 continue
-            pid = os.fork()
+            self._items.take(message, report)
+            FORKED.pack_into(self._forked, 0, 0, True)
+            pid = self._items.fork()
             if pid == 0:
                 os.setsid()
                 processes.die_with(own_pid)
-                gc.enable()
                 os.close(commands)
-                code = self._items.run(message, lambda: _report(reports, CALLED, os.getpid(), 0))
-                remote_runner.exit_process(code)
-            _report(reports, STARTED, pid, 0)
+                self._items.run_and_exit()
+            FORKED.pack_into(self._forked, 0, pid, True)
+            if processes.LINUX:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                FORKED.pack_into(self._forked, 0, 0, True)  # before another process has the ID
             _, status = os.waitpid(pid, 0)
             end_children()
-            _report(reports, ENDED, pid, os.waitstatus_to_exitcode(status))
+            _report(reports, ENDED, os.waitstatus_to_exitcode(status))
         os._exit(0)
 
     def _share_imports(self, message: bytes) -> None:
@@ -258,8 +296,8 @@ def end_children() -> None:
             os.waitpid(-1, 0)
 
 
-def _report(fd: int, kind: bytes, pid: int, status: int) -> None:
-    os.write(fd, REPORT.pack(kind, pid, status))
+def _report(fd: int, kind: bytes, status: int) -> None:
+    os.write(fd, REPORT.pack(kind, status))
 
 
 def _read_command(fd: int) -> tuple[bytes, bytes] | None:

@@ -8,8 +8,9 @@ the process has died.
 from __future__ import annotations
 
 import contextlib
-import json
+import marshal
 import os
+import pickle
 import signal
 import sys
 import time
@@ -18,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..fork.child import add_to_environment
 from ..job import opening, outputs, views
 from ..job.attempt import Invocation
 from ..job.processes import Stopping
 from ..protocol import frames, stand_ins, wire
-from ..protocol.outcomes import Death, digest, outcome_of_death
+from ..protocol.notes import note_of_result
+from ..protocol.outcomes import Death, digest, is_plain, outcome_of_death
 from ..protocol.spool import Spooled
 from . import session
 from .imports import Candidate
@@ -63,6 +64,8 @@ class ItemInvocation(Invocation):
     Args:
         report_call: Called when the function is called.
         on_ready: Called when only the call is left to do.
+        has_bare_arguments: *arguments* is what `pickles.bare_pickle` has returned.
+        has_outputs: The folder for output files is prepared.
     """
 
     own_modules = (*Invocation.own_modules, __name__, session.__name__)
@@ -70,16 +73,26 @@ class ItemInvocation(Invocation):
     def __init__(
         self,
         order: wire.Order,
+        arguments: bytes,
         context: Context,
         items_session: Session,
         stopping: Stopping,
         report_call: Callable[[], None],
         on_ready: Callable[[], None] | None = None,
+        *,
+        has_bare_arguments: bool = False,
+        has_outputs: bool = False,
     ) -> None:
         super().__init__(order, context.objects, context.place, stopping, context.executor)
+        self.order = order
+        self.arguments = arguments
+        self.plain: tuple[Any, float, float] | None = None
+        """A value that the worker's I/O process encodes; when the item started; when it ended."""
         self._session = items_session
         self._call_reporter = report_call
         self._on_ready = on_ready
+        self._has_bare_arguments = has_bare_arguments
+        self._has_outputs = has_outputs
 
     def _report_call(self) -> None:
         self._call_reporter()
@@ -95,10 +108,12 @@ class ItemInvocation(Invocation):
             shared = own.prepare_shared_data(self._objects, place)
             views.prepare(order.data[own.shared :], self._objects, replace(place, work=folder))
             stand_ins.data_paths[:0] = shared
-        self._outputs = outputs.prepare(order, 0, 1, folder)
+        if not self._has_outputs:
+            self._outputs = outputs.prepare(order, 0, 1, folder)
         self._phase = "payload unpickle"
         function = own.function(self._load)
-        args, kwargs = self._load(arguments)
+        load = pickle.loads if self._has_bare_arguments else self._load
+        args, kwargs = load(arguments)
         self._follow_log_levels()
         self._phase = "init"
         own.begin(self._load)
@@ -117,8 +132,17 @@ class ItemInvocation(Invocation):
             if not self._session.stays:
                 self._session.close()
 
+    def _encode_value(self, value: Any) -> tuple[wire.Outcome, Spooled]:
+        if is_plain(value):
+            self.plain = value, self._started, time.time()
+            return _PLAIN
+        return super()._encode_value(value)
+
     def _wait_for(self, value: Any) -> Any:
         return self._session.wait_for(value)
+
+
+_PLAIN = wire.Outcome(wire.Kind.VALUE), Spooled(b"", "", 0)
 
 
 def has_folder(order: wire.Order) -> bool:
@@ -132,19 +156,15 @@ def item_folder(order: wire.Order, place: JobPlace) -> str:
 
 
 def run(
-    invocation: ItemInvocation,
-    order: wire.Order,
-    arguments: bytes,
-    result_fd: int,
-    list_imports: Callable[[], Sequence[Candidate]],
+    invocation: ItemInvocation, result_fd: int, list_imports: Callable[[], Sequence[Candidate]]
 ) -> int:
     """Run an item, and write its result; return an exit code."""
     pid, code = os.getpid(), wire.EXIT_SETUP
     try:
-        add_to_environment(order.variables())
-        outcome, body = invocation.run(arguments)
+        outcome, body = invocation.run(invocation.arguments)
         if os.getpid() == pid:
-            _write_result(result_fd, outcome, body, list_imports())
+            fields = _fields_of(outcome, body) if invocation.plain is None else invocation.plain
+            _write_result(result_fd, fields, list_imports())
             code = wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
     except BaseException:
         import traceback
@@ -157,14 +177,18 @@ def run(
     return code
 
 
-def _write_result(
-    fd: int, outcome: wire.Outcome, body: Spooled, imports: Sequence[Candidate]
-) -> None:
-    """Write the length of the header, the header, the body's path or content, and a mark."""
+def _fields_of(outcome: wire.Outcome, body: Spooled) -> tuple[Any, ...]:
+    """Return the fields of the outcome, the body's path, its digest, and its content."""
     content = body.content if isinstance(body.content, bytes) else b""
     path = "" if isinstance(body.content, bytes) else os.fspath(body.content)
-    header = json.dumps([outcome._asdict(), path, body.digest, imports]).encode()
-    data = b"%d\n%b%b%b" % (len(header), header, content, _MAGIC)
+    note = None if outcome.note is None else dict(outcome.note)
+    fields = str(outcome.kind), *outcome._replace(note=note)[1:]
+    return fields, path, body.digest, content
+
+
+def _write_result(fd: int, fields: tuple[Any, ...], imports: Sequence[Candidate]) -> None:
+    """Write a result and a mark; `marshal` writes to fewer memory pages than `pickle`."""
+    data = marshal.dumps((fields, [*map(tuple, imports)])) + _MAGIC
     while data:
         data = data[os.write(fd, data) :]
 
@@ -181,7 +205,7 @@ class Result(NamedTuple):
     imports: Sequence[Candidate] = ()
 
 
-def read_result(fd: int) -> Result | None:
+def read_result(fd: int, order: wire.Order) -> Result | None:
     """Return the result in the file, and empty the file; None if the process wrote none."""
     size = os.fstat(fd).st_size
     data = os.pread(fd, size, 0)
@@ -189,16 +213,32 @@ def read_result(fd: int) -> Result | None:
     os.lseek(fd, 0, os.SEEK_SET)
     if not data.endswith(_MAGIC):
         return None
-    length, _, rest = data.partition(b"\n")
-    header = rest[: int(length)]
-    fields, path, known_digest, imports = json.loads(header)
-    outcome = wire.Outcome.parse(json.dumps(fields))
-    body = rest[int(length) : -len(_MAGIC)]
+    fields, imports = marshal.loads(data)
+    imported = [Candidate(*candidate) for candidate in imports]
+    if len(fields) == 3:
+        value, started, ended = fields
+        result = _result_of_plain_value(value, started, ended, order.fence)
+        return result._replace(imports=imported)
+    header, path, known_digest, body = fields
+    outcome = wire.Outcome(wire.Kind(header[0]), *header[1:])
     if path:
         body, known_digest = frames.pack([]), ""
     outcome = outcome._replace(body=known_digest or digest(body))
-    imported = [Candidate(*fields) for fields in imports]
     return Result(outcome, body, Path(path) if path else None, imported)
+
+
+def _result_of_plain_value(value: Any, started: float, ended: float, fence: int) -> Result:
+    body = frames.pack([pickle.dumps(value, protocol=5)])
+    outcome = wire.Outcome(
+        kind=wire.Kind.VALUE,
+        fence=fence,
+        phase="result serialization",
+        started=started,
+        ended=ended,
+        body=digest(body),
+        note=note_of_result(value),
+    )
+    return Result(outcome, body)
 
 
 class End(NamedTuple):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import pickle
 import select
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -22,15 +21,14 @@ from ..protocol import wire
 from ..protocol.outcomes import encode_error, error_text
 from ..protocol.workers import EXIT_REPLACE, WorkerId
 from . import item, pull
-from .child import ItemChild
+from .child import ItemChild, encode_message
 from .imports import Candidate
 from .inputs import Inputs, StoredInput
 from .interpreter import (
     CALLED,
-    ENDED,
+    DONE,
     EXIT_CANNOT_IMPORT,
     FAILED,
-    STARTED,
     Interpreter,
     Report,
 )
@@ -40,6 +38,13 @@ if TYPE_CHECKING:
 
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
+
+
+START_CHECK_S = 0.01
+"""How often to check whether the process of a stopped item exists, in seconds."""
+
+EXIT_S = 10.0
+"""How long the process of an item may take to exit, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,27 +71,17 @@ class Submission:
 class Guard:
     """The running item of a worker: when it must end, and what was done to end it."""
 
-    def __init__(self, order: wire.Order, output: int) -> None:
+    def __init__(self, order: wire.Order, output: int, interpreter: Interpreter) -> None:
         self.order = order
         self.output = output  # the size of the worker's output file when the item began
-        self._pid = 0
+        self._interpreter = interpreter
+        self._unsent = 0  # a signal for a process that doesn't exist yet
         self._began = time.monotonic()
         self._called: float | None = None
         self._kill_at: float | None = None
         self.stopped = False
         self.timed_out = False
         self.killed = False
-
-    @property
-    def started(self) -> bool:
-        """Whether the process has existed."""
-        return self._pid != 0
-
-    def start(self, pid: int) -> None:
-        """The process exists now; it gets the signals that it was to get before."""
-        self._pid = pid
-        if self.stopped:
-            self._signal(signal.SIGXCPU if self.timed_out else signal.SIGTERM)
 
     def call(self) -> None:
         """The function is called now, so its timeout begins."""
@@ -99,6 +94,10 @@ class Guard:
             self._kill_at = time.monotonic() + self.order.grace
             self._signal(number)
 
+    def done(self) -> None:
+        """The process has left its result, and exits; kill it if it doesn't."""
+        self._kill_at = time.monotonic() + EXIT_S
+
     @property
     def grace_left(self) -> float:
         """How many seconds of its grace period a stopped process has left."""
@@ -107,6 +106,8 @@ class Guard:
     @property
     def next_at(self) -> float:
         """When to call `act`, by the monotonic clock; infinite if never."""
+        if self._unsent:
+            return time.monotonic() + START_CHECK_S
         if self.killed:
             return float("inf")
         if self._kill_at is not None:
@@ -118,6 +119,8 @@ class Guard:
 
     def act(self) -> None:
         """End the process if its time is over."""
+        if self._unsent:
+            self._signal(self._unsent)
         if time.monotonic() < self.next_at:
             return
         if self._kill_at is None:
@@ -128,9 +131,11 @@ class Guard:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self._pid:
-            with contextlib.suppress(ProcessLookupError):  # its report is under way
-                os.kill(self._pid, number)
+        pid = self._interpreter.item_pid
+        self._unsent = 0 if pid else number
+        if pid:
+            with contextlib.suppress(ProcessLookupError):  # the report of its end is under way
+                os.kill(pid, number)
 
 
 class Worker:
@@ -169,9 +174,11 @@ class Worker:
         self._pull = pull_type(
             me, executor, submission.key, order.scope, submission.terms, time.monotonic
         )
+        self._order_fields = {name: getattr(order, name) for name in wire.Order.__slots__}
         self._inputs = Inputs(objects, order.scope)
         self._input: StoredInput | None = None
         self._guard: Guard | None = None
+        self._leaving: Guard | None = None  # its item is done, and its process exits
         self._terminating = False
         self._interpreter: Interpreter | None = None
         self._retire_by: float | None = None
@@ -286,6 +293,7 @@ class Worker:
             shares_imports=self._shared_imports is not None,
         )
         self._interpreter = Interpreter(items)
+        gc.freeze()  # what exists now stays
         return None
 
     def _fetch(self, operation: pull.Fetch) -> bool:
@@ -298,23 +306,20 @@ class Worker:
     def _start(self, operation: pull.Start) -> None:
         interpreter = self._interpreter
         assert self._input is not None and interpreter is not None
+        self._await_end()
         self._retire_interpreter()
         submission = self._submission
-        order = replace(
-            submission.order,
-            job_id=submission.job_id(operation.item),
-            index=operation.item,
-            attempt=operation.attempt,
-            arguments=self._input.part,
-            data=(*submission.order.data, *self._input.data),
-            output_dir=submission.output_dir(operation.item),
-        )
-        self._guard = Guard(order, _output_size())
-        fields = (
-            *(order.job_id, order.index, order.attempt),
-            *(order.arguments, order.data, order.output_dir),
-        )
-        self._message = pickle.dumps((*fields, self._input.content))
+        changes: dict[str, Any] = {
+            "job_id": submission.job_id(operation.item),
+            "index": operation.item,
+            "attempt": operation.attempt,
+            "arguments": self._input.part,
+            "data": (*submission.order.data, *self._input.data),
+            "output_dir": submission.output_dir(operation.item),
+        }
+        order = wire.Order(**{**self._order_fields, **changes})  # `replace` takes ten times as long
+        self._guard = Guard(order, _output_size(), interpreter)
+        self._message = encode_message(order, self._input.content)
         interpreter.start(self._message, self._imports_to_share())
 
     def _imports_to_share(self) -> bytes:
@@ -334,7 +339,7 @@ class Worker:
         guard, self._guard = self._guard, None
         assert guard is not None
         end = item.End(report.status, guard.stopped, guard.timed_out, guard.killed)
-        left = item.read_result(self._result)
+        left = item.read_result(self._result, guard.order)
         self._judge_interpreter(guard, left)
         if left is not None and self._shared_imports is not None:
             for candidate in left.imports:
@@ -343,6 +348,8 @@ class Worker:
         if found.value_file is not None and found.outcome.value is not None:
             self._objects.create(found.outcome.value[0], found.value_file, {}, consume=True)
         if item.has_folder(guard.order):
+            import shutil  # it maps compression libraries, which every fork would inherit
+
             shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
         return pull.Ended(found.outcome, found.body, (guard.output, _output_size()))
 
@@ -378,7 +385,7 @@ class Worker:
             if self._terminating:
                 self._terminating = False
                 return pull.News.TERMINATE
-            guard = self._guard
+            guard = self._guard or self._leaving
             if guard is not None:
                 guard.act()
             until = deadline if guard is None else min(deadline, guard.next_at)
@@ -395,23 +402,33 @@ class Worker:
 
     def _read_reports(self, readable: AbstractSet[int]) -> Report | None:
         """Note what the interpreter reports; return the report of the item's end."""
-        interpreter, guard = self._interpreter, self._guard
+        interpreter, end = self._interpreter, None
         if interpreter is None or not interpreter.running:
             return None
         if readable.isdisjoint((interpreter.reports, self._wake_read)):
             return None
-        for report in interpreter.receive():
+        for report in interpreter.receive(reap=self._wake_read in readable):
+            guard = self._guard if self._leaving is None else self._leaving
             if guard is None:
                 continue
-            if report.kind == STARTED:
-                guard.start(report.pid)
-            elif report.kind == CALLED:
+            if report.kind == CALLED:
                 guard.call()
-            elif report.kind == FAILED and self._imported and not guard.started:
+            elif self._leaving is not None:
+                self._leaving = None
+            elif report.kind == DONE:
+                end, self._leaving = report, guard
+                guard.done()
+            elif report.kind == FAILED and self._imported and not interpreter.item_began:
                 self._stop_sharing_imports(report.status)
-            elif report.kind in (ENDED, FAILED):
-                return report
-        return None
+            else:
+                end = report
+        return end
+
+    def _await_end(self) -> None:
+        """Wait until no process of the last item is left."""
+        while self._leaving is not None:
+            self._leaving.act()
+            self._read_reports(self._poll(min(EXIT_S, self._leaving.next_at - time.monotonic())))
 
     def _stop_sharing_imports(self, status: int) -> None:
         """Run the item again, in an interpreter without imports: it ended before it began."""
@@ -454,6 +471,8 @@ def _result_file() -> int:
     """Open a file without a name, for the results of items."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("result")
+    import tempfile  # it loads `random`, which each fork would seed
+
     fd, path = tempfile.mkstemp()
     os.unlink(path)
     return fd

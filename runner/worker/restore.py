@@ -213,6 +213,8 @@ def _threads() -> set[object]:
 
 
 def _children() -> set[object]:
+    if not processes.LINUX:
+        return set()
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
