@@ -130,7 +130,8 @@ def import_all(candidates: Iterable[Candidate]) -> str:
         if getattr(module, "__file__", None) and not _is_below(folders, module):
             return f"they import {name}, which isn't an installed package"
     slower_s = _cpu_of_fork() - fork_s  # some libraries end their threads at a fork
-    if _thread._count() or len(os.listdir("/proc/self/task")) > 1:
+    threading: Any = importlib.import_module("threading")
+    if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
         return "they start threads"
     if _open_files() - files:
         return "they open files"
@@ -208,7 +209,7 @@ def _other_generator() -> str:
     # Such a sequence makes a new generator in each process.
     known += [getattr(it, "_rng", None) for it in objects if type(it) is names]
     for found in objects:
-        kind = type(found)
+        kind: Any = type(found)
         is_generator = issubclass(kind, tuple(kinds)) and not issubclass(kind, random.SystemRandom)
         if is_generator and not any(found is it for it in known):
             return f"{kind.__module__}.{kind.__qualname__}"

@@ -215,6 +215,30 @@ def test_a_new_interpreter_imports_the_same(packages: Path, tmp_path: Path) -> N
     assert len(imports_of(marks)) == 3  # the first item, and each interpreter
 
 
+def test_callbacks_of_forks_run_in_each_item(packages: Path, tmp_path: Path) -> None:
+    hook = "lambda: os.environ.__setitem__('HOOKED', str(os.getpid()))"
+    source = f"import os\nos.register_at_fork(after_in_child={hook})\n"
+    (packages / "sitecustomize.py").write_text(source)
+
+    def hooked(number: int) -> bool:
+        return os.environ["HOOKED"] == str(os.getpid())
+
+    batch = Batch(tmp_path / "b", hooked, range(2))
+    batch.run()
+    assert [batch.value(index) for index in range(2)] == [True, True]
+
+
+def test_random_numbers_differ(tmp_path: Path) -> None:
+    import random
+
+    def draw(number: int) -> float:
+        return random.random()
+
+    batch = Batch(tmp_path, draw, range(5))
+    batch.run()
+    assert len({batch.value(index) for index in range(5)}) == 5
+
+
 def test_scientific_packages(tmp_path: Path) -> None:
     for name in ("numpy", "sklearn"):
         if importlib.util.find_spec(name) is None:

@@ -125,6 +125,64 @@ def test_each_item_has_a_range_of_the_output(tmp_path: Path, isolation: str) -> 
         assert batch.log(index) == f"out {index}\nchild {index}\nno newline {index}"
 
 
+def test_output_at_the_exit_of_a_process_is_its_items(tmp_path: Path) -> None:
+    def speak(number: int) -> int:
+        import atexit
+
+        atexit.register(print, f"exit {number}")
+        print(f"call {number}")
+        return number
+
+    batch = Batch(tmp_path, speak, range(3))
+    batch.run()
+    assert [batch.log(index) for index in range(3)] == [f"call {i}\nexit {i}\n" for i in range(3)]
+
+
+def test_processes_share_no_state_of_the_function(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def remember(number: int) -> list[int]:
+        seen.append(number)
+        return seen
+
+    batch = Batch(tmp_path, remember, range(3))
+    batch.run()
+    assert values(batch, 3) == [[0], [1], [2]]
+
+
+def test_values_keep_their_types(tmp_path: Path) -> None:
+    def same(value: Any) -> Any:
+        return value
+
+    inputs = [None, True, 0, -(1 << 62), 1 << 80, 1.5, "", "é\ud800", b"x", [1]]
+    batch = Batch(tmp_path, same, inputs)
+    batch.run()
+    assert [repr(value) for value in values(batch, len(inputs))] == [*map(repr, inputs)]
+    assert batch.outcomes(2)[0].note == {"result": 0}
+
+
+def test_a_process_that_does_not_exit_is_killed(tmp_path: Path) -> None:
+    def hang(number: int) -> int:
+        class Stream:
+            flushes = 0
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(sys.__stdout__, name)
+
+            def flush(self) -> None:
+                self.flushes += 1
+                if number == 0 and self.flushes == 2:  # the first is before the report DONE
+                    signal.pause()
+
+        sys.stdout = Stream()  # type: ignore[assignment]
+        return number
+
+    batch = Batch(tmp_path, hang, range(2))
+    batch.run()
+    assert batch.states() == [SUCCEEDED, SUCCEEDED]
+    assert batch.codes == [(0, 0)]
+
+
 def test_coroutine_functions_share_one_event_loop(tmp_path: Path) -> None:
     async def loop(number: int) -> int:
         import asyncio
