@@ -117,12 +117,9 @@ class Invocation:
         )
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments)
-        self._follow_log_levels()
-        return function, args, kwargs
-
-    def _follow_log_levels(self) -> None:
-        if levels := self._order.client.get("log_levels"):
+        if levels := order.client.get("log_levels"):
             importlib.import_module(".log_levels", __package__).follow(levels)
+        return function, args, kwargs
 
     def _join_hosts(self) -> None:
         """Connect to the other hosts of the call; a job on one host has none."""

@@ -8,6 +8,7 @@ the process has died.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import marshal
 import os
 import pickle
@@ -114,7 +115,8 @@ class ItemInvocation(Invocation):
         function = own.function(self._load)
         load = pickle.loads if self._has_bare_arguments else self._load
         args, kwargs = load(arguments)
-        self._follow_log_levels()
+        if levels := order.client.get("log_levels"):
+            importlib.import_module("..job.log_levels", __package__).follow(levels)
         self._phase = "init"
         own.begin(self._load)
         if own.values:

@@ -26,7 +26,6 @@ from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, WorkerId
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.worker import main, pull
-from kinetic.aio._engine.inputs import EncodedInput, chunk_body, first_chunk
 
 SCOPE = "batches/grp-000000000000/"
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +85,11 @@ class Batch:
         return wire.Input(name, 0, len(content), _sha256(content))
 
     def _store(self, inputs: Sequence[Any]) -> None:
-        rest = [_encode(value) for value in inputs]
+        # Not in a worker's process: its forks would run the callbacks of asyncio's modules.
+        from kinetic.aio._engine.inputs import EncodedInput, chunk_body, first_chunk
+
+        contents = [frames.pack([pickle.dumps(((value,), {}))]) for value in inputs]
+        rest = [EncodedInput(None, content, _sha256(content), "s") for content in contents]
         number = first = 0
         while rest:
             part = first_chunk(rest)
@@ -207,11 +210,6 @@ class Batch:
         name = wire.control_key(SCOPE, number)
         content, metadata = request.signed(KEY, SCOPE, name)
         assert self.objects.create(name, content, metadata)
-
-
-def _encode(value: Any) -> EncodedInput:
-    content = frames.pack([pickle.dumps(((value,), {}))])
-    return EncodedInput(value, content, _sha256(content), "s")
 
 
 def _sha256(content: bytes) -> str:
