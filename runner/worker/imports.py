@@ -204,7 +204,7 @@ def _other_generator() -> str:
     if numpy_random is not None:
         kinds.append(numpy_random.BitGenerator)
         known.append(numpy_random.mtrand._rand._bit_generator)
-    objects = gc.get_objects()
+    objects: list[Any] = gc.get_objects()
     names: Any = getattr(sys.modules.get("tempfile"), "_RandomNameSequence", None)
     # Such a sequence makes a new generator in each process.
     known += [getattr(it, "_rng", None) for it in objects if type(it) is names]
