@@ -208,8 +208,7 @@ def _other_generator() -> str:
     names: Any = getattr(sys.modules.get("tempfile"), "_RandomNameSequence", None)
     # Such a sequence makes a new generator in each process.
     known += [getattr(it, "_rng", None) for it in objects if type(it) is names]
-    for found in objects:
-        kind: Any = type(found)
+    for kind, found in zip(map(type, objects), objects, strict=True):
         is_generator = issubclass(kind, tuple(kinds)) and not issubclass(kind, random.SystemRandom)
         if is_generator and not any(found is it for it in known):
             return f"{kind.__module__}.{kind.__qualname__}"
