@@ -54,7 +54,7 @@ Commit = Callable[[wire.Outcome, Spooled], int]
 
 _begun: tuple[int, wire.Order, bytes, Objects | None, Commit] | None = None
 _reporter: Reporter | None = None
-_has_forked = False
+_has_forked = _is_hooked = False
 _starting = _thread.allocate_lock()
 
 
@@ -65,10 +65,12 @@ def begin(order: wire.Order, key: bytes, objects: Objects | None, commit: Commit
     If the user's code ignores that it was pruned, the thread calls *commit* with the outcome, and
     ends this process with the exit code that *commit* returns.
     """
-    global _begun
-    _begun = os.getpid(), order, key, objects, commit
+    global _begun, _reporter, _has_forked, _is_hooked
+    _begun, _reporter, _has_forked = (os.getpid(), order, key, objects, commit), None, False
     metrics.sink = _BeforeFirst
-    os.register_at_fork(after_in_parent=_note_fork)
+    if not _is_hooked:  # a process may begin another job
+        _is_hooked = True
+        os.register_at_fork(after_in_parent=_note_fork)
 
 
 def _note_fork() -> None:
@@ -79,6 +81,15 @@ def _note_fork() -> None:
 def ignore() -> None:
     """Take no reports of this process: the first host of the job sends them."""
     metrics.sink = _Ignored
+
+
+def end_without_reports() -> bool:
+    """End the reports if this process and its forks have none; return whether they have none."""
+    global _begun
+    with _starting:
+        if _reporter is None and not _has_forked:
+            metrics.sink, _begun = _Ignored, None
+        return _begun is None
 
 
 def finish(outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
@@ -113,8 +124,9 @@ class _BeforeFirst(_Ignored):
     def add(step: int, value: Value) -> None:
         """Implement `metrics.Sink`."""
         global _reporter
-        assert _begun is not None
         with _starting:  # threads of the user's code may report at once
+            if _begun is None:
+                return  # the function has ended
             if _reporter is None:
                 _reporter = metrics.sink = Reporter(*_begun)
         _reporter.add(step, value)
@@ -296,17 +308,18 @@ class Reporter:
         """End the function if it runs on after the grace period; return when to call this again."""
         if end_at is None or now < end_at:
             return now + self._order.grace if end_at is None else end_at
-        if self._closed:
-            return end_at
-        self.told = True
-        if self._asked:  # it caught the exception of the signal, or doesn't return to Python
-            outcome = wire.Outcome(
-                wire.Kind.VALUE, started=self._started, ended=time.time(), phase="execute"
-            )
-            os._exit(self._commit(*self._finished(outcome, Spooled(b"", "", 0))))
-        self._asked = True
-        self._warn("grace", f"the job was pruned, and runs on after {self._order.grace:g} s")
-        os.kill(os.getpid(), signal.SIGTERM)  # raises `Stopped` in the user's code
+        with self._storing:  # so `finish` returns before this, or waits for it
+            if self._closed:
+                return end_at
+            self.told = True
+            if self._asked:  # it caught the exception of the signal, or doesn't return to Python
+                outcome = wire.Outcome(
+                    wire.Kind.VALUE, started=self._started, ended=time.time(), phase="execute"
+                )
+                os._exit(self._commit(*self._finished(outcome, Spooled(b"", "", 0))))
+            self._asked = True
+            self._warn("grace", f"the job was pruned, and runs on after {self._order.grace:g} s")
+            os.kill(os.getpid(), signal.SIGTERM)  # raises `Stopped` in the user's code
         return now + self._order.grace
 
     # --- the end ---
