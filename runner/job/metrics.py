@@ -70,12 +70,20 @@ def begin(order: wire.Order, key: bytes, objects: Objects | None, commit: Commit
     metrics.sink = _BeforeFirst
     if not _is_hooked:  # a process may begin another job
         _is_hooked = True
-        os.register_at_fork(after_in_parent=_note_fork)
+        os.register_at_fork(after_in_parent=_note_fork, after_in_child=_continue_in_child)
 
 
 def _note_fork() -> None:
     global _has_forked
     _has_forked = True
+
+
+def _continue_in_child() -> None:
+    """In a fork of the user's code, take reports like another process of the job."""
+    global _starting
+    _starting = _thread.allocate_lock()
+    if _reporter is not None:
+        _reporter.continue_in_child()
 
 
 def ignore() -> None:
@@ -177,7 +185,6 @@ class Reporter:
         self._last: tuple[int, Value | None] = (0, None)
         self._warned_of: set[str] = set()
         self._slot = 0
-        self._is_hooked = False
         self._began = self._closed = False
 
     def add(self, step: int, value: Value) -> None:
@@ -214,9 +221,6 @@ class Reporter:
             self._storing, self._wake = _thread.allocate_lock(), _thread.allocate_lock()
             self._wake.acquire()
             self._began = True
-            if not self._is_hooked:
-                self._is_hooked = True
-                os.register_at_fork(after_in_child=self._continue_in_child)
             if not self._is_job and "multiprocessing.util" in sys.modules:
                 util: Any = sys.modules["multiprocessing.util"]
                 util.Finalize(None, self._flush_at_exit, exitpriority=0)
@@ -224,10 +228,8 @@ class Reporter:
             with suppress(RuntimeError, MemoryError):
                 _thread.start_new_thread(self._run, ())
 
-    def _continue_in_child(self) -> None:
-        """In a fork of the user's code, take reports like another process of the job."""
-        global _starting
-        _starting = _thread.allocate_lock()
+    def continue_in_child(self) -> None:
+        """Begin again in a fork."""
         self._is_job, self._objects = False, None
         self._began = self._closed = False
 
@@ -338,6 +340,7 @@ class Reporter:
             # A fork may have learned it, or the platform ends the job in these seconds.
             with suppress(Exception):
                 self.told = self._look()
+        self._objects = None  # it may have connections, and this process may run another job
         return self._finished(outcome, body)
 
     def _finished(self, outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:

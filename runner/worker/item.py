@@ -1,8 +1,8 @@
 """Run one item in the child of a worker, and decide how its attempt ended.
 
-The child writes the result to a file that the worker has opened. With ``isolation="process"``, the
-worker reads the file once the process and all that it started have ended. So a result is whole, or
-the process has died.
+The child writes the result to a file that the worker has opened, with a mark at its end. The worker
+reads the file once the item's process has ended, or has reported that the result is whole. Without
+the mark, the process has died.
 """
 
 from __future__ import annotations
