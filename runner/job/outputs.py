@@ -44,7 +44,7 @@ def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -
         RuntimeError: The name of an object can't be the path of a file.
     """
     url = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
-    if prepare_local(url):
+    if url and prepare_local(url):  # each function costs a fork memory, and most jobs have none
         return None
     if url.startswith("gs://"):
         folder = f"{os.fspath(work)}/output"
