@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -151,6 +152,12 @@ def exit_process(code: int) -> NoReturn:
             os._exit(code)
 
 
+def exits_at_once() -> bool:
+    """Return whether `exit_process` has nothing to do but to flush the streams."""
+    has_helpers = "multiprocessing.resource_tracker" in sys.modules
+    return not (_threading_callbacks() or _has_exitfuncs() or has_helpers)
+
+
 def _stop_helpers() -> None:
     """End the helper processes of `multiprocessing`, and wait for them.
 
@@ -198,6 +205,15 @@ def _limit_exit(code: int, job_pid: int) -> None:
         )
         flush()
         os._exit(code)
+
+
+def prepare_streams() -> None:
+    """Let a client follow standard output and standard error in the log."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # With line buffering, a client can follow the log; with an error handler, `print` can't
+            # fail on a character.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def flush() -> None:

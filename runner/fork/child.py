@@ -11,7 +11,6 @@ import _thread
 import contextlib
 import gc
 import importlib
-import io
 import json
 import os
 import resource
@@ -48,11 +47,7 @@ def prepare(inherited: Sequence[int]) -> None:
     """Set up the warm parent, once; each fork closes the descriptors *inherited*."""
     global _inherited
     _inherited = inherited
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # With line buffering, a client can follow the log; with an error handler, `print` can't
-            # fail on a character.
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    remote_runner.prepare_streams()
     sys.argv[:] = [""]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import mmap
 import os
 import resource
 import sys
@@ -41,6 +42,9 @@ RESERVE_FILES = 64
 class Invocation:
     """One call of the user's function, and the phase that it is in."""
 
+    own_modules: tuple[str, ...] = (__name__, pickles.__name__)
+    """The modules that call the user's code; tracebacks begin after their frames."""
+
     def __init__(
         self,
         order: Order,
@@ -58,7 +62,7 @@ class Invocation:
         self._started = time.time()
         self._called: float | None = None
         self._outputs: outputs.Mirror | None = None
-        self._memory_reserve = b""
+        self._memory_reserve: mmap.mmap | None = None
 
     def run(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Call the function; return the outcome, which may be an error, and its body.
@@ -74,7 +78,8 @@ class Invocation:
     def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
         try:
-            self._memory_reserve = bytes(RESERVE_BYTES)  # doesn't write to the memory
+            # The mapping takes no memory. Large bytes would, once the process has freed such bytes.
+            self._memory_reserve = mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE)
             with self._stopping:
                 function, args, kwargs = self._prepare(arguments)
                 if self._order.debug_s is not None:
@@ -82,7 +87,7 @@ class Invocation:
                 value = self._call(function, args, kwargs)
             return self._encode_value(value)
         except BaseException as error:
-            self._memory_reserve = b""
+            self._memory_reserve = None
             _allow_more_files()
             if isinstance(error, Stopped):
                 return self._encode_stop(error)
@@ -159,14 +164,18 @@ class Invocation:
         try:
             value: object = function(*args, **kwargs)
             if hasattr(type(value), "__await__"):
-                import asyncio  # forks of a warm parent without asyncio are cheaper
-
-                value = asyncio.run(_await_value(value))
+                value = self._wait_for(value)
         except SystemExit as exit_request:
             if isinstance(exit_request, Stopped) or exit_request.code not in (None, 0):
                 raise
             return None
         return value
+
+    def _wait_for(self, value: Any) -> Any:
+        """Return the value of an awaitable."""
+        import asyncio  # forks of a warm parent without asyncio are cheaper
+
+        return asyncio.run(_await_value(value))
 
     def _report_call(self) -> None:
         self._place.report_call()
@@ -177,7 +186,7 @@ class Invocation:
         try:
             stored = outcomes.encode_value(value, f"{self._place.work}/result")
         except BaseException as error:
-            self._memory_reserve = b""
+            self._memory_reserve = None
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
             verb = "written" if _is_disk_full(error) else "pickled"
             message = f"the result cannot be {verb}: {text.qualname}: {text.message}"
@@ -194,8 +203,8 @@ class Invocation:
     def _encode_failure(self, error: BaseException) -> tuple[Outcome, Spooled]:
         """Return the outcome of a call or a preparation that raised *error*, and its body."""
         # If an error doesn't come from the user's code, its traceback shows the runner's frames.
-        in_user_code = self._phase in ("execute", "payload unpickle")
-        own_frames = _own_frames(error) if in_user_code else 0
+        in_user_code = self._phase in ("execute", "payload unpickle", "init")
+        own_frames = self._own_frames(error) if in_user_code else 0
         text = outcomes.error_text(error, phase=self._phase, own_frames=own_frames)
         text = self._localize_paths(text)
         rebuilt = None
@@ -224,7 +233,7 @@ class Invocation:
         problem = "was asked to stop"
         if is_late:
             problem = opening.timeout_message(self._order, called is not None)
-        message, own_frames = f"the job {problem}", _own_frames(stopped)
+        message, own_frames = f"the job {problem}", self._own_frames(stopped)
         text = outcomes.stop_text(stopped, message, phase=self._phase, own_frames=own_frames)
         return self._encode_error(self._localize_paths(text), reason)
 
@@ -238,6 +247,17 @@ class Invocation:
         """Return advice about *error* between *prefix* and *suffix*; empty without advice."""
         hint = _advice(error, self._phase, self._place)
         return hint and f"{prefix}{hint}{suffix}"
+
+    def _own_frames(self, error: BaseException) -> int:
+        """Count the outermost frames up to the runner's last one; asyncio's may lie in between."""
+        count = own = 0
+        trace = error.__traceback__
+        while trace is not None:
+            count += 1
+            if trace.tb_frame.f_globals.get("__name__") in self.own_modules:
+                own = count
+            trace = trace.tb_next
+        return own
 
     def _localize_paths(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """Show files of the workspace by their paths on the caller's machine."""
@@ -275,18 +295,6 @@ def _allow_more_files() -> None:
     if soft != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):  # *hard* may be lower
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft + RESERVE_FILES, hard))
-
-
-def _own_frames(error: BaseException) -> int:
-    """Count the outermost frames up to the runner's last one; asyncio's may lie in between."""
-    count = own = 0
-    trace = error.__traceback__
-    while trace is not None:
-        count += 1
-        if trace.tb_frame.f_globals.get("__name__") in (__name__, pickles.__name__):
-            own = count
-        trace = trace.tb_next
-    return own
 
 
 def _failure_reason(error: BaseException, phase: str) -> str:

@@ -54,7 +54,7 @@ Commit = Callable[[wire.Outcome, Spooled], int]
 
 _begun: tuple[int, wire.Order, bytes, Objects | None, Commit] | None = None
 _reporter: Reporter | None = None
-_has_forked = False
+_has_forked = _is_hooked = False
 _starting = _thread.allocate_lock()
 
 
@@ -65,10 +65,12 @@ def begin(order: wire.Order, key: bytes, objects: Objects | None, commit: Commit
     If the user's code ignores that it was pruned, the thread calls *commit* with the outcome, and
     ends this process with the exit code that *commit* returns.
     """
-    global _begun
-    _begun = os.getpid(), order, key, objects, commit
+    global _begun, _reporter, _has_forked, _is_hooked
+    _begun, _reporter, _has_forked = (os.getpid(), order, key, objects, commit), None, False
     metrics.sink = _BeforeFirst
-    os.register_at_fork(after_in_parent=_note_fork)
+    if not _is_hooked:  # a process may begin another job
+        _is_hooked = True
+        os.register_at_fork(after_in_parent=_note_fork, after_in_child=_continue_in_child)
 
 
 def _note_fork() -> None:
@@ -76,9 +78,26 @@ def _note_fork() -> None:
     _has_forked = True
 
 
+def _continue_in_child() -> None:
+    """In a fork of the user's code, take reports like another process of the job."""
+    global _starting
+    _starting = _thread.allocate_lock()
+    if _reporter is not None:
+        _reporter.continue_in_child()
+
+
 def ignore() -> None:
     """Take no reports of this process: the first host of the job sends them."""
     metrics.sink = _Ignored
+
+
+def end_without_reports() -> bool:
+    """End the reports if this process and its forks have none; return whether they have none."""
+    global _begun
+    with _starting:
+        if _reporter is None and not _has_forked:
+            metrics.sink, _begun = _Ignored, None
+        return _begun is None
 
 
 def finish(outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
@@ -113,8 +132,9 @@ class _BeforeFirst(_Ignored):
     def add(step: int, value: Value) -> None:
         """Implement `metrics.Sink`."""
         global _reporter
-        assert _begun is not None
         with _starting:  # threads of the user's code may report at once
+            if _begun is None:
+                return  # the function has ended
             if _reporter is None:
                 _reporter = metrics.sink = Reporter(*_begun)
         _reporter.add(step, value)
@@ -165,7 +185,6 @@ class Reporter:
         self._last: tuple[int, Value | None] = (0, None)
         self._warned_of: set[str] = set()
         self._slot = 0
-        self._is_hooked = False
         self._began = self._closed = False
 
     def add(self, step: int, value: Value) -> None:
@@ -202,9 +221,6 @@ class Reporter:
             self._storing, self._wake = _thread.allocate_lock(), _thread.allocate_lock()
             self._wake.acquire()
             self._began = True
-            if not self._is_hooked:
-                self._is_hooked = True
-                os.register_at_fork(after_in_child=self._continue_in_child)
             if not self._is_job and "multiprocessing.util" in sys.modules:
                 util: Any = sys.modules["multiprocessing.util"]
                 util.Finalize(None, self._flush_at_exit, exitpriority=0)
@@ -212,10 +228,8 @@ class Reporter:
             with suppress(RuntimeError, MemoryError):
                 _thread.start_new_thread(self._run, ())
 
-    def _continue_in_child(self) -> None:
-        """In a fork of the user's code, take reports like another process of the job."""
-        global _starting
-        _starting = _thread.allocate_lock()
+    def continue_in_child(self) -> None:
+        """Begin again in a fork."""
         self._is_job, self._objects = False, None
         self._began = self._closed = False
 
@@ -296,17 +310,18 @@ class Reporter:
         """End the function if it runs on after the grace period; return when to call this again."""
         if end_at is None or now < end_at:
             return now + self._order.grace if end_at is None else end_at
-        if self._closed:
-            return end_at
-        self.told = True
-        if self._asked:  # it caught the exception of the signal, or doesn't return to Python
-            outcome = wire.Outcome(
-                wire.Kind.VALUE, started=self._started, ended=time.time(), phase="execute"
-            )
-            os._exit(self._commit(*self._finished(outcome, Spooled(b"", "", 0))))
-        self._asked = True
-        self._warn("grace", f"the job was pruned, and runs on after {self._order.grace:g} s")
-        os.kill(os.getpid(), signal.SIGTERM)  # raises `Stopped` in the user's code
+        with self._storing:  # so `finish` returns before this, or waits for it
+            if self._closed:
+                return end_at
+            self.told = True
+            if self._asked:  # it caught the exception of the signal, or doesn't return to Python
+                outcome = wire.Outcome(
+                    wire.Kind.VALUE, started=self._started, ended=time.time(), phase="execute"
+                )
+                os._exit(self._commit(*self._finished(outcome, Spooled(b"", "", 0))))
+            self._asked = True
+            self._warn("grace", f"the job was pruned, and runs on after {self._order.grace:g} s")
+            os.kill(os.getpid(), signal.SIGTERM)  # raises `Stopped` in the user's code
         return now + self._order.grace
 
     # --- the end ---
@@ -325,6 +340,7 @@ class Reporter:
             # A fork may have learned it, or the platform ends the job in these seconds.
             with suppress(Exception):
                 self.told = self._look()
+        self._objects = None  # it may have connections, and this process may run another job
         return self._finished(outcome, body)
 
     def _finished(self, outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:

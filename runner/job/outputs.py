@@ -44,10 +44,9 @@ def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -
         RuntimeError: The name of an object can't be the path of a file.
     """
     url = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
-    if url.startswith("/"):
-        private.make_folder(url)
-        os.environ[VARIABLE] = url
-    elif url.startswith("gs://"):
+    if url and prepare_local(url):  # each function costs a fork memory, and most jobs have none
+        return None
+    if url.startswith("gs://"):
         folder = f"{os.fspath(work)}/output"
         os.mkdir(folder, 0o700)
         mirror = Mirror(url, folder)
@@ -57,9 +56,22 @@ def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -
         os.environ[VARIABLE] = folder
         mirror.start()
         return mirror
-    else:
-        os.environ.pop(VARIABLE, None)
+    os.environ.pop(VARIABLE, None)
     return None
+
+
+def prepare_local(url: str) -> bool:
+    """Prepare the output directory *url* if it is a path of this machine; return whether it is.
+
+    Raises:
+        OSError: The directory can't be made.
+    """
+    if not url.startswith("/"):
+        return False
+    os.environ.pop(VARIABLE, None)
+    private.make_folder(url)
+    os.environ[VARIABLE] = url
+    return True
 
 
 class _FileState(NamedTuple):

@@ -71,6 +71,10 @@ class Stopping:
         os.register_at_fork(after_in_child=_restore_signals, after_in_parent=_restore_signals)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    def reset(self) -> None:
+        """Forget the signals that have come: they were for a call that has ended."""
+        self.requested, self.since, self.out_of_time = False, 0.0, False
+
     def _uninstall(self) -> None:
         """Restore the default action in a fork of the user's code, such as a pool's worker.
 

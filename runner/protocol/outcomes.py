@@ -95,7 +95,7 @@ def outcome_of_death(
     return outcome, content
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Return whether *value* is small and of a plain type, so that `pickle` alone suffices."""
     kind: Any = value.__class__
     if kind is str:
@@ -114,7 +114,7 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
     Raises:
         Exception: Pickling the value failed.
     """
-    if _is_plain(value):
+    if is_plain(value):
         content = frames.pack([pickle.dumps(value, protocol=5)])
         return Spooled(content, "", len(content))  # who stores it computes the digest
     sink = Spool(spool, limit)

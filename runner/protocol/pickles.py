@@ -203,6 +203,18 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+def bare_pickle(data: bytes) -> bytes | None:
+    """Return the pickle in a container if `pickle.loads` alone reads it as `load` does."""
+    try:
+        content = unpack(data)
+    except FramesError:
+        return None
+    if len(content.frames) != 1 or PYTHON in content.fields:
+        return None
+    pickled = bytes(content.frames[0])
+    return None if len(pickled) > ONE_READ_BYTES or b"kinetic" in pickled else pickled
+
+
 def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = Unpickler) -> Any:
     """Return the value in a container; its arrays are writable.
 

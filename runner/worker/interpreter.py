@@ -1,7 +1,8 @@
-"""The process from which a worker forks the processes of its items.
+"""The process in which a worker's items run, or from which their processes fork.
 
-It holds the function, stands in the workspace, and has no client, event loop, or thread. The
-worker's I/O process starts it, and replaces it if it dies.
+It holds the function, stands in the workspace, and has no client. The worker's I/O process starts
+it, and replaces it if it dies. With ``isolation="process"``, it forks one process for each item,
+and has no event loop or thread. With ``isolation="worker"``, it runs the items itself.
 """
 
 from __future__ import annotations
@@ -9,35 +10,80 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import mmap
 import os
 import signal
 import struct
+import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
+from .. import remote_runner
 from ..job import processes
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` touches more memory
-_ENDING = (int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGHUP))
 
-COMMAND = struct.Struct("<I")
-"""A command: the length of the message that follows."""
+COMMAND = struct.Struct("<cI")
+"""A command: RUN or IMPORT; the length of the message that follows."""
 
-REPORT = struct.Struct("<cIi")
-"""A report: STARTED, CALLED, or ENDED; a process ID; an exit code or negative signal.
+RUN, IMPORT = b"r", b"i"
+
+EXIT_CANNOT_IMPORT = 3
+"""The interpreter has said why its items must import packages themselves, and has ended."""
+
+REPORT = struct.Struct("<ci")
+"""A report: CALLED, DONE, or ENDED; an exit code or negative signal.
+
+DONE says that the result is whole, and that the item's process exits now.
 
 A pipe takes a write of so few bytes as a whole, so the item's process may write one, too.
 """
 
-STARTED, CALLED, ENDED, FAILED = b"s", b"c", b"e", b"f"
+EXIT_CHECK_S = 0.005
+"""How often to check whether an interpreter has ended by itself."""
+
+CALLED, DONE, ENDED, FAILED = b"c", b"d", b"e", b"f"
+
+FORKED = struct.Struct("<I?")
+"""What the interpreter shares: the ID of the item's process while it runs, and whether it began."""
 
 
 class Report(NamedTuple):
-    """What happened to the process of an item."""
+    """What happened to an item."""
 
     kind: bytes
-    pid: int
     status: int
+
+
+class ItemRunner(Protocol):
+    """What the interpreter does with items."""
+
+    stay: bool
+    """Whether items run one after another in the interpreter."""
+
+    def prepare(self) -> None:
+        """Prepare the interpreter, once."""
+
+    def take(self, message: bytes, report: Callable[[bytes], None]) -> None:
+        """Prepare for the item in *message*, in the interpreter."""
+
+    def run(self) -> int:
+        """Run the item that was taken; return an exit code."""
+        ...
+
+    def run_and_exit(self) -> NoReturn:
+        """Run the item that was taken, in this fork of the interpreter."""
+        ...
+
+    def share_imports(self, message: bytes) -> str:
+        """Import the modules in *message*; return why this process must not fork any more."""
+        ...
+
+    def restore(self) -> None:
+        """Take back what the item that ran here has changed."""
+
+    def close(self) -> None:
+        """End what stays between items."""
 
 
 class Interpreter:
@@ -45,65 +91,107 @@ class Interpreter:
 
     After a fork, both processes copy each page of memory that they write to, which is most of the
     cost. So this process does little between two forks.
-
-    Args:
-        prepare: Called once, in the interpreter.
-        run: Called in the fork, with the message of `start`, and a function which reports that the
-            user's function is called. It never returns.
     """
 
-    def __init__(
-        self,
-        prepare: Callable[[], None],
-        run: Callable[[bytes, Callable[[], None]], NoReturn],
-    ) -> None:
-        self._prepare = prepare
-        self._run = run
+    def __init__(self, items: ItemRunner) -> None:
+        self._items = items
         self._pid = 0
+        self._forked = mmap.mmap(-1, FORKED.size)  # a report would wake the I/O process
         self._commands = -1
         self.reports = -1
+        self.started = 0
+        """How many items this interpreter has got."""
 
     @property
     def running(self) -> bool:
         """Whether the process exists."""
         return self._pid != 0
 
-    def start(self, message: bytes) -> None:
-        """Fork a process for an item; its reports follow."""
+    @property
+    def item_pid(self) -> int:
+        """The ID of the process in which the item runs; 0 before it exists, and after its end."""
+        if self._items.stay:
+            return self._pid
+        pid: int = FORKED.unpack_from(self._forked)[0]
+        return pid
+
+    @property
+    def item_began(self) -> bool:
+        """Whether the process of the item has existed."""
+        began: bool = FORKED.unpack_from(self._forked)[1]
+        return began
+
+    def start(self, message: bytes, imports: bytes = b"") -> None:
+        """Run an item, after *imports* that all later items use, too; reports follow."""
         if not self._pid:
             self._spawn()
-        data = COMMAND.pack(len(message)) + message
+        self.started += 1
+        FORKED.pack_into(self._forked, 0, 0, False)
+        data = COMMAND.pack(IMPORT, len(imports)) + imports if imports else b""
+        data += COMMAND.pack(RUN, len(message)) + message
         try:
             while data:
                 data = data[os.write(self._commands, data) :]
         except BrokenPipeError:
             pass  # `receive` reports the end
 
-    def receive(self) -> list[Report]:
-        """Return the reports that have come. If the interpreter has died, the item has, too."""
-        data = os.read(self.reports, REPORT.size * 64)
-        if data:
-            return [Report(*fields) for fields in REPORT.iter_unpack(data)]
-        _, status = os.waitpid(self._pid, 0)
-        self._close()
-        return [Report(FAILED, 0, os.waitstatus_to_exitcode(status))]
+    def receive(self, *, reap: bool) -> list[Report]:
+        """Return the reports that have come. If the interpreter has died, the item has, too.
 
-    def end(self) -> None:
-        """End the interpreter and its item."""
-        if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        Call this when `reports` is readable, and to *reap* after each SIGCHLD: processes that the
+        item has started may keep the pipe open.
+        """
+        status = self._reap() if reap else None  # before the last reports are read
+        try:
+            data = os.read(self.reports, REPORT.size * 64)
+        except BlockingIOError:
+            data = b""
+        found = [Report(*fields) for fields in REPORT.iter_unpack(data)]
+        if status is not None:
+            found.append(Report(FAILED, os.waitstatus_to_exitcode(status)))
             self._close()
+        return found
+
+    def _reap(self) -> int | None:
+        """Return the status of the interpreter if it has ended; reap the orphans of its items."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid in (0, self._pid):
+                return status if pid else None
+
+    def end(self, grace: float = 0.0) -> None:
+        """End the interpreter, and all that its items have started.
+
+        If items stay in it, it may clean up for *grace* seconds.
+        """
+        if not self._pid:
+            return
+        os.close(self._commands)
+        self._commands = -1
+        deadline = time.monotonic() + (grace if self._items.stay else 0.0)
+        while not os.waitpid(self._pid, os.WNOHANG)[0]:
+            if time.monotonic() >= deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                break
+            time.sleep(EXIT_CHECK_S)
+        self._close()
 
     def _close(self) -> None:
-        self._pid = 0
-        os.close(self._commands)
+        end_children()  # this process has adopted what the items have left
+        self._pid = self.started = 0
+        if self._commands >= 0:
+            os.close(self._commands)
         os.close(self.reports)
 
     def _spawn(self) -> None:
         command_read, self._commands = os.pipe()
         self.reports, report_write = os.pipe()
+        os.set_blocking(self.reports, False)
         io_pid = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -120,36 +208,73 @@ class Interpreter:
     # --- in the interpreter ---
 
     def _serve(self, commands: int, reports: int) -> NoReturn:
+        os.setsid()  # signals of a terminal are for the I/O process
+        _signal.set_wakeup_fd(-1)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, processes.STOP_SIGNALS)
+        for number in (*processes.STOP_SIGNALS, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            _signal.signal(number, _signal.SIG_DFL)
+        self._items.prepare()
+        if self._items.stay:
+            self._run_items(commands, reports)
+        else:
+            self._fork_items(commands, reports)
+
+    def _run_items(self, commands: int, reports: int) -> NoReturn:
+        """Run the items in this process until the I/O process closes the pipe."""
+        while (command := _read_command(commands)) is not None:
+            self._items.take(command[1], lambda kind: _report(reports, kind, 0))
+            code = self._items.run()
+            _report(reports, ENDED, code)
+            self._items.restore()
+        self._items.close()
+        remote_runner.exit_process(0)
+
+    def _fork_items(self, commands: int, reports: int) -> NoReturn:
+        """Fork a process for each item until the I/O process closes the pipe."""
         processes.become_subreaper()
-        for number in _ENDING:
-            _signal.signal(number, _signal.SIG_IGN)  # the I/O process decides
-        self._prepare()
-        gc.collect()
         gc.disable()
-        gc.freeze()  # forks share what exists now
+        _freeze()
         own_pid = os.getpid()
-        while True:
-            message = _read(commands, COMMAND.unpack(_read(commands, COMMAND.size))[0])
+
+        def report(kind: bytes) -> None:
+            _report(reports, kind, 0)
+
+        while (command := _read_command(commands)) is not None:
+            kind, message = command
+            if kind == IMPORT:
+                self._share_imports(message)
+                continue
+            self._items.take(message, report)
+            FORKED.pack_into(self._forked, 0, 0, True)
             pid = os.fork()
             if pid == 0:
-                _become_item(own_pid)
+                os.setsid()
+                processes.die_with(own_pid)
                 os.close(commands)
-                self._run(message, lambda: _report(reports, CALLED, os.getpid(), 0))
-            _report(reports, STARTED, pid, 0)
+                self._items.run_and_exit()
+            FORKED.pack_into(self._forked, 0, pid, True)
+            if processes.LINUX:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                FORKED.pack_into(self._forked, 0, 0, True)  # before another process has the ID
             _, status = os.waitpid(pid, 0)
-            _end_leftovers()
-            _report(reports, ENDED, pid, os.waitstatus_to_exitcode(status))
+            end_children()
+            _report(reports, ENDED, os.waitstatus_to_exitcode(status))
+        os._exit(0)
+
+    def _share_imports(self, message: bytes) -> None:
+        if problem := self._items.share_imports(message):
+            text = f"kinetic: each job imports its packages itself, because {problem}\n"
+            os.write(2, text.encode(errors="replace"))
+            os._exit(EXIT_CANNOT_IMPORT)
+        _freeze()
 
 
-def _become_item(interpreter: int) -> None:
-    os.setsid()
-    processes.die_with(interpreter)
-    for number in _ENDING:
-        _signal.signal(number, _signal.SIG_DFL)
-    gc.enable()
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()  # forks share what exists now
 
 
-def _end_leftovers() -> None:
+def end_children() -> None:
     """Kill what an item has started, so that its memory and GPU are free for the next.
 
     This process adopts each process whose parent has ended, so none is left without children.
@@ -167,14 +292,24 @@ def _end_leftovers() -> None:
             os.waitpid(-1, 0)
 
 
-def _report(fd: int, kind: bytes, pid: int, status: int) -> None:
-    os.write(fd, REPORT.pack(kind, pid, status))
+def _report(fd: int, kind: bytes, status: int) -> None:
+    os.write(fd, REPORT.pack(kind, status))
 
 
-def _read(fd: int, size: int) -> bytes:
+def _read_command(fd: int) -> tuple[bytes, bytes] | None:
+    """Return the next command and its message; None if the I/O process has closed the pipe."""
+    header = _read(fd, COMMAND.size)
+    if header is None:
+        return None
+    kind, size = COMMAND.unpack(header)
+    message = _read(fd, size)
+    return None if message is None else (kind, message)
+
+
+def _read(fd: int, size: int) -> bytes | None:
     data = b""
     while len(data) < size:
         if not (more := os.read(fd, size - len(data))):
-            os._exit(0)  # the I/O process has ended
+            return None
         data += more
     return data

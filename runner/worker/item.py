@@ -1,31 +1,35 @@
-"""Run one item in a process of its own, and decide how its attempt ended.
+"""Run one item in the child of a worker, and decide how its attempt ended.
 
-The process writes its result to a file that the worker has opened. The worker reads the file once
-the process and all that it started have ended. So a result is whole, or the process has died.
+The child writes the result to a file that the worker has opened, with a mark at its end. The worker
+reads the file once the item's process has ended, or has reported that the result is whole. Without
+the mark, the process has died.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib
+import marshal
 import os
-import resource
+import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import remote_runner
 from ..job import metrics, opening, outputs, views
 from ..job.attempt import Invocation
-from ..job.environment import add_to_environment
 from ..job.processes import Stopping
-from ..protocol import frames, wire
-from ..protocol.outcomes import Death, digest, outcome_of_death
+from ..protocol import frames, stand_ins, wire
+from ..protocol.notes import note_of_result
+from ..protocol.outcomes import Death, digest, is_plain, outcome_of_death
 from ..protocol.spool import Spooled
+from . import session
+from .imports import Candidate
+from .session import Session
 
 if TYPE_CHECKING:
     from ..job.workspace import JobPlace
@@ -36,10 +40,10 @@ _MAGIC = b"kinetic result\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the processes of all items of a worker share.
+    """What all items of a worker share.
 
-    ``function`` has the bytes of the function. The workspace exists already, and is the working
-    directory.
+    ``function`` and ``init`` have the bytes of the function and of the mapping ``init``. ``data``
+    is the `Data` of all items. The workspace exists already, and is the working directory.
     """
 
     objects: Objects
@@ -47,58 +51,133 @@ class Context:
     executor: str
     key: bytes
     function: bytes
+    init: bytes | None = None
+    data: Sequence[wire.DataRef] = ()
     memory_bytes: int | None = None
+
+    def session(self, *, stays: bool) -> Session:
+        """Return a session for one item, or for all items of an interpreter."""
+        return Session(self.function, self.init, self.data, stays=stays)
 
 
 class ItemInvocation(Invocation):
-    """A call whose workspace and function the worker has prepared."""
+    """A call whose workspace and function the worker has prepared.
 
-    def __init__(self, order: wire.Order, arguments: bytes, context: Context) -> None:
-        self.stopping = Stopping()
-        super().__init__(order, context.objects, context.place, self.stopping, context.executor)
+    Args:
+        report_call: Called when the function is called.
+        on_ready: Called when only the call is left to do.
+        has_bare_arguments: *arguments* is what `pickles.bare_pickle` has returned.
+        has_outputs: The folder for output files is prepared.
+    """
+
+    own_modules = (*Invocation.own_modules, __name__, session.__name__)
+
+    def __init__(
+        self,
+        order: wire.Order,
+        arguments: bytes,
+        context: Context,
+        items_session: Session,
+        stopping: Stopping,
+        report_call: Callable[[], None],
+        on_ready: Callable[[], None] | None = None,
+        *,
+        has_bare_arguments: bool = False,
+        has_outputs: bool = False,
+    ) -> None:
+        super().__init__(order, context.objects, context.place, stopping, context.executor)
         self.order = order
         self.arguments = arguments
         self.context = context
-        self.report_call: Callable[[], None] = lambda: None
+        self.plain: tuple[Any, float, float] | None = None
+        """A value that the worker's I/O process encodes; when the item started; when it ended."""
+        self._session = items_session
+        self._call_reporter = report_call
+        self._on_ready = on_ready
+        self._has_bare_arguments = has_bare_arguments
+        self._has_outputs = has_outputs
 
     def _report_call(self) -> None:
-        self.report_call()
+        self._call_reporter()
 
     def _prepare(self, arguments: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        order, place = self._order, self._place
+        order, place, own = self._order, self._place, self._session
+        self._phase = "data resolve"
+        folder = os.fspath(place.work)
+        if has_folder(order):
+            folder = item_folder(order, place)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         if order.data:
-            self._phase = "data resolve"
-            views.prepare(order.data, self._objects, place)
-        self._outputs = outputs.prepare(order, 0, 1, place.work)
+            shared = own.prepare_shared_data(self._objects, place)
+            views.prepare(order.data[own.shared :], self._objects, replace(place, work=folder))
+            stand_ins.data_paths[:0] = shared
+        if not self._has_outputs:
+            self._outputs = outputs.prepare(order, 0, 1, folder)
         self._phase = "payload unpickle"
-        function = self._load(self.context.function)
-        args, kwargs = self._load(arguments)
+        function = own.function(self._load)
+        load = pickle.loads if self._has_bare_arguments else self._load
+        args, kwargs = load(arguments)
+        if levels := order.client.get("log_levels"):
+            importlib.import_module("..job.log_levels", __package__).follow(levels)
+        self._phase = "init"
+        own.begin(self._load)
+        if own.values:
+            if twice := own.values.keys() & kwargs.keys():
+                raise TypeError(f"both the call and init= give the argument {min(twice)!r}")
+            kwargs = {**kwargs, **own.values}
+        if self._on_ready is not None:
+            self._on_ready()
         return function, args, kwargs
 
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return super()._call(function, args, kwargs)
+        finally:
+            if not self._session.stays:
+                self._session.close()
 
-def run_and_exit(
-    invocation: ItemInvocation, report_call: Callable[[], None], result_fd: int
-) -> NoReturn:
-    """Run an item in this process, write its result, and exit. Never returns."""
+    def _encode_value(self, value: Any) -> tuple[wire.Outcome, Spooled]:
+        if is_plain(value) and metrics.end_without_reports():
+            self.plain = value, self._started, time.time()
+            return _PLAIN
+        return super()._encode_value(value)
+
+    def _wait_for(self, value: Any) -> Any:
+        return self._session.wait_for(value)
+
+
+_PLAIN = wire.Outcome(wire.Kind.VALUE), Spooled(b"", "", 0)
+
+
+def has_folder(order: wire.Order) -> bool:
+    """Return whether an item needs a folder of its own, besides the workspace."""
+    return bool(order.data) or order.output_dir.startswith("gs:")
+
+
+def item_folder(order: wire.Order, place: JobPlace) -> str:
+    """Return the folder for the `Data` and the output files of one attempt."""
+    return f"{place.work}/items/{order.index}.{order.attempt}"
+
+
+def run(
+    invocation: ItemInvocation, result_fd: int, list_imports: Callable[[], Sequence[Candidate]]
+) -> int:
+    """Run an item, and write its result; return an exit code."""
     pid, code = os.getpid(), wire.EXIT_SETUP
-    context = invocation.context
+    order, context = invocation.order, invocation.context
 
     def commit(outcome: wire.Outcome, body: Spooled) -> int:
         """Write the result of a function that doesn't end; see `metrics.begin`."""
-        outcome = outcome._replace(executor=context.executor, fence=invocation.order.fence)
-        _write_result(result_fd, outcome, body)
+        outcome = outcome._replace(executor=context.executor, fence=order.fence)
+        _write_result(result_fd, _fields_of(outcome, body), ())
         return wire.EXIT_VALUE
 
     try:
-        add_to_environment(invocation.order.variables())
-        metrics.begin(invocation.order, context.key, None, commit)
-        invocation.stopping.install()
-        invocation.report_call = report_call
-        if (memory := context.memory_bytes) is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        metrics.begin(order, context.key, None, commit)
         outcome, body = invocation.run(invocation.arguments)
-        if os.getpid() == pid:  # otherwise the user's code forked, and the fork returned here
-            _write_result(result_fd, outcome, body)
+        if os.getpid() == pid:
+            fields = _fields_of(outcome, body) if invocation.plain is None else invocation.plain
+            _write_result(result_fd, fields, list_imports())
             code = wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
     except BaseException:
         import traceback
@@ -107,29 +186,39 @@ def run_and_exit(
             traceback.print_exc()
     finally:
         if os.getpid() != pid:
-            os._exit(code)
-        remote_runner.exit_process(code)
+            os._exit(code)  # the user's code forked, and the fork returned here
+    return code
 
 
-def _write_result(fd: int, outcome: wire.Outcome, body: Spooled) -> None:
-    """Write the length of the header, the header, the body's path or content, and a mark."""
+def _fields_of(outcome: wire.Outcome, body: Spooled) -> tuple[Any, ...]:
+    """Return the fields of the outcome, the body's path, digest, content, and fields."""
     content = body.content if isinstance(body.content, bytes) else b""
     path = "" if isinstance(body.content, bytes) else os.fspath(body.content)
-    header = json.dumps([outcome._asdict(), path, body.digest, body.fields]).encode()
-    data = b"%d\n%b%b%b" % (len(header), header, content, _MAGIC)
+    note = None if outcome.note is None else dict(outcome.note)
+    fields = str(outcome.kind), *outcome._replace(note=note)[1:]
+    return fields, path, body.digest, content, body.fields
+
+
+def _write_result(fd: int, fields: tuple[Any, ...], imports: Sequence[Candidate]) -> None:
+    """Write a result and a mark; `marshal` writes to fewer memory pages than `pickle`."""
+    data = marshal.dumps((fields, [*map(tuple, imports)])) + _MAGIC
     while data:
         data = data[os.write(fd, data) :]
 
 
 class Result(NamedTuple):
-    """What a process left: its outcome, the outcome's body, and the file of a large value."""
+    """What a process left: its outcome, the outcome's body, and the file of a large value.
+
+    ``imports`` are the modules that the interpreter may import for later items.
+    """
 
     outcome: wire.Outcome
     body: bytes
     value_file: Path | None = None
+    imports: Sequence[Candidate] = ()
 
 
-def read_result(fd: int) -> Result | None:
+def read_result(fd: int, order: wire.Order) -> Result | None:
     """Return the result in the file, and empty the file; None if the process wrote none."""
     size = os.fstat(fd).st_size
     data = os.pread(fd, size, 0)
@@ -137,15 +226,32 @@ def read_result(fd: int) -> Result | None:
     os.lseek(fd, 0, os.SEEK_SET)
     if not data.endswith(_MAGIC):
         return None
-    length, _, rest = data.partition(b"\n")
-    header = rest[: int(length)]
-    fields, path, known_digest, body_fields = json.loads(header)
-    outcome = wire.Outcome.parse(json.dumps(fields))
-    body = rest[int(length) : -len(_MAGIC)]
+    fields, imports = marshal.loads(data)
+    imported = [Candidate(*candidate) for candidate in imports]
+    if len(fields) == 3:
+        value, started, ended = fields
+        result = _result_of_plain_value(value, started, ended, order.fence)
+        return result._replace(imports=imported)
+    header, path, known_digest, body, body_fields = fields
+    outcome = wire.Outcome(wire.Kind(header[0]), *header[1:])
     if path:
         body, known_digest = frames.pack([], body_fields), ""
     outcome = outcome._replace(body=known_digest or digest(body))
-    return Result(outcome, body, Path(path) if path else None)
+    return Result(outcome, body, Path(path) if path else None, imported)
+
+
+def _result_of_plain_value(value: Any, started: float, ended: float, fence: int) -> Result:
+    body = frames.pack([pickle.dumps(value, protocol=5)])
+    outcome = wire.Outcome(
+        kind=wire.Kind.VALUE,
+        fence=fence,
+        phase="result serialization",
+        started=started,
+        ended=ended,
+        body=digest(body),
+        note=note_of_result(value),
+    )
+    return Result(outcome, body)
 
 
 class End(NamedTuple):

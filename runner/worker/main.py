@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import pickle
 import select
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..job import main_module, workspace
+from ..job import processes, workspace
 from ..job.opening import read_input
 from ..protocol import wire
 from ..protocol.outcomes import encode_error, error_text
 from ..protocol.workers import EXIT_REPLACE, Terms, WorkerId
 from . import item, pull
+from .child import ItemChild, encode_message
+from .imports import Candidate
 from .inputs import Inputs, StoredInput
-from .interpreter import CALLED, ENDED, FAILED, STARTED, Interpreter, Report
+from .interpreter import (
+    CALLED,
+    DONE,
+    EXIT_CANNOT_IMPORT,
+    FAILED,
+    Interpreter,
+    Report,
+)
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
@@ -30,11 +40,22 @@ DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
 
 
+START_CHECK_S = 0.01
+"""How often to check whether the process of a stopped item exists, in seconds."""
+
+EXIT_S = 10.0
+"""How long the process of an item may take to exit, in seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """What a worker needs to know: an order without its item, the terms, and names for items.
 
-    ``job_id`` and ``output_dir`` return an item's, from its index.
+    ``job_id`` and ``output_dir`` return an item's, from its index. If ``isolation`` is
+    ``"process"``, each item has a process of its own. If it is ``"worker"``, items run one after
+    another in one interpreter, which is replaced after ``recycle`` items (None: never). ``init`` is
+    the pickle, beside the function's, of a mapping: from arguments of the function to the functions
+    that an interpreter calls once to make them.
     """
 
     order: wire.Order
@@ -42,14 +63,19 @@ class Submission:
     terms: Terms
     job_id: Callable[[int], str]
     output_dir: Callable[[int], str]
+    isolation: Literal["process", "worker"] = "process"
+    init: wire.Input | None = None
+    recycle: int | None = None
 
 
 class Guard:
     """The running item of a worker: when it must end, and what was done to end it."""
 
-    def __init__(self, order: wire.Order) -> None:
+    def __init__(self, order: wire.Order, output: int, interpreter: Interpreter) -> None:
         self.order = order
-        self.pid = 0
+        self.output = output  # the size of the worker's output file when the item began
+        self._interpreter = interpreter
+        self._unsent = 0  # a signal for a process that doesn't exist yet
         self._began = time.monotonic()
         self._called: float | None = None
         self._kill_at: float | None = None
@@ -68,9 +94,20 @@ class Guard:
             self._kill_at = time.monotonic() + self.order.grace
             self._signal(number)
 
+    def done(self) -> None:
+        """The process has left its result, and exits; kill it if it doesn't."""
+        self._kill_at = time.monotonic() + EXIT_S
+
+    @property
+    def grace_left(self) -> float:
+        """How many seconds of its grace period a stopped process has left."""
+        return 0.0 if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
     @property
     def next_at(self) -> float:
         """When to call `act`, by the monotonic clock; infinite if never."""
+        if self._unsent:
+            return time.monotonic() + START_CHECK_S
         if self.killed:
             return float("inf")
         if self._kill_at is not None:
@@ -82,6 +119,8 @@ class Guard:
 
     def act(self) -> None:
         """End the process if its time is over."""
+        if self._unsent:
+            self._signal(self._unsent)
         if time.monotonic() < self.next_at:
             return
         if self._kill_at is None:
@@ -92,9 +131,11 @@ class Guard:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError):  # its report is under way
-                os.kill(self.pid, number)
+        pid = self._interpreter.item_pid
+        self._unsent = 0 if pid else number
+        if pid:
+            with contextlib.suppress(ProcessLookupError):  # the report of its end is under way
+                os.kill(pid, number)
 
 
 class Channel(Protocol):
@@ -156,18 +197,26 @@ class Worker:
         self._pull = pull_type(
             me, executor, submission.key, order.scope, submission.terms, time.monotonic
         )
+        self._order_fields = {name: getattr(order, name) for name in wire.Order.__slots__}
         self._inputs = Inputs(objects, order.scope)
         self._input: StoredInput | None = None
         self._guard: Guard | None = None
-        self._terminating = False
-        self._context: item.Context | None = None
-        self._interpreter = Interpreter(self._enter, self._run_item)
+        self._leaving: Guard | None = None  # its item is done, and its process exits
+        self._terminating = self._changed = False
+        self._interpreter: Interpreter | None = None
+        self._retire_by: float | None = None
+        self._message = b""
+        # Modules that items have imported, in this order; None if each item imports its own.
+        self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
+        self._imported = 0  # how many of them the interpreter has
         self._result = _result_file()
         self._wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGCHLD, processes.ignore_signal)  # it wakes `_poll`
+        processes.become_subreaper()
         self._operations: Mapping[type, Callable[[Any], Any]] = {
             pull.Create: self._create,
             pull.Read: self._read,
@@ -197,7 +246,9 @@ class Worker:
             code: int = end.value
             return code
         finally:
-            self._interpreter.end()
+            self._retire_interpreter()
+            if self._interpreter is not None:
+                self._interpreter.end(self._submission.order.grace)
 
     def _on_terminate(self, number: int, frame: object) -> None:
         self._terminating = True
@@ -235,9 +286,11 @@ class Worker:
         order = self._submission.order
         try:
             function = read_input(self._objects, order.function)
+            init = self._submission.init
+            init_bytes = None if init is None else read_input(self._objects, init)
             folder = os.getcwd()
             workspace.prepare(order.code, self._objects, self._place)
-            self._workspace = os.getcwd()
+            items_folder = os.getcwd()
             os.chdir(folder)
         except Exception as exc:
             text = error_text(exc, phase="setup")
@@ -248,14 +301,27 @@ class Worker:
             outcome = outcome._replace(body=body.digest)
             passing = isinstance(exc, OSError)
             return pull.OpeningFailure(outcome, content, text.message, passing)
-        self._context = item.Context(
+        context = item.Context(
             objects=self._objects,
             place=self._place,
             executor=self._executor,
             key=self._submission.key,
             function=function,
+            init=init_bytes,
+            data=order.data,
             memory_bytes=self._memory_bytes,
         )
+        stay = self._submission.isolation == "worker"
+        items = ItemChild(
+            order,
+            context,
+            self._result,
+            items_folder,
+            stay=stay,
+            shares_imports=self._shared_imports is not None,
+        )
+        self._interpreter = Interpreter(items)
+        gc.freeze()  # what exists now stays
         return None
 
     def _fetch(self, operation: pull.Fetch) -> bool:
@@ -266,38 +332,78 @@ class Worker:
     # --- the item ---
 
     def _start(self, operation: pull.Start) -> None:
-        assert self._input is not None
+        interpreter = self._interpreter
+        assert self._input is not None and interpreter is not None
+        self._await_end()
+        self._retire_interpreter()
         submission = self._submission
-        order = replace(
-            submission.order,
-            job_id=submission.job_id(operation.item),
-            index=operation.item,
-            attempt=operation.attempt,
-            arguments=self._input.part,
-            data=(*submission.order.data, *self._input.data),
-            output_dir=submission.output_dir(operation.item),
-        )
-        self._guard = Guard(order)
+        changes: dict[str, Any] = {
+            "job_id": submission.job_id(operation.item),
+            "index": operation.item,
+            "attempt": operation.attempt,
+            "arguments": self._input.part,
+            "data": (*submission.order.data, *self._input.data),
+            "output_dir": submission.output_dir(operation.item),
+        }
+        order = wire.Order(**{**self._order_fields, **changes})  # `replace` takes ten times as long
+        self._guard = Guard(order, _output_size(), interpreter)
         name = wire.attempt_key(order.scope, operation.item, operation.attempt, "outcome")
         self._report("started", name)
-        fields = (
-            *(order.job_id, order.index, order.attempt),
-            *(order.arguments, order.data, order.output_dir),
-        )
-        self._interpreter.start(pickle.dumps((*fields, self._input.content)))
+        self._message = encode_message(order, self._input.content)
+        interpreter.start(self._message, self._imports_to_share())
+
+    def _imports_to_share(self) -> bytes:
+        """Return the modules that the interpreter has to import before its next fork."""
+        assert self._interpreter is not None
+        if not self._interpreter.running:
+            self._imported = 0
+        new = [*(self._shared_imports or {}).values()][self._imported :]
+        self._imported += len(new)
+        return pickle.dumps(new) if new else b""
 
     def _stop(self, operation: pull.Stop) -> None:
         if self._guard is not None:
             self._guard.stop()
 
-    def _ended(self, status: int) -> pull.Ended:
+    def _ended(self, report: Report) -> pull.Ended:
         guard, self._guard = self._guard, None
         assert guard is not None
-        end = item.End(status, guard.stopped, guard.timed_out, guard.killed)
-        found = item.result_of(guard.order, self._executor, end, item.read_result(self._result))
+        end = item.End(report.status, guard.stopped, guard.timed_out, guard.killed)
+        left = item.read_result(self._result, guard.order)
+        self._judge_interpreter(guard, left)
+        if left is not None and self._shared_imports is not None:
+            for candidate in left.imports:
+                self._shared_imports.setdefault(candidate.name, candidate)
+        found = item.result_of(guard.order, self._executor, end, left)
         if found.value_file is not None and found.outcome.value is not None:
             self._objects.create(found.outcome.value[0], found.value_file, {}, consume=True)
-        return pull.Ended(found.outcome, found.body)
+        if item.has_folder(guard.order):
+            import shutil  # it maps compression libraries, which every fork would inherit
+
+            shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
+        return pull.Ended(found.outcome, found.body, (guard.output, _output_size()))
+
+    def _judge_interpreter(self, guard: Guard, left: item.Result | None) -> None:
+        """Decide whether the interpreter has to end, if the item ran in it."""
+        interpreter, submission = self._interpreter, self._submission
+        assert interpreter is not None
+        if submission.isolation == "process":
+            return
+        if guard.stopped:
+            self._retire_by = time.monotonic() + guard.grace_left
+        elif (
+            left is None
+            or left.outcome.phase == "init"
+            or left.outcome.reason == "out of memory"
+            or interpreter.started == submission.recycle
+        ):
+            self._retire_by = time.monotonic() + submission.order.grace
+
+    def _retire_interpreter(self) -> None:
+        """End the interpreter if it has to end; call this once the outcome is stored."""
+        if self._retire_by is not None and self._interpreter is not None:
+            self._interpreter.end(self._retire_by - time.monotonic())
+        self._retire_by = None
 
     # --- waiting ---
 
@@ -311,84 +417,114 @@ class Worker:
         if channel is None:
             return
         if channel.asked_back:
+            self._await_end()
+            self._retire_interpreter()
             channel.give_back()
         while not channel.has_slots and not self._terminating:
             self._poll(None)
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
+        if self._guard is None:
+            self._retire_interpreter()
         deadline = time.monotonic() + operation.seconds
         while True:
             if self._terminating:
                 self._terminating = False
                 return pull.News.TERMINATE
-            guard, channel = self._guard, self._channel
+            guard, channel = self._guard or self._leaving, self._channel
             if guard is not None:
                 guard.act()
             elif channel is not None and channel.asked_back:
                 channel.give_back()
             until = deadline if guard is None else min(deadline, guard.next_at)
-            changed, reports = self._poll(until - time.monotonic())
-            for report in reports if guard is not None else ():
-                assert guard is not None
-                if report.kind == STARTED:
-                    guard.pid = report.pid
-                elif report.kind == CALLED:
-                    guard.call()
-                elif report.kind in (ENDED, FAILED):
-                    return self._ended(report.status)
-            if changed:
+            seconds = 0.0 if self._changed else until - time.monotonic()
+            if (end := self._poll(seconds)) is not None:
+                return self._ended(end)
+            if self._changed:
+                self._changed = False
                 return pull.News.CHANGE
             if time.monotonic() >= deadline:
                 return pull.News.TIME
 
-    def _poll(self, seconds: float | None) -> tuple[bool, list[Report]]:
-        """Wait for messages. Return whether the store may have changed, and what items report."""
+    def _read_reports(self, readable: AbstractSet[int]) -> Report | None:
+        """Note what the interpreter reports; return the report of the item's end."""
+        interpreter, end = self._interpreter, None
+        if interpreter is None or not interpreter.running:
+            return None
+        if readable.isdisjoint((interpreter.reports, self._wake_read)):
+            return None
+        for report in interpreter.receive(reap=self._wake_read in readable):
+            guard = self._guard if self._leaving is None else self._leaving
+            if guard is None:
+                continue
+            if report.kind == CALLED:
+                guard.call()
+            elif self._leaving is not None:
+                self._leaving = None
+            elif report.kind == DONE:
+                end, self._leaving = report, guard
+                guard.done()
+            elif report.kind == FAILED and self._imported and not interpreter.item_began:
+                self._stop_sharing_imports(report.status)
+            else:
+                end = report
+        return end
+
+    def _await_end(self) -> None:
+        """Wait until no process of the last item is left."""
+        while self._leaving is not None:
+            self._leaving.act()
+            self._poll(min(EXIT_S, self._leaving.next_at - time.monotonic()))
+
+    def _stop_sharing_imports(self, status: int) -> None:
+        """Run the item again, in an interpreter without imports: it ended before it began."""
+        assert self._interpreter is not None
+        if status != EXIT_CANNOT_IMPORT:
+            item.say(
+                "each job imports its packages itself, because the process that imports them for "
+                f"all jobs has ended with status {status}"
+            )
+        self._shared_imports = None
+        self._interpreter.start(self._message, self._imports_to_share())
+
+    def _poll(self, seconds: float | None) -> Report | None:
+        """Wait for messages, and take them; return the report of the item's end."""
         sources = [self._wake_read]
         if self._channel is not None:
             sources.append(self._channel.fileno())
-        if self._interpreter.running:
+        if self._interpreter is not None and self._interpreter.running:
             sources.append(self._interpreter.reports)
         timeout = None if seconds is None else max(0.0, seconds)
         readable, _, _ = select.select(sources, [], [], timeout)
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
-        changed: bool | None = False
         if self._channel is not None and self._channel.fileno() in readable:
             changed = self._channel.receive()
             self._terminating = self._terminating or changed is None
-        reports: list[Report] = []
-        if self._interpreter.running and self._interpreter.reports in readable:
-            reports = self._interpreter.receive()
-        return bool(changed), reports
+            self._changed = self._changed or bool(changed)
+        return self._read_reports({*readable})
 
-    # --- in the interpreter ---
 
-    def _enter(self) -> None:
-        assert self._context is not None
-        function = self._context.function
-        os.chdir(self._workspace)
-        main_module.install(lambda: function, os.fspath(self._place.work))
+def _can_share_imports() -> bool:
+    """Return whether items may fork from a process that has imported packages."""
+    value = os.environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
+    return processes.LINUX and value in ("", "0", "false", "no", "off")
 
-    def _run_item(self, message: bytes, report_call: Callable[[], None]) -> Any:
-        assert self._context is not None
-        job_id, index, attempt, part, data, output_dir, arguments = pickle.loads(message)
-        order = replace(
-            self._submission.order,
-            job_id=job_id,
-            index=index,
-            attempt=attempt,
-            arguments=part,
-            data=data,
-            output_dir=output_dir,
-        )
-        invocation = item.ItemInvocation(order, arguments, self._context)
-        item.run_and_exit(invocation, report_call, self._result)
+
+def _output_size() -> int:
+    """Return the size of the worker's output file; 0 if its output isn't a file."""
+    try:
+        return os.fstat(1).st_size
+    except OSError:
+        return 0
 
 
 def _result_file() -> int:
     """Open a file without a name, for the results of items."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("result")
+    import tempfile  # it loads `random`, which each fork would seed
+
     fd, path = tempfile.mkstemp()
     os.unlink(path)
     return fd

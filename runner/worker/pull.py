@@ -122,10 +122,14 @@ class News(Enum):
 
 
 class Ended(NamedTuple):
-    """The child has ended; the outcome isn't stored yet."""
+    """The child has ended; the outcome isn't stored yet.
+
+    ``log`` is where the item's output begins and ends in the worker's output file.
+    """
 
     outcome: wire.Outcome
     body: bytes
+    log: tuple[int, int] = (0, 0)
 
 
 class OpeningFailure(NamedTuple):

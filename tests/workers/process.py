@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, Terms, WorkerId
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._runner.worker import main
-from kinetic.aio._engine.inputs import EncodedInput, chunk_body, first_chunk
+from kinetic._runner.worker import main, pull
 
 SCOPE = "batches/grp-000000000000/"
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,13 +38,17 @@ class Batch:
     def __init__(
         self,
         folder: Path,
-        function: Callable[[Any], Any],
+        function: Callable[..., Any],
         inputs: Sequence[Any],
         *,
         workers: int = 1,
         timeout: float | None = None,
         grace: float = 5.0,
         prunable: bool = False,
+        isolation: str = "process",
+        init: Mapping[str, Callable[[], Any]] | None = None,
+        recycle: int | None = None,
+        memory_bytes: int | None = None,
         **terms: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -57,7 +60,8 @@ class Batch:
         self._restarts = dict.fromkeys(range(workers), 0)
         self._count = len(inputs)
         cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
-        self.objects.create("functions/f", content := frames.pack([cloudpickle.dumps(function)]))
+        stored = self._store_pickle("functions/f", function)
+        stored_init = None if init is None else self._store_pickle("functions/init", dict(init))
         self.objects.create(f"{SCOPE}manifest", b"")
         self._store(inputs)
         order = wire.Order(
@@ -67,7 +71,7 @@ class Batch:
             group_id="grp-000000000000",
             index=0,
             attempt=1,
-            function=wire.Input("functions/f", 0, len(content), _sha256(content)),
+            function=stored,
             arguments=wire.Input("", 0, 0, ""),
             timeout=timeout,
             grace=grace,
@@ -75,11 +79,22 @@ class Batch:
         )
         self.budgets = RetryBudgets(user=terms.pop("retries", 0))
         self.order_text = order.encode()
-        spec = (self.order_text, {"workers": workers, "budgets": self.budgets, **terms})
+        options = {"isolation": isolation, "init": stored_init, "recycle": recycle}
+        terms = {"workers": workers, "budgets": self.budgets, **terms}
+        spec = (self.order_text, terms, options, memory_bytes)
         (folder / "spec").write_bytes(pickle.dumps(spec))
 
+    def _store_pickle(self, name: str, value: Any) -> wire.Input:
+        content = frames.pack([cloudpickle.dumps(value)])
+        self.objects.create(name, content)
+        return wire.Input(name, 0, len(content), _sha256(content))
+
     def _store(self, inputs: Sequence[Any]) -> None:
-        rest = [_encode(value) for value in inputs]
+        # Not in a worker's process: its forks would run the callbacks of asyncio's modules.
+        from kinetic.aio._engine.inputs import EncodedInput, chunk_body, first_chunk
+
+        contents = [frames.pack([pickle.dumps(((value,), {}))]) for value in inputs]
+        rest = [EncodedInput(None, content, _sha256(content), "s") for content in contents]
         number = first = 0
         while rest:
             part = first_chunk(rest)
@@ -184,16 +199,22 @@ class Batch:
         body, _ = self.objects.get(wire.attempt_key(SCOPE, index, attempt, "outcome"))
         return dict(frames.unpack(body).fields["error"])
 
+    def output(self, rank: int = 0) -> str:
+        """Return all that a rank's workers and their items have written."""
+        return (self.folder / f"log.{rank}").read_text()
+
+    def log(self, index: int, rank: int = 0) -> str:
+        """Return what the last attempt of an item has written."""
+        lines = (self.folder / f"ranges.{rank}").read_text().splitlines()
+        ranges = {int(name): (int(a), int(b)) for name, a, b in map(str.split, lines)}
+        start, stop = ranges[index]
+        return (self.folder / f"log.{rank}").read_bytes()[start:stop].decode()
+
     def append(self, request: wire.Request) -> None:
         number = self.requests().count
         name = wire.control_key(SCOPE, number)
         content, metadata = request.signed(KEY, SCOPE, name)
         assert self.objects.create(name, content, metadata)
-
-
-def _encode(value: Any) -> EncodedInput:
-    content = frames.pack([pickle.dumps(((value,), {}))])
-    return EncodedInput(value, content, _sha256(content), "s")
 
 
 def _sha256(content: bytes) -> str:
@@ -231,7 +252,7 @@ def running(batch: Batch) -> Iterator[Batch]:
 
 def run(folder: Path, rank: int, restarts: int) -> int:
     """Run a worker in this process; return its exit code."""
-    text, terms = pickle.loads((folder / "spec").read_bytes())
+    text, terms, options, memory_bytes = pickle.loads((folder / "spec").read_bytes())
     work = folder / f"work.{rank}.{restarts}"
     work.mkdir()
     submission = main.Submission(
@@ -240,11 +261,28 @@ def run(folder: Path, rank: int, restarts: int) -> int:
         terms=Terms(**terms),
         job_id=lambda index: f"grp-000000000000-{index}",
         output_dir=lambda index: str(folder / "outputs" / str(index)),
+        **options,
     )
+
+    class Noting(pull.Pull):
+        def _watch(self, index: int) -> pull.Steps:
+            ended = yield from super()._watch(index)
+            with open(folder / f"ranges.{rank}", "a") as ranges:
+                print(index, *ended.log, file=ranges)
+            return ended
+
     place = JobPlace(work=work, cache=folder / "cache", mounts=False)
     me = WorkerId(0, "j", rank, restarts)
     objects = DirectoryObjects(str(folder / "store"))
-    worker = main.Worker(me, f"{rank}-{restarts}-{os.getpid()}", objects, submission, place)
+    worker = main.Worker(
+        me,
+        f"{rank}-{restarts}-{os.getpid()}",
+        objects,
+        submission,
+        place,
+        memory_bytes=memory_bytes,
+        pull_type=Noting,
+    )
     return worker.run()
 
 

@@ -82,7 +82,10 @@ def test_a_large_value_has_an_object_of_its_own(tmp_path: Path) -> None:
     assert batch.outcomes(1)[0].value is not None
 
 
-def test_the_reports_of_an_item_are_in_the_store_and_in_its_outcome(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+def test_the_reports_of_an_item_are_in_the_store_and_in_its_outcome(
+    isolation: str, tmp_path: Path
+) -> None:
     def learn(size: int) -> bytes:
         import kinetic
 
@@ -91,7 +94,7 @@ def test_the_reports_of_an_item_are_in_the_store_and_in_its_outcome(tmp_path: Pa
             time.sleep(0.002)
         return b"x" * size
 
-    batch = Batch(tmp_path, learn, [10, wire.INLINE_BYTES + 1])
+    batch = Batch(tmp_path, learn, [10, wire.INLINE_BYTES + 1], isolation=isolation)
     batch.run()
     for index in range(2):
         assert len(batch.value(index)) >= 10
@@ -103,28 +106,38 @@ def test_the_reports_of_an_item_are_in_the_store_and_in_its_outcome(tmp_path: Pa
         assert last.first + len(last.entries) == 100
 
 
-def test_a_pruned_item_ends_as_a_value_and_the_worker_goes_on(tmp_path: Path) -> None:
-    def learn(name: str) -> str:
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+def test_a_pruned_item_ends_as_a_value_and_the_worker_goes_on(
+    isolation: str, tmp_path: Path
+) -> None:
+    def learn(name: str) -> int:
         import kinetic
 
         step = 0
-        while name == "endless":
+        while name != "short":
             try:
-                kinetic.report(step, 0.5)
-            except BaseException:
-                if step % 2:
+                if name == "reports" or step == 0:
+                    kinetic.report(step, 0.5)
+                time.sleep(0.002)
+            except BaseException:  # kinetic.Pruned, and the signal after the grace period
+                if name == "sleeps" or (name == "reports" and step % 2):
                     raise
             step += 1
-            time.sleep(0.002)
-        return name
+        return os.getpid()
 
-    batch = Batch(tmp_path, learn, ["endless", "short"], prunable=True, grace=0.3)
-    name = metrics.prune_key(SCOPE, 0, 1)
-    batch.objects.create(name, b"", {"mac": signing.sign(KEY, SCOPE, name, b"")})
+    names = ["short", "reports", "sleeps", "short", "catches all", "short"]
+    batch = Batch(tmp_path, learn, names, prunable=True, grace=0.3, isolation=isolation)
+    pruned, ended = [1, 2, 4], [0, 3, 5]
+    for index in pruned:
+        name = metrics.prune_key(SCOPE, index, 1)
+        batch.objects.create(name, b"", {"mac": signing.sign(KEY, SCOPE, name, b"")})
     batch.run()
-    (outcome,) = batch.outcomes(0)
-    assert (outcome.kind, outcome.reason) == ("value", wire.PRUNED)
-    assert batch.value(1) == "short"
+    for index in pruned:
+        (outcome,) = batch.outcomes(index)
+        assert (outcome.kind, outcome.reason) == ("value", wire.PRUNED)
+    pids = [batch.value(index) for index in ended]
+    assert len(set(pids)) == (3 if isolation == "process" else 2)  # the last one needs another
+    assert batch.codes == [(0, 0)]
 
 
 def test_the_death_of_a_child_is_its_items_alone(tmp_path: Path) -> None:

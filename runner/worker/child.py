@@ -1,0 +1,185 @@
+"""What the child of a worker does with items: prepare, run, restore."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import marshal
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from .. import remote_runner
+from ..job import main_module, outputs
+from ..job.environment import add_to_environment
+from ..job.processes import Stopping
+from ..protocol import pickles, wire
+from . import imports, item
+from .interpreter import CALLED, DONE
+from .session import Session
+
+
+def encode_message(order: wire.Order, arguments: bytes) -> bytes:
+    """Return what the child has to know about an item.
+
+    `marshal` makes the child write to fewer memory pages than `pickle`.
+    """
+    data = pickle.dumps(order.data) if order.data else b""
+    bare = pickles.bare_pickle(arguments)
+    content = arguments if bare is None else bare
+    fields = order.job_id, order.index, order.attempt, order.output_dir
+    return marshal.dumps((*fields, data, content, bare is not None))
+
+
+def _decode_message(message: bytes, order: wire.Order) -> tuple[bytes, bool]:
+    """Write the fields of an item into *order*; return its arguments, and if they're a bare pickle.
+
+    A new order would write to more memory pages, and no other item needs the old one.
+    """
+    job_id, index, attempt, output_dir, data, arguments, is_bare = marshal.loads(message)
+    assign = object.__setattr__  # the class is frozen
+    assign(order, "job_id", job_id)
+    assign(order, "index", index)
+    assign(order, "attempt", attempt)
+    assign(order, "output_dir", output_dir)
+    assign(order, "data", pickle.loads(data) if data else ())
+    return arguments, is_bare
+
+
+class ItemChild:
+    """Run items in this process, or each in a fork of it.
+
+    Args:
+        order: The order of the submission, without an item.
+        context: What all items share.
+        result_fd: The file for results.
+        workspace: The working directory of the items.
+        stay: Whether items run one after another in this process.
+        shares_imports: Whether items fork from a process that has imported what earlier ones did.
+    """
+
+    def __init__(
+        self,
+        order: wire.Order,
+        context: item.Context,
+        result_fd: int,
+        workspace: str,
+        *,
+        stay: bool,
+        shares_imports: bool,
+    ) -> None:
+        self.stay = stay
+        self._recorder: imports.Recorder | None = None
+        self._shares_imports = shares_imports and not stay
+        self._order = replace(order)
+        self._context = context
+        self._result_fd = result_fd
+        self._workspace = workspace
+        self._stopping = Stopping()
+        self._session: Session | None = None
+        self._baseline: Any = None
+        self._leftovers: Any = None
+        self._seeds_again = False
+
+    def prepare(self) -> None:
+        """Prepare the interpreter, once."""
+        remote_runner.prepare_streams()
+        os.chdir(self._workspace)
+        function = self._context.function
+        main_module.install(lambda: function, os.fspath(self._context.place.work))
+        self._session = self._context.session(stays=self.stay)
+        if self.stay:
+            self._stopping.install()
+            self._limit_memory()
+        else:
+            self._session.load_plain_function()
+        if self._shares_imports:
+            self._recorder = imports.Recorder()
+            sys.meta_path.insert(0, self._recorder)
+
+    def take(self, message: bytes, report: Callable[[bytes], None]) -> None:
+        """Prepare for the item in *message*: what a fork need not do takes less time here."""
+        # A thread that sends the metrics of an earlier item here may still read its order.
+        order = replace(self._order) if self.stay else self._order
+        arguments, is_bare = _decode_message(message, order)
+        add_to_environment(order.variables())
+        has_outputs = False
+        with contextlib.suppress(OSError):  # the item's process tries again, and reports the error
+            has_outputs = outputs.prepare_local(order.output_dir)
+        assert self._session is not None
+        self._item = item.ItemInvocation(
+            order,
+            arguments,
+            self._context,
+            self._session,
+            self._stopping,
+            lambda: report(CALLED),
+            self._note_baseline if self.stay and self._baseline is None else None,
+            has_bare_arguments=is_bare,
+            has_outputs=has_outputs,
+        )
+        self._report = report
+
+    def run(self) -> int:
+        """Run the item that was taken, in this process; return an exit code."""
+        code = item.run(self._item, self._result_fd, self._list_imports)
+        remote_runner.flush()
+        self._stopping.reset()
+        if self._leftovers is not None:
+            self._leftovers.look(self._item.order.job_id)
+        return code
+
+    def run_and_exit(self) -> NoReturn:
+        """Run the item that was taken, in this fork of the interpreter."""
+        self._stopping.install()
+        gc.enable()
+        self._limit_memory()
+        if self._seeds_again:
+            imports.seed_again()
+        if self._recorder is not None:
+            self._recorder.begin()
+        code = item.run(self._item, self._result_fd, self._list_imports)
+        has_result = code != wire.EXIT_SETUP and not item.has_folder(self._item.order)
+        if has_result and remote_runner.exits_at_once():
+            remote_runner.flush()
+            self._report(DONE)  # the I/O process goes on while the kernel ends this process
+        remote_runner.exit_process(code)
+
+    def _list_imports(self) -> Sequence[imports.Candidate]:
+        return [] if self._recorder is None else self._recorder.candidates()
+
+    def share_imports(self, message: bytes) -> str:
+        """Import the modules in *message*; return why this process must not fork any more."""
+        for name in [name for name in os.environ if name.startswith("KINETIC_")]:
+            del os.environ[name]  # those of an item
+        problem = imports.import_all(pickle.loads(message))
+        self._seeds_again = "numpy.random" in sys.modules
+        if self._session is not None and not problem:
+            self._session.load_plain_function()
+        return problem
+
+    def _limit_memory(self) -> None:
+        if (memory := self._context.memory_bytes) is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+    def _note_baseline(self) -> None:
+        """Note the state that later items begin with: ``init`` has made it."""
+        from . import restore  # an item in a process of its own doesn't need it
+
+        assert self._session is not None
+        self._baseline, self._leftovers = restore.Baseline(), restore.Leftovers()
+        self._session.on_loop = self._leftovers.ignore
+
+    def restore(self) -> None:
+        """Take back what the item that ran here has changed."""
+        if self._baseline is not None:
+            self._baseline.restore()
+
+    def close(self) -> None:
+        """Clean up what ``init`` has made, and end the event loop."""
+        if self._session is not None:
+            self._session.close()

@@ -1,0 +1,215 @@
+"""Import once, in the interpreter, the installed packages that its items import.
+
+`Recorder` notes in an item's process which packages the item imports. Before its next fork, the
+interpreter imports them with `import_all`. So only the first item of a function waits for them.
+
+An import must have the effect that it has in the item's own process. So the interpreter imports a
+package only while its environment, working directory, ``sys.path``, and warnings filters are those
+with which the item's import began. It imports nothing of the project, and no accelerator runtime.
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import importlib
+import os
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+ACCELERATORS = frozenset(
+    [
+        "cupy",
+        "jax",
+        "jaxlib",
+        "libtpu",
+        "mxnet",
+        "onnxruntime",
+        "paddle",
+        "pycuda",
+        "pyopencl",
+        "tensorflow",
+        "tensorrt",
+        "torch",
+        "torch_xla",
+        "triton",
+        "warp",
+    ]
+)
+"""Packages that may start threads or take a device, which a fork can't use."""
+
+LIMIT_S = 60
+"""How long the imports may take, in seconds; then the kernel ends the interpreter."""
+
+TRIAL_FORKS = 5
+
+
+class Candidate(NamedTuple):
+    """A module that an item imported, and the state of its process when the import began."""
+
+    name: str
+    state: int
+
+
+class Recorder:
+    """A finder that finds nothing, and notes which imports of installed modules begin.
+
+    Make it in the interpreter, when ``sys.path`` is that of the items, and put it first into
+    ``sys.meta_path``.
+    """
+
+    def __init__(self) -> None:
+        self._folders = _installed_folders()
+        self._project = _names_in_project(self._folders)
+        self._begun = list[Candidate]()
+        self._is_open = False
+        self._thread = 0
+
+    def begin(self) -> None:
+        """Record from now on, in this thread."""
+        self._thread = _thread.get_ident()
+        self._is_open = True
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Note the import of *name*, unless it is a part of another package's import."""
+        if not self._is_open or _thread.get_ident() != self._thread:
+            return
+        root = name.partition(".")[0]
+        if root in sys.stdlib_module_names or root in self._project:
+            return
+        if root in ACCELERATORS:
+            self._is_open = False  # later imports may use it
+            if self._is_inside():
+                self._begun.pop()
+        elif not self._is_inside():
+            self._begun.append(Candidate(name, state_of_process()))
+
+    def _is_inside(self) -> bool:
+        """Return whether the installed module that was noted last is still being imported."""
+        module = sys.modules.get(self._begun[-1].name) if self._begun else None
+        spec = getattr(module, "__spec__", None)
+        return getattr(spec, "_initializing", False) and _is_below(self._folders, module)
+
+    def candidates(self) -> list[Candidate]:
+        """Return the installed modules that were imported."""
+        return [it for it in self._begun if _is_below(self._folders, sys.modules.get(it.name))]
+
+
+def state_of_process() -> int:
+    """Return a hash of what imports may depend on; equal in a process and its forks.
+
+    The variables that kinetic sets for an item don't count.
+    """
+    variables = sorted(it for it in os.environ.items() if not it[0].startswith("KINETIC_"))
+    return hash((repr(variables), os.getcwd(), repr(sys.path), repr(warnings.filters)))
+
+
+def import_all(candidates: Iterable[Candidate]) -> str:
+    """Import modules in this process; return why it must not fork any more, or an empty text."""
+    folders = (*_installed_folders(), os.path.dirname(os.__file__))
+    modules, files, fork_s = {*sys.modules}, _open_files(), _cpu_of_fork()
+    began = _cpu_time()
+    signal.alarm(LIMIT_S)
+    for name, state in candidates:
+        if state == state_of_process():
+            try:
+                importlib.import_module(name)
+            except BaseException as exc:
+                return f"the import of {name} fails: {type(exc).__name__}: {exc}"
+    signal.alarm(0)
+    import_s = _cpu_time() - began
+    new = sorted(sys.modules.keys() - modules)
+    for name in new:
+        if name.partition(".")[0] in ACCELERATORS:
+            return f"they import {name}"
+        module = sys.modules[name]
+        if getattr(module, "__file__", None) and not _is_below(folders, module):
+            return f"they import {name}, which isn't an installed package"
+    slower_s = _cpu_of_fork() - fork_s  # some libraries end their threads at a fork
+    threading: Any = importlib.import_module("threading")
+    if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
+        return "they start threads"
+    if _open_files() - files:
+        return "they open files"
+    if generator := _other_generator():
+        return f"they make a generator of random numbers ({generator})"
+    if slower_s > import_s + fork_s:  # the second term is for the inaccuracy of the measurement
+        return "forks become slower than the imports"
+    return ""
+
+
+def seed_again() -> None:
+    """Give this fork random numbers of its own; the module `random` does so by itself."""
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _installed_folders() -> Sequence[str]:
+    names = ("site-packages", "dist-packages")
+    return [path for path in sys.path if os.path.basename(path) in names]
+
+
+def _names_in_project(installed: Sequence[str]) -> frozenset[str]:
+    """Return the names of modules in the folders of ``sys.path`` that have no installed ones."""
+    names = set[str]()
+    for folder in sys.path:
+        if folder not in installed and os.path.isdir(folder or "."):
+            names |= {name.partition(".")[0] for name in os.listdir(folder or ".")}
+    return frozenset(names)
+
+
+def _is_below(folders: Iterable[str], module: Any) -> bool:
+    spec = getattr(module, "__spec__", None)
+    file = getattr(module, "__file__", None) or getattr(spec, "origin", None)
+    if not file:  # a namespace package
+        file = next(iter(getattr(spec, "submodule_search_locations", None) or ()), "")
+    return any(f"{file}".startswith(f"{folder}/") for folder in folders)
+
+
+def _cpu_of_fork() -> float:
+    """Return how many seconds of CPU time a fork takes."""
+    times = list[float]()
+    for _ in range(TRIAL_FORKS):
+        before = _cpu_time()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        times.append(_cpu_time() - before)
+    return min(times)
+
+
+def _cpu_time() -> float:
+    """Return the seconds of CPU time of this process and its ended children."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _open_files() -> set[str]:
+    return {*os.listdir("/proc/self/fd")}
+
+
+def _other_generator() -> str:
+    """Return the type of a generator that all forks would continue alike; empty without one."""
+    random: Any = sys.modules.get("random")
+    if random is None:
+        return ""
+    kinds, known = [random.Random], [random._inst]  # this one gets a new seed in each fork
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        kinds.append(numpy_random.BitGenerator)
+        known.append(numpy_random.mtrand._rand._bit_generator)
+    objects: list[Any] = gc.get_objects()
+    names: Any = getattr(sys.modules.get("tempfile"), "_RandomNameSequence", None)
+    # Such a sequence makes a new generator in each process.
+    known += [getattr(it, "_rng", None) for it in objects if type(it) is names]
+    for kind, found in zip(map(type, objects), objects, strict=True):
+        is_generator = issubclass(kind, tuple(kinds)) and not issubclass(kind, random.SystemRandom)
+        if is_generator and not any(found is it for it in known):
+            return f"{kind.__module__}.{kind.__qualname__}"
+    return ""
