@@ -59,9 +59,13 @@ class Batch:
         self.codes: list[tuple[int, int]] = []
         self._restarts = dict.fromkeys(range(workers), 0)
         self._count = len(inputs)
-        cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
-        stored = self._store_pickle("functions/f", function)
-        stored_init = None if init is None else self._store_pickle("functions/init", dict(init))
+        module = sys.modules[function.__module__]
+        cloudpickle.register_pickle_by_value(module)  # a worker can't import a module of tests
+        try:
+            stored = self._store_pickle("functions/f", function)
+            stored_init = None if init is None else self._store_pickle("functions/init", dict(init))
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
         self.objects.create(f"{SCOPE}manifest", b"")
         self._store(inputs)
         order = wire.Order(
