@@ -53,10 +53,7 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Cancelled"]
 python_use_unqualified_type_names = True
-suppress_warnings = [
-    "ref.python",  # `JobHandle` is a name of two modules, with the same methods
-    "autodoc",  # its formatter of arguments fails on the overloads of `sweep`, which it then omits
-]
+suppress_warnings = ["ref.python"]  # `JobHandle` is a name of two modules, with the same methods
 
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -71,7 +68,7 @@ _ELSEWHERE = r"(asyncio|builtins|collections|logging|os|pathlib|subprocess|types
 _TYPE_VARIABLES = r"(kinetic\.(\w+\.)*)?(P|R|R_co|S|T|T_co|X)(\.args|\.kwargs)?|typing\.~P"
 _INTERNAL = (
     r"kinetic\.(\w+\.)*_.*|kinetic\.aio\.(infra\.\w+|kubernetes\.credentials)\.\w+"
-    r"|Archive|ByteStream|DebuggerAddress|Follow|Forwarder|Iteration|JobRef|kinetic\.Pruned"
+    r"|Archive|ByteStream|DebuggerAddress|Follow|Forwarder|Iteration|JobRef|OnFailure|Space|Study"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_ELSEWHERE}|{_TYPE_VARIABLES}|{_INTERNAL})"),

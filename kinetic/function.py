@@ -224,7 +224,6 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         return jobs.run_async_map(self, inputs, **options)
 
     @own_frames_left_out
-    @show_in_signature(MapSettings)
     def sweep(
         self,
         optimizer: Optimizer | Study,

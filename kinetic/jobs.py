@@ -1118,7 +1118,6 @@ def run_async_map(
 
 
 @own_frames_left_out
-@show_in_signature(MapSettings)
 def sweep(
     function: Callable[..., Any],
     optimizer: Optimizer | Study,

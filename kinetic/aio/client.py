@@ -339,7 +339,6 @@ class Client:
                 batch = await engine.batches.start(session, call, inputs, settings)
         return _batch(batch, progress=settings.progress)
 
-    @show_in_signature(MapSettings)
     async def sweep(
         self,
         function: Callable[..., Any],

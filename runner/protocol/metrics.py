@@ -65,8 +65,8 @@ def report(step: int, value: float | Mapping[str, float]) -> None:
     Raises:
         TypeError: The step isn't an int, or the value isn't a number.
         ValueError: The step is negative, or the value isn't finite.
-        kinetic.Pruned: `kinetic.BatchHandle.prune` asked this attempt to stop. Let the exception
-            end the function. The first later report may raise it, too.
+        kinetic.errors.Pruned: `kinetic.BatchHandle.prune` asked this attempt to stop. Let the
+            exception end the function. The first later report may raise it, too.
 
     Example::
 
