@@ -155,12 +155,8 @@ class Server:
                 return
             if existing is None:
                 self._launch(job, body, connection.pid)
-        except OrderError as exc:
-            reply |= {"error": str(exc), "kind": "order"}
-        except ShuttingDown:
-            reply |= {"error": "the supervisor was asked to stop", "kind": "ending"}
-        except OSError as exc:
-            reply |= {"error": exc.strerror or str(exc), "kind": "disk"}
+        except (OrderError, ShuttingDown, OSError) as exc:
+            reply |= _refusal(exc)
         self._reply(connection, reply)
 
     def _on_delete(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
@@ -199,12 +195,8 @@ class Server:
         reply: dict[str, Any] = {"id": header["id"]}
         try:
             self._scale(JobHeader.from_json(header), body, header["round"], header["workers"])
-        except OrderError as exc:
-            reply |= {"error": str(exc), "kind": "order"}
-        except ShuttingDown:
-            reply |= {"error": "the supervisor was asked to stop", "kind": "ending"}
-        except OSError as exc:
-            reply |= {"error": exc.strerror or str(exc), "kind": "disk"}
+        except (OrderError, ShuttingDown, OSError) as exc:
+            reply |= _refusal(exc)
         self._reply(connection, reply)
 
     def _on_end_round(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
@@ -274,3 +266,12 @@ class Server:
     def _reply(self, connection: Connection, reply: Mapping[str, Any]) -> None:
         if connection in self.connections:
             connection.channel.send(reply)
+
+
+def _refusal(error: Exception) -> dict[str, str]:
+    """Return the fields of a reply that refuses a job or a worker."""
+    if isinstance(error, OrderError):
+        return {"error": str(error), "kind": "order"}
+    if isinstance(error, ShuttingDown):
+        return {"error": "the supervisor was asked to stop", "kind": "ending"}
+    return {"error": getattr(error, "strerror", None) or str(error), "kind": "disk"}

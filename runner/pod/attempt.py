@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from ..job.attempt import Attempt
-from ..job.opening import Opening, timeout_message
+from ..job.opening import Opening
 from ..protocol import signing, wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects
-from .guard import Guard, last_lines
+from .guard import last_lines
 
 OOM_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where the kernel counts the processes that it killed for lack of memory, in cgroups v2 and v1."""
@@ -187,29 +186,6 @@ def close_attempt(
 
 
 # --- a job that died without an outcome -----------------------------------------------------
-
-
-def death_of(guard: Guard, order: wire.Order, *, out_of_memory: bool) -> Death:
-    """Describe how the process ended; *out_of_memory* says that it exceeded its memory limit."""
-    status = guard.status
-    if guard.killed and guard.out_of_time:
-        message = f"{timeout_message(order, guard.called)}, and did not end when asked to"
-        return Death(
-            message=f"the job {message}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
-        )
-    if guard.stopped and (guard.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
-        message = "the job was asked to stop" + (" and did not end in time" if guard.killed else "")
-        return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
-    if out_of_memory:
-        message = "the job's process was killed: it exceeded its pod's memory limit"
-        return Death(message=message, reason="out of memory", exit_code=status)
-    if status < 0:
-        number = -status
-        name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-        message = f"the job's process was killed by {name}"
-    else:
-        message = f"the job's process exited with code {status} and left no outcome"
-    return Death(message=message, reason="lost", exit_code=status)
 
 
 def oom_kills(paths: Sequence[str] = OOM_EVENTS) -> int:

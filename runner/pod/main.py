@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..job import processes
+from ..job.ends import End, death_of
 from ..pauses import pauses
 from ..protocol import wire
 from ..stores.objects import open_store
 from . import job
-from .attempt import PodAttempt, death_of, oom_kills
+from .attempt import PodAttempt, oom_kills
 from .guard import Channel, Guard
 from .job import RUNNER_VARIABLES, Pod, read_pod
 
@@ -138,7 +139,15 @@ def _has_module(name: str) -> bool:
 def _close_dead_job(pod: Pod, guard: Guard, *, out_of_memory: bool) -> int:
     """Write a failure as the outcome of a job that has left none; return the exit code."""
     order, executor = pod.order, pod.executor
-    death = death_of(guard, order, out_of_memory=out_of_memory)
+    end = End(
+        guard.status,
+        stopped=guard.stopped,
+        timed_out=guard.killed and guard.out_of_time,
+        killed=guard.killed,
+        out_of_memory=out_of_memory,
+        called=guard.called,
+    )
+    death = death_of(order, end)
     if pod.hosts is not None:
         death = replace(death, message=f"on {pod.hosts.name}: {death.message}")
     print(f"kinetic: {death.message}", file=sys.stderr)

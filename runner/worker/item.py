@@ -12,7 +12,6 @@ import importlib
 import marshal
 import os
 import pickle
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..job import metrics, opening, outputs, views
+from ..job import metrics, outputs, views
 from ..job.attempt import Invocation
+from ..job.ends import End, death_of
 from ..job.processes import Stopping
 from ..protocol import frames, stand_ins, wire
 from ..protocol.notes import note_of_result
-from ..protocol.outcomes import Death, digest, is_plain, outcome_of_death
+from ..protocol.outcomes import digest, is_plain, outcome_of_death
 from ..protocol.spool import Spooled
 from . import session
 from .imports import Candidate
@@ -254,51 +254,16 @@ def _result_of_plain_value(value: Any, started: float, ended: float, fence: int)
     return Result(outcome, body)
 
 
-class End(NamedTuple):
-    """How an item's process ended: its status, and what the worker did to it before."""
-
-    status: int  # an exit code, or a negative signal
-    stopped: bool = False
-    timed_out: bool = False
-    killed: bool = False
-    out_of_memory: bool = False
-
-
 def result_of(order: wire.Order, executor: str, end: End, found: Result | None) -> Result:
     """Decide how the attempt ended; nothing else decides it."""
     if found is not None:
         return found
     open_item = wire.Item(wire.ItemState.OPEN, order.attempt)
-    outcome, body = outcome_of_death(_death(order, end), open_item, executor, order.fence)
+    outcome, body = outcome_of_death(death_of(order, end), open_item, executor, order.fence)
     return Result(outcome, body)
-
-
-def _death(order: wire.Order, end: End) -> Death:
-    status = end.status
-    if end.timed_out:
-        message = f"the job {opening.timeout_message(order, True)}, and did not end when asked to"
-        return Death(message=message, reason="deadline", kind=wire.Kind.ERROR, exit_code=status)
-    if end.stopped and (end.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
-        message = "the job was asked to stop" + (" and did not end in time" if end.killed else "")
-        return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
-    if end.out_of_memory:
-        message = "the job's process was killed: it exceeded its memory limit"
-        return Death(message=message, reason="out of memory", exit_code=status)
-    if status < 0:
-        number = -status
-        name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-        message = f"the job's process was killed by {name}"
-    else:
-        message = f"the job's process exited with code {status} and left no outcome"
-    return Death(message=message, reason="lost", exit_code=status)
 
 
 def say(message: str) -> None:
     """Write a line to the worker's log."""
     with contextlib.suppress(OSError):  # the log may be on the disk that failed
         print(f"kinetic: {message}", file=sys.stderr, flush=True)
-
-
-def now() -> float:
-    """Return the time in seconds since the epoch."""
-    return time.time()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..job import processes, workspace
+from ..job.ends import End
 from ..job.opening import read_input
 from ..protocol import wire
 from ..protocol.outcomes import encode_error, error_text
@@ -368,7 +369,7 @@ class Worker:
     def _ended(self, report: Report) -> pull.Ended:
         guard, self._guard = self._guard, None
         assert guard is not None
-        end = item.End(report.status, guard.stopped, guard.timed_out, guard.killed)
+        end = End(report.status, guard.stopped, guard.timed_out, guard.killed)
         left = item.read_result(self._result, guard.order)
         self._judge_interpreter(guard, left)
         if left is not None and self._shared_imports is not None:
