@@ -86,7 +86,7 @@ class Rounds:
     def delete(self, name: str) -> End:
         """Forget a round; its workers must end."""
         found = self._rounds.pop(name, None)
-        return End(() if found is None else _names(found))
+        return End(() if found is None else _close(found))
 
     def ended(self, name: str, status: int, ran_s: float) -> Start | End | None:
         """Return what follows from the end of the worker *name*, which ran for *ran_s* seconds."""
@@ -99,11 +99,11 @@ class Rounds:
         if state.restarts != int(restarts_text):
             return None
         if status == EXIT_DONE:  # every item is final: nothing is left for the others
-            found.over = True
-            return End(_names(found))
+            return End(_close(found))
         if status == EXIT_SURPLUS:
             state.finished = True
-            found.over = all(it.finished for it in found.ranks)
+            if all(it.finished for it in found.ranks):
+                _close(found)
             return None
         state.restarts += 1
         state.quick_deaths = state.quick_deaths + 1 if ran_s < SOON_S else 0
@@ -111,5 +111,11 @@ class Rounds:
         return found.start(rank, min(doubled, LONGEST_PAUSE_S) if state.quick_deaths else 0.0)
 
 
-def _names(found: Round) -> tuple[str, ...]:
-    return tuple(found.name(rank) for rank, it in enumerate(found.ranks) if not it.finished)
+def _close(found: Round) -> tuple[str, ...]:
+    """Start no more workers of a round, and return the names of those that haven't finished.
+
+    The round stays known, so that a late request doesn't begin it again; its secrets don't.
+    """
+    names = [found.name(rank) for rank, it in enumerate(found.ranks) if not it.finished]
+    found.over, found.body = True, b""
+    return tuple(names)

@@ -327,8 +327,12 @@ class Supervisor:
                 self._perform(self._table.handle_timer(job, time.time()))
         due = [start for at, start in self._delayed if at <= now]
         self._delayed = [entry for entry in self._delayed if entry[0] > now]
-        for start in due:
-            self._launch(start.header, start.body, 0)
+        for start in due if not self._ending else ():
+            try:
+                self._launch(start.header, start.body, 0)
+            except OSError as exc:  # the disk is full: the worker waits, as others do
+                write_log(f"{start.header.name} waits: {exc}")
+                self._delayed.append((now + START_AGAIN_S, start))
         for parent in self._parents.parents_with_ending_jobs():
             self._handle_changes(parent.finish_ended_jobs())
         for parent in self._parents.surplus_parents():
