@@ -111,11 +111,12 @@ class Stop(enum.StrEnum):
     DELETED = "deleted"
     DEADLINE = "deadline"
     SHUTDOWN = "shutdown"
+    SURPLUS = "surplus"
 
 
 _SHOWN = (
     "name", "labels", "created", "state", "executor", "leaving", "stopping", "exit_code", "reason",
-    "message", "ended",
+    "message", "ended", "log",
 )  # fmt: skip
 
 
@@ -125,6 +126,9 @@ class Job:
 
     A worker that has given its slots back is ``paused``: it runs, and waits for slots in the queue.
     ``asked_back`` says that it was asked to do so after its item.
+    ``item`` is what a worker runs: an entry of its own, which has the ``worker`` and takes no slot.
+    ``log`` is where the output of an item is: the worker's name, the first byte in its log, the
+    path of the outcome, and at last the end of the output.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
     the outcome is stored, while the process still runs and has its slots.
     """
@@ -147,6 +151,9 @@ class Job:
     ended: float = 0.0
     paused: bool = False
     asked_back: bool = False
+    worker: Job | None = None
+    item: Job | None = None
+    log: list[Any] | None = None
 
     def view(self) -> dict[str, Any]:
         """Return the description of the job for clients and for the journal."""
@@ -194,7 +201,14 @@ class RemoveLog:
     name: str
 
 
-Action = Start | SendSignal | SetTimer | Report | RemoveLog
+@dataclass(frozen=True, slots=True)
+class TellNews:
+    """Tell a worker that the store has changed."""
+
+    worker: Job
+
+
+Action = Start | SendSignal | SetTimer | Report | RemoveLog | TellNews
 
 
 class Table:
@@ -310,6 +324,28 @@ class Table:
             job.leaving = True
         return job
 
+    def begin_item(self, worker: Job, name: str, labels: Mapping[str, str], log: list[Any]) -> Job:
+        """Note the item that *worker* runs now, and return its entry."""
+        item = Job(
+            name=name,
+            labels={**worker.labels, **labels},
+            created=worker.created,
+            state=State.RUNNING,
+            executor=worker.executor,
+            worker=worker,
+            log=log,
+        )
+        self.jobs[name] = worker.item = item
+        return item
+
+    def end_item(self, item: Job) -> None:
+        """Forget an item, which has its outcome, or whose worker has ended."""
+        item.state = State.GONE
+        if item.worker is not None and item.worker.item is item:
+            item.worker.item = None
+        if self.jobs.get(item.name) is item:
+            del self.jobs[item.name]
+
     def may_requeue(self, job: Job) -> bool:
         """Return whether *job* may be queued again: another item of its batch must have started."""
         submission = _submission(job)
@@ -345,7 +381,12 @@ class Table:
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
-        """Delete *job*; if it is running, ask it to end, and let `_end` remove it later."""
+        """Delete *job*; if it is running, ask it to end, and let `_end` remove it later.
+
+        The worker of an item finds the request to stop it, and ends the item itself.
+        """
+        if job.worker is not None:
+            return [TellNews(job.worker)]
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []
@@ -356,13 +397,22 @@ class Table:
             job.reason, job.message = Reason.CANCELLED, "deleted before it started"
         return self._remove(job)
 
+    def dismiss(self, job: Job, now: float) -> list[Action]:
+        """End a worker that has nothing to do; its log stays."""
+        if job.state is State.QUEUED:
+            return self._end(job, now, "", "")
+        if job.state is not State.RUNNING or job.stopping is not None:
+            return []
+        job.stopping = Stop.SURPLUS
+        return self._ask_to_end(job)
+
     def shut_down(self, now: float, grace: float, cause: str) -> list[Action]:
         """End queued jobs because of *cause*; ask running jobs to end within *grace* seconds."""
         actions: list[Action] = []
         for job in [*self.jobs.values()]:
             if job.state is State.QUEUED:
                 actions += self._end(job, now, Reason.LOST, f"{cause}; it never started")
-            elif job.state is State.RUNNING:
+            elif job.state is State.RUNNING and job.worker is None:
                 job.stopping = job.stopping or Stop.SHUTDOWN
                 actions.append(SendSignal(job, signal.SIGTERM))
                 actions.append(SetTimer(job, grace))
@@ -402,10 +452,15 @@ class Table:
         self._release(job)
         job.state, job.ended = State.ENDED, now
         job.reason, job.message, job.body, job.header = reason, message, b"", None
+        actions: list[Action] = []
+        if (item := job.item) is not None:  # it has ended with its worker, and has no outcome
+            item.exit_code, item.reason, item.message = job.exit_code, reason, message
+            self.end_item(item)
+            actions.append(Report(item))
         if job.stopping is Stop.DELETED:
-            return self._remove(job)
+            return [*actions, *self._remove(job)]
         self._ended_jobs[job.name] = job
-        return [Report(job)]
+        return [*actions, Report(job)]
 
     def _remove(self, job: Job) -> list[Action]:
         """Remove *job* from the table, and its log before the journal says that the job is gone."""
@@ -438,7 +493,8 @@ class Table:
                 case {"name": name, "state": State.GONE}:
                     self.jobs.pop(name, None)
                 case {"name": name, "state": state, "stopping": stopping}:
-                    job = self.jobs[name] = Job(**{field: line[field] for field in _SHOWN})
+                    known = {field: line[field] for field in _SHOWN if field in line}
+                    job = self.jobs[name] = Job(**known)
                     job.state = State(state)
                     job.stopping = Stop(stopping) if stopping else None
                 case _:
@@ -481,6 +537,8 @@ def _explain_exit(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, s
             return Reason.CANCELLED, "deleted while it was running"
         case Stop.SHUTDOWN:
             return Reason.LOST, "its supervisor was asked to stop, and stopped the job"
+        case Stop.SURPLUS:
+            return "", ""
         case None:
             pass
     if status > 0:

@@ -131,7 +131,7 @@ class Channel(Stream):
         return self._decoder.feed(data) if data is not None else None
 
 
-VERSION = (1, 3)
+VERSION = (1, 4)
 """Major and minor version. Both sides need the same version: both use the runner's files.
 
 Raise the minor version when the runner's files move. Each major version has its own socket path.
@@ -140,6 +140,9 @@ Raise the minor version when the runner's files move. Each major version has its
 SUBMISSION = "kinetic.dev/submission"
 """The label whose value is the submission's ID. The names of the submission's jobs begin with it.
 """
+
+INDEX, ATTEMPT = "kinetic.dev/index", "kinetic.dev/attempt"
+"""The labels that say which attempt a job runs; a worker has neither."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -156,7 +159,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "owned": (bool,), "cpus": (int,), "gpus": (int,), "memory_bytes": _COUNT, "timeout": _SECONDS,
     "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
     "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
-    "round": (int,), "workers": (int,), "event": (str,), "outcome": (str,),
+    "round": (int,), "workers": (int,), "index": (int,), "attempt": (int,), "outcome": (str,),
+    "start": (int,), "stop": _COUNT,
 }  # fmt: skip
 _LIMITS = (
     "cpus", "gpus", "memory_bytes", "timeout", "start_timeout", "start_allowance", "grace",

@@ -6,7 +6,7 @@ knows which workers belong together. It does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Start(NamedTuple):
 
 
 class End(NamedTuple):
-    """Delete these workers."""
+    """End these workers."""
 
     names: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class Round:
 
     def name(self, rank: int) -> str:
         """Return the name of the job of a worker; a replacement has another."""
-        return f"{self.header.name}.{rank}.{self.ranks[rank].restarts}"
+        return f"{self.header.name}.{self.job}.{rank}.{self.ranks[rank].restarts}"
 
     def start(self, rank: int, pause_s: float = 0.0) -> Start:
         """Return how to start a worker."""
@@ -83,14 +83,18 @@ class Rounds:
             found.ranks.append(_Rank())
             yield found.start(len(found.ranks) - 1)
 
-    def delete(self, name: str) -> End:
-        """Forget a round; its workers must end."""
-        found = self._rounds.pop(name, None)
-        return End(() if found is None else _close(found))
+    def delete(self, names: Collection[str], labels: Mapping[str, str] | None) -> End:
+        """Forget the rounds *names*, and those with *labels*; their workers must end."""
+        ended = [
+            name
+            for name, it in self._rounds.items()
+            if name in names or (labels is not None and labels.items() <= it.header.labels.items())
+        ]
+        return End(tuple(worker for name in ended for worker in _close(self._rounds.pop(name))))
 
     def ended(self, name: str, status: int, ran_s: float) -> Start | End | None:
         """Return what follows from the end of the worker *name*, which ran for *ran_s* seconds."""
-        round_name, rank_text, restarts_text = name.rsplit(".", 2)
+        round_name, _, rank_text, restarts_text = name.rsplit(".", 3)
         found = self._rounds.get(round_name)
         if found is None or found.over:
             return None
@@ -99,6 +103,7 @@ class Rounds:
         if state.restarts != int(restarts_text):
             return None
         if status == EXIT_DONE:  # every item is final: nothing is left for the others
+            state.finished = True
             return End(_close(found))
         if status == EXIT_SURPLUS:
             state.finished = True

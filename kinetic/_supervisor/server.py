@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from kinetic._supervisor.jobs import Job, State, Stop, Table
 from kinetic._supervisor.protocol import (
+    ATTEMPT,
+    INDEX,
     SUBMISSION,
     VERSION,
     Channel,
@@ -47,9 +49,8 @@ class Connection:
 
     ``labels`` select the jobs that the client watches; None if it watches none. ``changes`` are the
     jobs whose states the client must still get. A ``watch`` request sets ``synced`` to False.
-    ``synced`` becomes True when the client has got all jobs that it watches. ``items`` are what
-    happened to items of the workers that it watches: hints, which the store proves. ``worker`` is
-    set if the client is itself a worker's process.
+    ``synced`` becomes True when the client has got all jobs that it watches. ``worker`` is set if
+    the client is itself a worker's process.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -57,7 +58,6 @@ class Connection:
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
-        self.items: list[list[str]] = []
         self.worker: Job | None = None
         self.synced = True
         self.next_send_at = 0.0
@@ -66,10 +66,6 @@ class Connection:
     def pump(self, now: float, *, immediately: bool) -> None:
         """Send what the socket takes; if *immediately*, don't pause before changes of jobs."""
         self.channel.flush()
-        if self.items and self.channel.unsent < MAX_UNREAD_BYTES:
-            self.channel.send({"items": self.items})
-            self.items = []
-            self.channel.flush()
         if self.changes and self.synced and not immediately and now < self.next_send_at:
             return
         if self.changes:
@@ -97,7 +93,7 @@ class Server:
         delete: Callable[[Job], None],
         remove_logs: Callable[[Collection[str], str], None],
         scale: Callable[[JobHeader, bytes, int, int], None],
-        end_round: Callable[[str], None],
+        end_rounds: Callable[[Collection[str], Mapping[str, str] | None], None],
         pause: Callable[[Job], None],
     ) -> None:
         self.connections: set[Connection] = set()
@@ -106,7 +102,7 @@ class Server:
         self._delete = delete
         self._remove_logs = remove_logs
         self._scale = scale
-        self._end_round = end_round
+        self._end_rounds = end_rounds
         self._pause = pause
         self._end_waiters: dict[str, list[tuple[Connection, int]]] = {}
         self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
@@ -127,7 +123,7 @@ class Server:
                 connection.changes[job] = None  # the message has the state at the time it is sent
         if job.state in (State.ENDED, State.GONE):
             for connection, request_id in self._end_waiters.pop(job.name, ()):
-                self._reply(connection, {"id": request_id})
+                self._reply(connection, {"id": request_id, "log": job.log})
         if job.state is State.GONE:
             for connection, header, body in self._held_launches.pop(job.name, ()):
                 self._on_launch(connection, header, body)
@@ -165,6 +161,7 @@ class Server:
             for waiting_connection, held_header, _ in self._held_launches.pop(name, ()):
                 # Answer the held launch as accepted; its job is deleted before it starts.
                 self._reply(waiting_connection, {"id": held_header["id"]})
+        self._end_rounds(names, header.get("labels"))
         for job in self._select_jobs(names, header.get("labels")):
             self._delete(job)
         labels: Mapping[str, str] = header.get("labels") or {}
@@ -199,10 +196,6 @@ class Server:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
-    def _on_end_round(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        self._end_round(header["name"])
-        self._reply(connection, {"id": header["id"]})
-
     def _on_worker(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Note that the connection is that of a worker's process; send no answer."""
         connection.worker = worker = self._table.running(header["executor"])
@@ -221,12 +214,23 @@ class Server:
                 connection.channel.send(message)
 
     def _on_item(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Tell the clients that watch the worker what has happened to an item."""
-        if (worker := connection.worker) is None:
-            return  # its job has just ended
-        for client in self.connections:
-            if client.labels is not None and worker.has_labels(client.labels):
-                client.items.append([header["event"], header["outcome"]])
+        """Note that the sender, a worker, has begun or ended an item; send no answer."""
+        worker = connection.worker
+        if worker is None or worker.state is not State.RUNNING:
+            return  # it has just ended
+        item, name = worker.item, header["name"]
+        if item is not None and item.name != name:
+            self._table.end_item(item)
+            self.notify(item)
+            item = None
+        if item is None:
+            labels = {INDEX: str(header["index"]), ATTEMPT: str(header["attempt"])}
+            log = [worker.name, header.get("start"), header["outcome"]]
+            item = self._table.begin_item(worker, name, labels, log)
+        if "stop" in header:
+            item.log = [*(item.log or ()), header["stop"]]
+            self._table.end_item(item)
+        self.notify(item)
 
     def _on_news(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Tell the workers of a submission that the store has changed."""
@@ -249,7 +253,6 @@ class Server:
         "leaving": _on_leaving,
         "watch": _on_watch,
         "scale": _on_scale,
-        "end_round": _on_end_round,
         "worker": _on_worker,
         "idle": _on_idle,
         "item": _on_item,

@@ -37,6 +37,7 @@ from kinetic._supervisor.jobs import (
     Start,
     State,
     Table,
+    TellNews,
 )
 from kinetic._supervisor.journal import Journal
 from kinetic._supervisor.parents import Change, Parent, Parents, Sweeper
@@ -159,7 +160,7 @@ class Supervisor:
         self._delayed: list[tuple[float, rounds.Start]] = []  # replacements of workers
         self._server = Server(
             *(table, self._launch, self._delete, self._remove_logs),
-            *(self._scale, self._end_round, table.pause),
+            *(self._scale, self._end_rounds, table.pause),
         )
         self._sweeper = Sweeper(paths.trash, paths.spares)
         self._parents = Parents(paths, environ, self._sweeper)
@@ -257,13 +258,13 @@ class Supervisor:
         if isinstance(result, rounds.Start) and not self._ending:
             self._delayed.append((time.monotonic() + result.pause_s, result))
         elif isinstance(result, rounds.End):
-            self._delete_all(result.names)
+            self._drop_delayed(result.names)
+            for name in result.names:
+                if (worker := self._table.jobs.get(name)) is not None:
+                    self._perform(self._table.dismiss(worker, time.time()))
 
-    def _delete_all(self, names: Collection[str]) -> None:
+    def _drop_delayed(self, names: Collection[str]) -> None:
         self._delayed = [entry for entry in self._delayed if entry[1].header.name not in names]
-        for name in names:
-            if (worker := self._table.jobs.get(name)) is not None:
-                self._delete(worker)
 
     def _scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> None:
         """Begin a round of workers, or add workers to it."""
@@ -272,8 +273,12 @@ class Supervisor:
         for start in self._rounds.scale(header, body, number, workers):
             self._launch(start.header, start.body, 0)
 
-    def _end_round(self, name: str) -> None:
-        self._delete_all(self._rounds.delete(name).names)
+    def _end_rounds(self, names: Collection[str], labels: Mapping[str, str] | None) -> None:
+        ended = self._rounds.delete(names, labels).names
+        self._drop_delayed(ended)
+        for name in ended:
+            if (worker := self._table.jobs.get(name)) is not None:
+                self._delete(worker)
 
     def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
         """End *job*, or queue it again after a transient error if its batch has begun."""
@@ -479,12 +484,17 @@ class Supervisor:
                     self._timers.pop(job, None)
                     if delay is not None:
                         self._timers[job] = time.monotonic() + delay
+                case TellNews(worker):
+                    self._server.tell_worker(worker, {"news": True})
                 case RemoveLog(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
 
     def _report(self, job: Job) -> None:
         """Write the changed *job* to the journal, and tell the clients."""
+        if job.worker is not None:  # an item, which the store describes
+            self._server.notify(job)
+            return
         with contextlib.suppress(OSError):  # `_flush` rewrites the journal
             self._journal.append(job.view())
         if job.state in (State.ENDED, State.GONE):
@@ -506,7 +516,8 @@ class Supervisor:
         """Rewrite the journal if it is stale; send this turn's messages to parents and clients."""
         if self._journal.is_stale:
             with contextlib.suppress(OSError):
-                self._journal.rewrite(job.view() for job in self._table.jobs.values())
+                jobs = self._table.jobs.values()
+                self._journal.rewrite(job.view() for job in jobs if job.worker is None)
         for parent in self._parents.connected_parents:
             with contextlib.suppress(OSError):  # `receive` notices that the parent has ended
                 parent.flush()

@@ -113,7 +113,7 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
     _mark.write(local["executor"])
     _open_log(local["log"])
     os.chdir(local["work"])
-    if memory is not None:
+    if memory is not None and not local.get("worker"):  # a worker limits the memory of its items
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     variables = {**local["variables"], processes.MARK: _mark.value(local["executor"])}
     if local["command"]:
@@ -128,7 +128,7 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
         worker_main: Callable[..., int] = importlib.import_module(
             "..worker.local", __package__
         ).main
-        return worker_main(worker, key, executor, order_line, _make_place(local))
+        return worker_main(worker, key, executor, order_line, _make_place(local), memory)
     order = wire.Order.decode(order_line.decode())
     add_to_environment({**variables, **order.variables()})
     return _attempt_main(order, key, executor, _make_place(local))

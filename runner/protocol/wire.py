@@ -165,6 +165,14 @@ def attempt_key(scope: str, index: int, attempt: int, part: str) -> str:
     return "%sattempts/%06d/%08d.%04d.%s" % values  # noqa: UP031 - takes half the time of an f-string
 
 
+def parse_attempt_key(name: str) -> tuple[int, int]:
+    """Return the item and the number of an attempt, from the name of one of its objects."""
+    matched = _ATTEMPT.search(name)
+    if matched is None:
+        raise ValueError(f"{name!r} is no object of an attempt")
+    return int(matched[1]), int(matched[2])
+
+
 def debugger_mark(host: int) -> str:
     """Return the part, for `attempt_key`, of the object with the port of the debugger on *host*."""
     return f"debug-{host}"
@@ -463,7 +471,8 @@ class Outcome(NamedTuple):
     the body has its own object ``value`` (name, SHA-256); the body is then empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
     display; see `notes`. ``writer`` names the worker that wrote the outcome (see `workers`). It is
-    empty for another process. ``metrics`` says that the attempt has reported; see `metrics`.
+    empty for another process. ``log`` is where the item's output begins and ends in the output file
+    of that worker, in bytes. ``metrics`` says that the attempt has reported; see `metrics`.
     """
 
     kind: Kind
@@ -478,6 +487,7 @@ class Outcome(NamedTuple):
     value: tuple[str, str] | None = None
     note: Note | None = None
     writer: str = ""
+    log: tuple[int, int] | None = None
     metrics: bool = False
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
@@ -517,6 +527,9 @@ class Outcome(NamedTuple):
             known["kind"] = Kind(known["kind"])
             if known.get("value"):
                 known["value"] = tuple(known["value"])
+            if known.get("log"):
+                start, stop = known["log"]
+                known["log"] = int(start), int(stop)
             if known.get("note") is not None:
                 known["note"] = notes.read(known["note"])
             return cls(**known)

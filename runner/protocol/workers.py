@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from . import signing, wire
 from .frames import MALFORMED
@@ -47,16 +47,42 @@ class Terms:
     lifetime_s: float | None = None
     single: bool = False
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the terms that JSON describes; ignore unknown fields."""
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name in fields}
+        known["budgets"] = RetryBudgets(**known["budgets"])
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """How the workers of a submission run its items.
+
+    ``outputs`` is the base of the items' output directories. With the isolation ``"process"``, each
+    item has a process of its own. With ``"worker"``, items run one after another in one
+    interpreter, which is replaced after ``recycle`` items (None: never). ``init`` is the pickle of
+    a mapping: from arguments of the function to the functions that make them.
+    """
+
+    terms: Terms
+    outputs: str
+    isolation: Literal["process", "worker"] = "process"
+    init: wire.Input | None = None
+    recycle: int | None = None
+
     def encode(self) -> str:
         """Return one line of JSON, the inverse of `decode`."""
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "init": self.init})
 
     @classmethod
     def decode(cls, text: str) -> Self:
         """Read what `encode` has written; ignore unknown fields."""
         fields = json.loads(text)
         known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name in fields}
-        known["budgets"] = RetryBudgets(**known["budgets"])
+        known["terms"] = Terms.of(known["terms"])
+        if init := known.get("init"):
+            known["init"] = wire.Input(*init)
         return cls(**known)
 
 

@@ -16,29 +16,36 @@ from typing import Any
 
 from ..job import workspace
 from ..job.processes import LINUX, MARK
-from ..protocol import wire
-from ..protocol.workers import Terms, WorkerId
+from ..protocol import directory_urls, wire
+from ..protocol.workers import Crew, WorkerId
 from ..stores.objects import open_store
 from .main import Submission, Worker
 
 
-def main(name: str, key: bytes, executor: str, submission: bytes, place: workspace.JobPlace) -> int:
+def main(
+    name: str,
+    key: bytes,
+    executor: str,
+    submission: bytes,
+    place: workspace.JobPlace,
+    memory_bytes: int | None,
+) -> int:
     """Run a worker in this process; return its exit code.
 
     Args:
         name: The text of its `WorkerId`.
         key: The key of the submission.
         executor: The supervisor's name of this process.
-        submission: Three lines: an order without its item, the terms, and the base of the items'
-            output directories.
+        submission: Two lines: an order without its item, and the crew.
         place: The directories of this worker.
+        memory_bytes: The limit of an item's memory.
     """
     me = WorkerId.parse(name)
     if me is None:
         raise ValueError(f"{name!r} names no worker")
-    order_line, terms_line, base = submission.decode().split("\n")
-    order, terms = wire.Order.decode(order_line), Terms.decode(terms_line)
-    group = order.group_id
+    order_line, crew_line = submission.decode().split("\n")
+    order, crew = wire.Order.decode(order_line), Crew.decode(crew_line)
+    base, group = crew.outputs, order.group_id
     worker = Worker(
         me,
         executor,
@@ -46,12 +53,16 @@ def main(name: str, key: bytes, executor: str, submission: bytes, place: workspa
         Submission(
             order=order,
             key=key,
-            terms=terms,
+            terms=crew.terms,
             job_id=(lambda index: f"{group}-{index}") if group else (lambda index: order.job_id),
             output_dir=(lambda index: f"{base}/{index}") if group else (lambda index: base),
+            isolation=crew.isolation,
+            init=crew.init,
+            recycle=crew.recycle,
         ),
         place,
-        channel=Supervisor(executor),
+        channel=Supervisor(executor, order),
+        memory_bytes=memory_bytes,
     )
     return worker.run()
 
@@ -59,7 +70,8 @@ def main(name: str, key: bytes, executor: str, submission: bytes, place: workspa
 class Supervisor:
     """The connection to the supervisor; see `main.Channel`."""
 
-    def __init__(self, executor: str) -> None:
+    def __init__(self, executor: str, order: wire.Order) -> None:
+        self._order = order
         self.has_slots = True
         self.asked_back = False
         self._buffer = b""
@@ -105,9 +117,24 @@ class Supervisor:
         self.has_slots = self.asked_back = False
         self._send({"op": "idle"})
 
-    def report(self, event: str, outcome: str) -> None:
-        """Tell that an attempt has started, or ended."""
-        self._send({"op": "item", "event": event, "outcome": outcome})
+    def started(self, index: int, attempt: int, output: int) -> None:
+        """Tell that an attempt begins, at *output* bytes of the worker's output file."""
+        self._send({"op": "item", **self._item(index, attempt), "start": output})
+
+    def ended(self, index: int, attempt: int, output: int | None) -> None:
+        """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
+        self._send({"op": "item", **self._item(index, attempt), "stop": output})
+
+    def _item(self, index: int, attempt: int) -> dict[str, Any]:
+        order = self._order
+        outcome = wire.attempt_key(order.scope, index, attempt, "outcome")
+        group, folder = order.group_id, directory_urls.directory_of(order.store)
+        return {
+            "name": f"{group}-{index}-{attempt}" if group else f"kinetic-{order.job_id}",
+            "index": index,
+            "attempt": attempt,
+            "outcome": f"{folder}/{outcome}",
+        }
 
     def _send(self, header: Mapping[str, Any]) -> None:
         """Send a message, framed as the supervisor's protocol says."""

@@ -159,8 +159,11 @@ class Channel(Protocol):
     def give_back(self) -> None:
         """Give the slots back, and ask for others."""
 
-    def report(self, event: str, outcome: str) -> None:
-        """Tell that an attempt has started, or ended; *outcome* is the name of its outcome."""
+    def started(self, index: int, attempt: int, output: int) -> None:
+        """Tell that an attempt begins, at *output* bytes of the worker's output file."""
+
+    def ended(self, index: int, attempt: int, output: int | None) -> None:
+        """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
 
 
 class Worker:
@@ -186,7 +189,6 @@ class Worker:
         *,
         channel: Channel | None = None,
         memory_bytes: int | None = None,
-        pull_type: type[pull.Pull] = pull.Pull,
     ) -> None:
         order = submission.order
         self._objects = objects
@@ -195,13 +197,14 @@ class Worker:
         self._executor = executor
         self._channel = channel
         self._memory_bytes = memory_bytes
-        self._pull = pull_type(
+        self._pull = pull.Pull(
             me, executor, submission.key, order.scope, submission.terms, time.monotonic
         )
         self._order_fields = {name: getattr(order, name) for name in wire.Order.__slots__}
         self._inputs = Inputs(objects, order.scope)
         self._input: StoredInput | None = None
         self._guard: Guard | None = None
+        self._output_end: int | None = None  # where the output of an item without outcome ends
         self._leaving: Guard | None = None  # its item is done, and its process exits
         self._terminating = self._changed = False
         self._interpreter: Interpreter | None = None
@@ -261,8 +264,9 @@ class Worker:
         while True:
             try:
                 created = self._objects.create(operation.name, operation.body, operation.metadata)
-                if created and operation.name.endswith(".outcome"):
-                    self._report("ended", operation.name)
+                if operation.name.endswith(".outcome") and self._channel is not None:
+                    self._channel.ended(*wire.parse_attempt_key(operation.name), self._output_end)
+                    self._output_end = None
                 return created
             except OSError as exc:
                 is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -348,8 +352,8 @@ class Worker:
         }
         order = wire.Order(**{**self._order_fields, **changes})  # `replace` takes ten times as long
         self._guard = Guard(order, _output_size(), interpreter)
-        name = wire.attempt_key(order.scope, operation.item, operation.attempt, "outcome")
-        self._report("started", name)
+        if self._channel is not None:
+            self._channel.started(operation.item, operation.attempt, self._guard.output)
         self._message = encode_message(order, self._input.content)
         interpreter.start(self._message, self._imports_to_share())
 
@@ -382,7 +386,8 @@ class Worker:
             import shutil  # it maps compression libraries, which every fork would inherit
 
             shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
-        return pull.Ended(found.outcome, found.body, (guard.output, _output_size()))
+        self._output_end = _output_size()
+        return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
 
     def _judge_interpreter(self, guard: Guard, left: item.Result | None) -> None:
         """Decide whether the interpreter has to end, if the item ran in it."""
@@ -407,10 +412,6 @@ class Worker:
         self._retire_by = None
 
     # --- waiting ---
-
-    def _report(self, event: str, outcome: str) -> None:
-        if self._channel is not None:
-            self._channel.report(event, outcome)
 
     def _ready(self, operation: pull.Ready) -> None:
         """Let other submissions have the slots for a while, if the platform asks for them."""

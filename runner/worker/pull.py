@@ -129,7 +129,7 @@ class Ended(NamedTuple):
 
     outcome: wire.Outcome
     body: bytes
-    log: tuple[int, int] = (0, 0)
+    log: tuple[int, int] | None = None
 
 
 class OpeningFailure(NamedTuple):
@@ -418,7 +418,7 @@ class Pull:
             ended = yield from self._watch(index)
         else:
             ended = Ended(failure.outcome, failure.body)
-        yield from self._commit(index, number, ended.outcome, ended.body)
+        yield from self._commit(index, number, ended.outcome._replace(log=ended.log), ended.body)
         if self.terminating:
             raise Leave(EXIT_REPLACE)
         return True
@@ -454,7 +454,9 @@ class Pull:
         """Create the outcome of an attempt that this worker has claimed."""
         stopped = self.requests.standing(index).unwanted
         if stopped and outcome.kind is not wire.Kind.VALUE:
-            outcome, body = _CANCELLED._replace(started=outcome.started, ended=outcome.ended), b""
+            began, ended = outcome.started, outcome.ended
+            outcome = _CANCELLED._replace(started=began, ended=ended, log=outcome.log)
+            body = b""
         yield from self._store(index, number, outcome._replace(executor=self.executor), body)
 
     def _store(self, index: int, number: int, outcome: wire.Outcome, body: bytes) -> Steps:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic.aio.local.cluster import TAIL_BYTES, LocalCluster, tail_offset
+from kinetic.aio.local.cluster import LocalCluster
+from kinetic.aio.local.logs import TAIL_BYTES, tail_offset
 from kinetic.aio.ports import LONGEST_LINE, LogPieces, Phase
 from kinetic.errors import BackendError, NotFound
 from tests.jobs import DEADLINE_S, lines
@@ -70,7 +71,7 @@ def test_the_tail_begins_where_its_first_line_does(text: str, count: int, block:
     fd = os.memfd_create("log")
     try:
         os.write(fd, content)
-        offset = tail_offset(fd, count)
+        offset = tail_offset(fd, count, 0, os.fstat(fd).st_size)
     finally:
         os.close(fd)
     whole = content.decode().split("\n")
@@ -81,17 +82,19 @@ def test_the_tail_begins_where_its_first_line_does(text: str, count: int, block:
 def test_a_long_tail_is_found_over_many_blocks(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"".join(b"%06d\n" % number for number in range(50_000)))
+    end = log.stat().st_size
     with open(log, "rb") as file:
         for count in (1, 9362, 9363, 30_000, 50_000, 60_000):
-            assert tail_offset(file.fileno(), count) == max(0, 50_000 - count) * 7
+            assert tail_offset(file.fileno(), count, 0, end) == max(0, 50_000 - count) * 7
 
 
 def test_a_tail_reads_no_more_than_its_limit(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"x" * (3 * TAIL_BYTES) + b"\nend\n")
+    end = log.stat().st_size
     with open(log, "rb") as file:
-        assert tail_offset(file.fileno(), 1) == 3 * TAIL_BYTES + 1
-        assert tail_offset(file.fileno(), 2) == 2 * TAIL_BYTES + 5
+        assert tail_offset(file.fileno(), 1, 0, end) == 3 * TAIL_BYTES + 1
+        assert tail_offset(file.fileno(), 2, 0, end) == 2 * TAIL_BYTES + 5
 
 
 async def test_following_starts_before_the_job_does(cluster: LocalCluster) -> None:

@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import Terms
+from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
 from kinetic.aio.local.cluster import LocalCluster
-from kinetic.aio.ports import JobSpec, Phase
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.errors import NotFound
 from tests.jobs import DEADLINE_S, gone, job_spec
 from tests.workers.process import KEY, Batch
 
@@ -41,8 +42,23 @@ async def scale(
     cluster: LocalCluster, batch: Batch, workers: int, *, name: str = NAME, **terms: Any
 ) -> None:
     known = Terms(workers=workers, budgets=batch.budgets, **terms)
-    base = str(batch.folder / "outputs")
-    await cluster.scale(spec(batch, name), known, number=0, workers=workers, output_base=base)
+    crew = Crew(terms=known, outputs=str(batch.folder / "outputs"))
+    await cluster.scale(spec(batch, name), crew, number=0, workers=workers)
+
+
+async def workers_of(cluster: LocalCluster) -> list[Observation]:
+    found = await cluster.find(labels=LABELS)
+    return [it for it in found if "kinetic.dev/index" not in it.labels]
+
+
+async def running_item(cluster: LocalCluster) -> Observation:
+    """Return the only item, once it runs."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            for it in await cluster.find(labels=LABELS):
+                if "kinetic.dev/index" in it.labels:
+                    return it
+            await asyncio.sleep(0.01)
 
 
 def square(number: int) -> int:
@@ -115,11 +131,12 @@ async def test_a_round_that_is_ended_leaves_no_process(
     await scale(cluster, batch, 1)
     child = psutil.Process(int(await eventually(lambda: mark.exists() and mark.read_text())))
     batch.append(wire.Request(kind="stop"))
-    await cluster.end_round(NAME)
-    await gone(cluster, f"{NAME}.0.0")
+    (worker,) = await workers_of(cluster)
+    await cluster.delete(labels=LABELS)
+    await gone(cluster, worker.name)
     assert batch.states() == [wire.ItemState.CANCELLED]
     assert not child.is_running()
-    assert not await cluster.find(names=[f"{NAME}.0.1"])
+    assert not await workers_of(cluster)
 
 
 async def test_a_worker_hears_of_a_stop_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -171,3 +188,96 @@ async def test_submissions_take_turns_in_a_slot(cluster: LocalCluster, tmp_path:
     ran = [line.rpartition("-")[0][-1] for line in order.read_text().split()]
     assert sorted(ran) == ["2"] * 20 + ["3"] * 3
     assert ran.index("3") == 1, "the short batch waited for the end of the long one"
+
+
+def say_and_wait(path: str) -> None:
+    """Print a line, wait until the file exists, and print another."""
+    import time
+
+    print("before", path, flush=True)
+    while not Path(path).exists():
+        time.sleep(0.01)
+    print("after", path, flush=True)
+
+
+async def test_a_running_item_is_found_with_its_log(cluster: LocalCluster, tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    batch = Batch(tmp_path / "b", say_and_wait, paths)
+    await scale(cluster, batch, 1)
+    found = await running_item(cluster)
+    group = LABELS["kinetic.dev/submission"]
+    assert found.name == f"{group}-0-1" and found.phase is Phase.RUNNING
+    assert [it.executor for it in await workers_of(cluster)] == [found.executor]
+    lines = cluster.logs(found.name, follow=True)
+    assert await anext(lines) == f"before {paths[0]}"
+    Path(paths[0]).touch()
+    assert [line async for line in lines] == [f"after {paths[0]}"]
+    async with asyncio.timeout(DEADLINE_S):
+        while (second := await running_item(cluster)).name == found.name:
+            await asyncio.sleep(0.01)
+        while [line async for line in cluster.logs(second.name)] != [f"before {paths[1]}"]:
+            await asyncio.sleep(0.01)
+    Path(paths[1]).touch()
+    await final(batch)
+    with pytest.raises(NotFound):
+        [line async for line in cluster.logs(found.name)]
+    for index, path in enumerate(paths):
+        outcome = batch.outcomes(index)[-1]
+        log, me = outcome.log, WorkerId.parse(outcome.writer)
+        assert log is not None and me is not None
+        lines = cluster.worker_log(f"{NAME}.{me.job}.{me.rank}.{me.restarts}", *log)
+        assert [line async for line in lines] == [f"before {path}", f"after {path}"]
+        lines = cluster.worker_log(f"{NAME}.{me.job}.{me.rank}.{me.restarts}", *log, tail=1)
+        assert [line async for line in lines] == [f"after {path}"]
+
+
+async def test_watchers_hear_of_items(cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "go"
+    batch = Batch(tmp_path / "b", say_and_wait, [str(path)])
+    watch = cluster.watch(LABELS)
+    await scale(cluster, batch, 1)
+    seen: list[Phase] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for it in watch:
+            if it.labels.get("kinetic.dev/index") == "0":
+                seen.append(it.phase)
+                path.touch()
+                if it.phase is Phase.GONE:
+                    break
+    assert seen == [Phase.RUNNING, Phase.GONE]
+    assert batch.states() == [wire.ItemState.SUCCEEDED]
+
+
+async def test_an_item_that_dies_with_its_worker_is_reported_with_the_cause(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    batch = Batch(tmp_path / "b", mark_and_wait, [str(mark)], retries=1)
+    watch = cluster.watch(LABELS)
+    await scale(cluster, batch, 1, backoff_s=0.01)
+    found = await running_item(cluster)
+    await eventually(lambda: mark.exists() and mark.read_text())
+    child = psutil.Process(int(mark.read_text()))
+    interpreter = child.parent()
+    assert interpreter is not None
+    worker = interpreter.parent()
+    assert worker is not None
+    worker.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        async for it in watch:
+            if it.name == found.name and it.phase is Phase.GONE:
+                break
+    assert it.executor == found.executor and "SIGKILL" in it.message
+    await final(batch)
+
+
+async def test_an_item_that_is_deleted_looks_for_its_stop(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    batch = Batch(tmp_path / "b", say_and_wait, [str(tmp_path / "go")])
+    await scale(cluster, batch, 1)
+    found = await running_item(cluster)
+    batch.append(wire.Request(kind="stop", items=(0,)))
+    await cluster.delete(names=[found.name])
+    await final(batch)
+    assert batch.states() == [wire.ItemState.CANCELLED]

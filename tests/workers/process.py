@@ -25,7 +25,7 @@ from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, Terms, WorkerId
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._runner.worker import main, pull
+from kinetic._runner.worker import main
 
 SCOPE = "batches/grp-000000000000/"
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,9 +209,7 @@ class Batch:
 
     def log(self, index: int, rank: int = 0) -> str:
         """Return what the last attempt of an item has written."""
-        lines = (self.folder / f"ranges.{rank}").read_text().splitlines()
-        ranges = {int(name): (int(a), int(b)) for name, a, b in map(str.split, lines)}
-        start, stop = ranges[index]
+        start, stop = self.outcomes(index)[-1].log or (0, 0)
         return (self.folder / f"log.{rank}").read_bytes()[start:stop].decode()
 
     def append(self, request: wire.Request) -> None:
@@ -268,13 +266,6 @@ def run(folder: Path, rank: int, restarts: int) -> int:
         **options,
     )
 
-    class Noting(pull.Pull):
-        def _watch(self, index: int) -> pull.Steps:
-            ended = yield from super()._watch(index)
-            with open(folder / f"ranges.{rank}", "a") as ranges:
-                print(index, *ended.log, file=ranges)
-            return ended
-
     place = JobPlace(work=work, cache=folder / "cache", mounts=False)
     me = WorkerId(0, "j", rank, restarts)
     objects = DirectoryObjects(str(folder / "store"))
@@ -285,7 +276,6 @@ def run(folder: Path, rank: int, restarts: int) -> int:
         submission,
         place,
         memory_bytes=memory_bytes,
-        pull_type=Noting,
     )
     return worker.run()
 

@@ -24,9 +24,9 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.protocol import SUBMISSION
 from kinetic.accelerators import Accelerator
-from kinetic.aio.ports import JobSpec, LogPieces, Observation, Phase
+from kinetic.aio.local.logs import LogPart, read_lines
+from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import (
-    BackendError,
     ClientClosed,
     ConfigurationError,
     LaunchError,
@@ -38,27 +38,8 @@ from kinetic.job_status import Reason
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-    from kinetic._runner.protocol.workers import Terms
+    from kinetic._runner.protocol.workers import Crew
     from kinetic.aio.local.supervisor import Connection
-
-TAIL_BYTES = 2 << 20
-"""How many bytes before the end of a log `tail_offset` looks for lines."""
-
-
-def tail_offset(fd: int, count: int) -> int:
-    """Find where the last *count* lines of a file begin, at most `TAIL_BYTES` before its end."""
-    end = os.fstat(fd).st_size
-    if count <= 0:
-        return end
-    start = max(0, end - TAIL_BYTES)
-    content = os.pread(fd, end - start, start)
-    newline = len(content) - content.endswith(b"\n")  # no line begins after the last newline
-    for _ in range(count):
-        newline = content.rfind(b"\n", 0, newline)
-        if newline < 0:
-            return start
-    return start + newline + 1
-
 
 KEY_BYTES = 32
 
@@ -78,12 +59,8 @@ MAX_TRIES = 4
 """Fail a request after this many supervisors have died while they handled it."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
-"""Pauses between two reads of a log that doesn't grow."""
-
 RECONNECT_PAUSE_S = 1.0
 DELETED = "deleted while this client was not connected to the supervisor"
-READ_BYTES = 1 << 16
 
 
 class LocalCluster:
@@ -139,27 +116,20 @@ class LocalCluster:
         """Start *job*; do nothing if a job of this name exists."""
         await self._send(job, {"op": "launch"}, job.order.encode())
 
-    async def scale(
-        self, job: JobSpec, terms: Terms, *, number: int, workers: int, output_base: str
-    ) -> None:
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> None:
         """Start the workers of a round, or more of them; fewer than there are change nothing.
 
         Args:
             job: Each worker. Its name is that of the round, and its order has no item.
-            terms: What the submission says to all its workers.
+            crew: What the submission says to all its workers.
             number: The number of the round.
             workers: How many there are to be.
-            output_base: The directory that has the items' output directories.
 
         Raises:
             LaunchError: The supervisor refused the workers.
         """
-        order = f"{job.order.encode()}\n{terms.encode()}\n{output_base}"
+        order = f"{job.order.encode()}\n{crew.encode()}"
         await self._send(job, {"op": "scale", "round": number, "workers": workers}, order)
-
-    async def end_round(self, name: str) -> None:
-        """End the workers of a round."""
-        await self._ask({"op": "end_round", "name": name})
 
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Tell the workers with *labels* that the store has changed."""
@@ -278,52 +248,48 @@ class LocalCluster:
     ) -> AsyncGenerator[str]:
         """Yield the lines of the job's output; with *follow*, until the job has ended.
 
-        The log exists until the job is deleted, even if the supervisor has forgotten the job.
+        The log exists until the job is deleted, even if the supervisor has forgotten the job. For
+        an item of a worker, this works while the item runs; later, use `worker_log`.
         """
         from kinetic._supervisor.protocol import SupervisorPaths
 
-        path = SupervisorPaths(self._home).log(name)
-        if not (await self.find(names=[name]) or path.exists()):
+        paths = SupervisorPaths(self._home)
+        part = LogPart(paths.log(name))
+        answer = await self._ask({"op": "find", "names": [name], "labels": None})
+        if answer["jobs"] and (log := answer["jobs"][0].get("log")):
+            part = LogPart(paths.log(log[0]), begin=log[1], outcome=log[2])
+        elif not (answer["jobs"] or part.path.exists()):
             raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
-        ended: asyncio.Task[dict[str, Any]] | None = None
-        if follow:
-            ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
-            # The task may fail after the caller has stopped reading: then no code awaits it.
-            ended.add_done_callback(_retrieve_exception)
-        fd = -1
-        pause = FIRST_PAUSE_S
-        pieces = LogPieces()
+        if not follow:
+            async for line in read_lines(part, tail, None):
+                yield line
+            return
+        ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
+        # The task may fail after the caller has stopped reading: then no code awaits it.
+        ended.add_done_callback(_retrieve_exception)
         try:
-            while True:
-                has_ended = ended is None or ended.done()
-                try:
-                    if fd < 0 and (fd := _open_log(path)) >= 0 and tail is not None:
-                        os.lseek(fd, tail_offset(fd, tail), os.SEEK_SET)
-                    data = os.read(fd, READ_BYTES) if fd >= 0 else b""
-                except OSError as exc:
-                    raise BackendError(
-                        f"can't read the log of {name} ({exc.strerror}); look at {path}"
-                    ) from exc
-                if data:
-                    for piece in pieces.feed(data):
-                        yield piece.text
-                    pause = FIRST_PAUSE_S
-                    await asyncio.sleep(0)
-                    continue
-                if has_ended:
-                    break  # all that the job wrote has been read
-                assert ended is not None
-                await asyncio.wait({ended}, timeout=pause)
-                pause = min(LONGEST_PAUSE_S, pause * 1.5)
-            for piece in pieces.feed(last=True):
-                yield piece.text
+            async for line in read_lines(part, tail, ended):
+                yield line
         finally:
-            if ended is not None:
-                ended.cancel()
-            if fd >= 0:
-                os.close(fd)
-        if ended is not None and not ended.cancelled():
+            ended.cancel()
+        if not ended.cancelled():
             ended.result()  # raise if the supervisor can't be reached
+
+    async def worker_log(
+        self, worker: str, start: int, stop: int, *, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        """Yield what an item has written: bytes *start* to *stop* of the output of *worker*.
+
+        Raises:
+            NotFound: The log was removed.
+        """
+        from kinetic._supervisor.protocol import SupervisorPaths
+
+        part = LogPart(SupervisorPaths(self._home).log(worker), start, stop)
+        if not part.path.exists():
+            raise NotFound(f"the log of the worker {worker} was removed")
+        async for line in read_lines(part, tail, None):
+            yield line
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
         """Connect to *port* of this machine's loopback, which jobs share; each job has one host."""
@@ -448,13 +414,6 @@ def _packages_edition() -> str:
 def _count_gpus(accelerator: Accelerator) -> int:
     """Return how many GPUs to request for *accelerator*; a TPU becomes one GPU."""
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
-
-
-def _open_log(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return -1  # the job has no log before it starts
 
 
 def _read_observation(view: Mapping[str, Any]) -> Observation:
