@@ -83,6 +83,13 @@ class Rounds:
             found.ranks.append(_Rank())
             yield found.start(len(found.ranks) - 1)
 
+    def count(self, name: str) -> int:
+        """Return how many workers of a round run or will be replaced."""
+        found = self._rounds.get(name)
+        if found is None or found.over:
+            return 0
+        return sum(not it.finished for it in found.ranks)
+
     def delete(self, names: Collection[str], labels: Mapping[str, str] | None) -> End:
         """Forget the rounds *names*, and those with *labels*; their workers must end."""
         ended = [

@@ -92,7 +92,7 @@ class Server:
         launch: Callable[[JobHeader, bytes, int], None],
         delete: Callable[[Job], None],
         remove_logs: Callable[[Collection[str], str], None],
-        scale: Callable[[JobHeader, bytes, int, int], None],
+        scale: Callable[[JobHeader, bytes, int, int], int],
         end_rounds: Callable[[Collection[str], Mapping[str, str] | None], None],
         pause: Callable[[Job], None],
     ) -> None:
@@ -189,9 +189,10 @@ class Server:
 
     def _on_scale(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Begin a round of workers, or add workers to it."""
-        reply: dict[str, Any] = {"id": header["id"]}
+        reply: dict[str, Any] = {"id": header["id"], "workers": 0}
         try:
-            self._scale(JobHeader.from_json(header), body, header["round"], header["workers"])
+            job, number = JobHeader.from_json(header), header["round"]
+            reply["workers"] = self._scale(job, body, number, header["workers"])
         except (OrderError, ShuttingDown, OSError) as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)

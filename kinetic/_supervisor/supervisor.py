@@ -266,12 +266,13 @@ class Supervisor:
     def _drop_delayed(self, names: Collection[str]) -> None:
         self._delayed = [entry for entry in self._delayed if entry[1].header.name not in names]
 
-    def _scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> None:
-        """Begin a round of workers, or add workers to it."""
+    def _scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> int:
+        """Begin a round of workers, or add workers to it; return how many it has."""
         if self._ending:
             raise ShuttingDown
         for start in self._rounds.scale(header, body, number, workers):
             self._launch(start.header, start.body, 0)
+        return self._rounds.count(header.name)
 
     def _end_rounds(self, names: Collection[str], labels: Mapping[str, str] | None) -> None:
         ended = self._rounds.delete(names, labels).names

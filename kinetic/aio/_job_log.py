@@ -7,11 +7,13 @@ the logs of later attempts. `JobHandle.logs` raises an error that explains why a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import WorkerId
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import NoLog, NotFound
@@ -68,6 +70,10 @@ async def lines(
                         yield line
             except NotFound as exc:
                 missing = exc
+            if not has_lines and missing is not None and submission.workers is not None:
+                async for line in _worker_log(ref, number, tail):
+                    has_lines, missing = True, None
+                    yield line
             if not has_lines and (missing is not None or not is_live):
                 stored = await submission.kept_log(ref.index, number)
                 missing = None if stored else missing
@@ -96,6 +102,23 @@ async def lines(
             item = submission.item(ref.index)
             number, attempt_ended = number + 1, False
             pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+
+async def _worker_log(ref: JobRef, number: int, tail: int | None) -> AsyncGenerator[str]:
+    """Yield what an ended attempt has written, from the output of its worker."""
+    submission, index = ref.submission, ref.index
+    attempts = (await submission.all_attempts([index])).get(index, {})
+    outcome = attempts.get(number, wire.Attempt()).outcome
+    writer = None if outcome is None else WorkerId.parse(outcome.writer)
+    if submission.workers is None or outcome is None or outcome.log is None or writer is None:
+        return
+    name = f"{submission.identity.round_name(writer.round)}.{writer.job}"
+    with contextlib.suppress(NotFound):  # the log was removed
+        log = submission.workers.worker_log(
+            f"{name}.{writer.rank}.{writer.restarts}", *outcome.log, tail=tail
+        )
+        async for line in log:
+            yield line
 
 
 async def last(ref: JobRef, count: int) -> list[str]:

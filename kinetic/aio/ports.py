@@ -20,6 +20,8 @@ from kinetic.job_status import Reason
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
+    from kinetic._runner.protocol.workers import Crew
+
 __all__ = [
     "Cluster",
     "Image",
@@ -32,6 +34,7 @@ __all__ = [
     "Phase",
     "Resources",
     "Store",
+    "Workers",
 ]
 
 
@@ -352,6 +355,45 @@ class Cluster(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections; jobs keep running. A call in progress raises a `BackendError`."""
+        ...
+
+
+class Workers(Protocol):
+    """The part of a cluster that starts workers, which take items from the store and run them.
+
+    A worker is a job whose labels name no item. While a worker runs an item, the cluster shows the
+    item as a job of its own, with the process of the worker.
+    """
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+        """Start the workers of a round, or more of them; fewer than there are change nothing.
+
+        Args:
+            job: Each worker. Its name is that of the round, and its order has no item.
+            crew: How the workers run the items.
+            number: The number of the round.
+            workers: How many there are to be.
+
+        Returns:
+            How many run, or will run. 0: the round is over.
+
+        Raises:
+            LaunchError: The platform refused the workers.
+        """
+        ...
+
+    async def tell(self, labels: Mapping[str, str]) -> None:
+        """Tell the workers with *labels* that the store has changed."""
+        ...
+
+    def worker_log(
+        self, worker: str, start: int, stop: int, *, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        """Yield what an item has written: bytes *start* to *stop* of the output of *worker*.
+
+        Raises:
+            NotFound: The log was removed.
+        """
         ...
 
 

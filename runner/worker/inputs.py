@@ -25,10 +25,17 @@ class StoredInput(NamedTuple):
     data: tuple[wire.DataRef, ...]
 
 
+class RefusedInput(NamedTuple):
+    """Why the submitter couldn't encode an input."""
+
+    message: str
+
+
 class _Footer(NamedTuple):
     ends: list[int]
     digests: list[str]
     data: Mapping[str, Any]
+    failed: Mapping[str, str]
 
 
 class Inputs:
@@ -43,7 +50,7 @@ class Inputs:
         self._scope = scope
         self._footers: dict[int, _Footer] = {}
 
-    def read(self, index: int, number: int, slot: wire.Slot) -> StoredInput | None:
+    def read(self, index: int, number: int, slot: wire.Slot) -> StoredInput | RefusedInput | None:
         """Return the input of item *index* in slot *number*; None if the slot was removed.
 
         Raises:
@@ -54,6 +61,8 @@ class Inputs:
         try:
             footer = self._footers.get(number) or self._read_footer(name, number, slot)
             position = index - slot.first
+            if (message := footer.failed.get(str(position))) is not None:
+                return RefusedInput(message)
             start = footer.ends[position - 1] if position else 0
             part = wire.Input(name, start, footer.ends[position], footer.digests[position])
             content, _ = self._objects.get(name, part.start, part.stop)
@@ -79,6 +88,6 @@ class Inputs:
             ends.append(offset)
         while len(self._footers) >= CACHED_FOOTERS:
             self._footers.pop(next(iter(self._footers)))
-        footer = _Footer(ends, fields["digests"], fields.get("data", {}))
+        footer = _Footer(ends, fields["digests"], fields.get("data", {}), fields.get("failed", {}))
         self._footers[number] = footer
         return footer

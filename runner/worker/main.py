@@ -19,12 +19,13 @@ from ..job import processes, workspace
 from ..job.ends import End
 from ..job.opening import read_input
 from ..protocol import wire
-from ..protocol.outcomes import encode_error, error_text
+from ..protocol.outcomes import Death, encode_error, error_text, outcome_of_death
+from ..protocol.retry_budgets import SUBMISSION
 from ..protocol.workers import EXIT_REPLACE, Terms, WorkerId
 from . import item, pull
 from .child import ItemChild, encode_message
 from .imports import Candidate
-from .inputs import Inputs, StoredInput
+from .inputs import Inputs, RefusedInput, StoredInput
 from .interpreter import (
     CALLED,
     DONE,
@@ -329,10 +330,13 @@ class Worker:
         gc.freeze()  # what exists now stays
         return None
 
-    def _fetch(self, operation: pull.Fetch) -> bool:
+    def _fetch(self, operation: pull.Fetch) -> bool | pull.Ended:
         slot = self._pull.items.slots[operation.slot]
-        self._input = self._inputs.read(operation.item, operation.slot, slot)
-        return self._input is not None
+        found = self._inputs.read(operation.item, operation.slot, slot)
+        if isinstance(found, RefusedInput):
+            return _refused(found.message)
+        self._input = found
+        return found is not None
 
     # --- the item ---
 
@@ -505,6 +509,18 @@ class Worker:
             self._terminating = self._terminating or changed is None
             self._changed = self._changed or bool(changed)
         return self._read_reports({*readable})
+
+
+def _refused(message: str) -> pull.Ended:
+    """Return the outcome of an item whose input the submitter couldn't encode."""
+    death = Death(
+        kind=wire.Kind.ERROR,
+        reason=SUBMISSION,
+        message=message,
+        phase="submission",
+        qualname="SubmissionError",
+    )
+    return pull.Ended(*outcome_of_death(death, wire.Item(wire.ItemState.OPEN, 1), "", 1))
 
 
 def _can_share_imports() -> bool:

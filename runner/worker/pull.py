@@ -86,7 +86,10 @@ class Open(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Read the input of an item from an input slot. The answer says whether it exists."""
+    """Read the input of an item from an input slot.
+
+    The answer says whether it exists. It is an `Ended` if the submitter couldn't encode it.
+    """
 
     item: int
     slot: int
@@ -406,25 +409,39 @@ class Pull:
         # one of the two sees the other.
         yield from self._read_requests()
         # The input is read after the requests: a cleanup writes its stop, and then deletes inputs.
-        if not (yield from self._input_exists(index)):
+        found = yield from self._input_exists(index)
+        if not found:
             yield Delete(self._claim_name(index, number))
             raise Leave(EXIT_SURPLUS)
         if not self._may_start(index, number):
             yield from self._commit(index, number, _CANCELLED, b"")
             self._leave_if_over()
             return False
-        if failure is None:
+        if failure is not None:
+            ended = Ended(failure.outcome, failure.body)
+        elif isinstance(found, Ended):
+            ended = found
+        else:
             yield Start(index, number)
             ended = yield from self._watch(index)
-        else:
-            ended = Ended(failure.outcome, failure.body)
         yield from self._commit(index, number, ended.outcome._replace(log=ended.log), ended.body)
+        if ended.outcome.phase == "init" and not (yield from self._has_called()):
+            yield from self._append_stop("setup", cancel_running=False)
         if self.terminating:
             raise Leave(EXIT_REPLACE)
         return True
 
+    def _has_called(self) -> Steps:
+        """Return whether any item got beyond ``init``, so that it works on some machine."""
+        yield from self._list_open_blocks()
+        return any(
+            attempt.outcome is not None and attempt.outcome.phase != "init"
+            for index in range(self.items.stored)
+            for attempt in self.items.attempts(index).values()
+        )
+
     def _input_exists(self, index: int) -> Steps:
-        """Return whether the input exists; a cached copy would prove nothing."""
+        """Return whether the input exists (see `Fetch`); a cached copy would prove nothing."""
         return (yield Fetch(index, self.items.slot_of(index)))
 
     def _may_start(self, index: int, number: int) -> bool:
@@ -578,7 +595,7 @@ class Pull:
         if self.requests.all_stopped:
             return
         if terms.lifetime_s is not None and self._clock() - self._began >= terms.lifetime_s:
-            cause, running = "batch_timeout", True
+            cause, running = "timeout", True
         elif terms.budget_s is not None and self.items.spent_s >= terms.budget_s:
             cause, running = "budget", True
         elif terms.fail_fast and self.items.failed:

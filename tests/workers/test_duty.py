@@ -456,7 +456,7 @@ def test_the_lifetime_ends_what_runs() -> None:
     store.child_s = 1000.0
     assert store.play() == EXIT_DONE
     assert "stop" in store.names
-    assert [*store.kinds()] == ["cancelled", "stop batch_timeout", "done all final"]
+    assert [*store.kinds()] == ["cancelled", "stop timeout", "done all final"]
     assert 60.0 <= store.now < 120.0
 
 

@@ -27,7 +27,7 @@ RESULTS = (
         "stop cancelled",
         "stop cleanup",
         "stop setup",
-        "stop batch_timeout",
+        "stop timeout",
     ),
     *("stop budget", "stop fail_fast", "retry", "leave", "round", "sealed", "collected"),
     *("started", "round 0", "round 1"),

@@ -24,7 +24,7 @@ from kinetic._runner.protocol import signing, wire
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
-from kinetic.aio._engine.cleanup import delete_all, delete_leftovers
+from kinetic.aio._engine.cleanup import delete_all, delete_leftovers, end_all
 from kinetic.aio._engine.coordinator import BatchCoordinator, renew_shared
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
@@ -33,8 +33,9 @@ from kinetic.aio._engine.manifest import map_settings_of, read_manifest, uploade
 from kinetic.aio._engine.recovery import changes_since, read_inputs, recover_state
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import JobRef, Session
-from kinetic.aio._engine.submission import Submission
+from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
+from kinetic.aio.ports import Phase
 from kinetic.errors import (
     ConfigurationError,
     Conflict,
@@ -404,9 +405,14 @@ class Batch:
             environment = await self._load_environment()
             uploaded = uploaded_call_of(self.manifest, environment)
             identity, platform = self.submission.identity, self.session.platform
-            lease = await _lease.acquire(
-                platform.store, identity.scope, identity.submitter, platform.clock, force=force
-            )
+            try:
+                lease = await _lease.acquire(
+                    platform.store, identity.scope, identity.submitter, platform.clock, force=force
+                )
+            except Conflict:
+                if inputs is None and self.submission.workers is not None and self.inputs.sealed:
+                    return  # its workers run it
+                raise
             try:
                 await self._coordinate_again(lease, uploaded, inputs, seal=seal)
             except BaseException:
@@ -561,7 +567,10 @@ class Batch:
             if not bases:
                 return 0
             self._own_retry = request = wire.Request(
-                kind="retry", bases=bases, cause="retry_failed"
+                kind="retry",
+                bases=bases,
+                cause="retry_failed",
+                opens_round=submission.requests.done,
             )
             if await submission.requests.append_at(slot, request):
                 await submission.look_at_all(bases)  # from now on, these items are open
@@ -648,7 +657,7 @@ class Batch:
             wire.Request(kind="stop", cause="cancel")
         )
         await delete_leftovers(self.submission)
-        await delete_all(self.submission, round_number)
+        await end_all(self.submission, round_number)
         await self.look()
         for index in range(self.known):
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
@@ -765,6 +774,16 @@ class Batch:
             self.inputs.total = self.known
         return stuck
 
+    async def _go_on(self, stuck: Sequence[int]) -> None:
+        """Start workers for a batch that has none; if that fails, its waiters get the error."""
+        try:
+            await self.take_over()
+        except Conflict:
+            self._observe_again()  # another process was faster
+        except KineticError as exc:
+            self.submission.abandon(exc, stuck)
+            self.wake()
+
     async def watch_abandonment(self) -> None:
         """Wait until no process submits the batch, then fail waiters of items that won't end."""
         identity, platform = self.submission.identity, self.session.platform
@@ -781,6 +800,16 @@ class Batch:
             Outage(f"reading {self.group_id}"),
             should_retry=lambda failure: isinstance(failure, KineticError),
         )
+        if self.submission.workers is not None:
+            found = await retry_forever(
+                lambda: platform.cluster.find(labels={LABEL_SUBMISSION: self.group_id}),
+                f"asking for the workers of {self.group_id}",
+            )
+            if any(it.phase in (Phase.PENDING, Phase.RUNNING) for it in found):
+                stuck = []  # workers run the items
+            elif stuck and self.total is not None:
+                self.session.spawn(self._go_on(stuck), name=f"workers of {self.group_id}")
+                return
         if stuck or self.total is None:
             holder = lease.holder_name if lease is not None else "its submitter"
             missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []

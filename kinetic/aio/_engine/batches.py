@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import replace
@@ -26,8 +27,9 @@ from kinetic.aio._engine.manifest import batch_manifest, read_manifest
 from kinetic.aio._engine.recovery import read_inputs
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import Submission
+from kinetic.aio.ports import Workers
 from kinetic.errors import AuthError, ConfigurationError, KineticError, NotFound, WireError
-from kinetic.options import MapSettings
+from kinetic.options import MapSettings, Options
 from kinetic.prices import budget_price, price_of
 
 MANIFESTS_AT_ONCE = 32
@@ -65,8 +67,10 @@ async def start(
     identity = await beginning.new_identity(
         session, uploaded, "grp", RetryBudgets(user=settings.retries)
     )
+    workers = _workers_for(session, call.options)
     manifest = batch_manifest(session, identity, uploaded, settings, source.length, price)
-    async with beginning.new_submission(session, uploaded, identity) as submission:
+    manifest["workers"] = workers is not None
+    async with beginning.new_submission(session, uploaded, identity, workers) as submission:
         lease = await _create(session, identity, uploaded, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, uploaded, source, settings)
@@ -78,6 +82,12 @@ async def start(
         await release(removing, operation=f"removing the half-made {identity.id}")
         raise
     return batch
+
+
+def _workers_for(session: Session, options: Options) -> Workers | None:
+    """Return what starts the workers of a new batch; None if its attempts are jobs."""
+    wanted = getattr(options, "isolation", "") == "worker" or os.environ.get("KINETIC_WORKERS")
+    return session.platform.workers if wanted else None
 
 
 async def _create(
@@ -205,6 +215,8 @@ async def _open_batch(session: Session, group_id: str) -> Batch:
     identity = await beginning.identity_of(session, group_id, manifest)
     if (known := known_batch(session, group_id)) is not None:
         return known
-    submission = Submission(identity, session.platform.store, session.platform.cluster)
+    platform = session.platform
+    workers = platform.workers if manifest.get("workers") else None
+    submission = Submission(identity, platform.store, platform.cluster, workers)
     batch = session.batches[group_id] = Batch(session, submission, manifest, followed=False)
     return batch

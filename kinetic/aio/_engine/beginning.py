@@ -21,6 +21,7 @@ from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
 from kinetic.aio._process_identity import ProcessIdentity
+from kinetic.aio.ports import Workers
 from kinetic.errors import Conflict, KineticError, SubmitterLost
 
 RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
@@ -152,10 +153,14 @@ async def _launch_again(
 
 @contextlib.asynccontextmanager
 async def new_submission(
-    session: Session, uploaded: prepare.UploadedCall, identity: Identity
+    session: Session,
+    uploaded: prepare.UploadedCall,
+    identity: Identity,
+    workers: Workers | None = None,
 ) -> AsyncGenerator[Submission]:
     """Follow a new submission while the block creates it; if the block fails, remove it."""
-    submission = Submission(identity, session.platform.store, session.platform.cluster)
+    platform = session.platform
+    submission = Submission(identity, platform.store, platform.cluster, workers)
     submission.closes = True
     session.follow(submission, is_own=True)
     try:

@@ -31,12 +31,29 @@ TIMEOUT_S = 30.0
 async def delete_all(submission: Submission, last_round: int) -> None:
     """Delete all jobs up to round *last_round*; the batch's nth retry request begins round n.
 
+    Workers have rounds of their own, and this deletes all of them.
+
     Each delete request names a round. So if the request reaches the platform late, it doesn't
     delete the jobs of items that were retried in the meantime.
     """
     batch = submission.identity.id
+    if submission.workers is not None:
+        await submission.cluster.delete(labels={LABEL_SUBMISSION: batch})
+        return
     for number in range(last_round + 1):
         await submission.cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
+
+
+async def end_all(submission: Submission, last_round: int) -> None:
+    """End all jobs up to round *last_round*, of a batch whose stop request is stored.
+
+    Workers end the items themselves, and leave. They aren't deleted, because that would remove the
+    logs of their items.
+    """
+    if submission.workers is None:
+        await delete_all(submission, last_round)
+    else:
+        await submission.workers.tell({LABEL_SUBMISSION: submission.identity.id})
 
 
 async def delete_leftovers(submission: Submission) -> None:
@@ -52,6 +69,7 @@ async def delete_leftovers(submission: Submission) -> None:
         (int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT]))
         for observation in found
         if observation.phase in (Phase.PENDING, Phase.RUNNING)
+        and LABEL_INDEX in observation.labels  # a worker has none
     ]
     names = [
         submission.identity.attempt_name(*attempt)

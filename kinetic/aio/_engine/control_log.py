@@ -27,6 +27,8 @@ class ControlLog:
         self.listeners: list[Callable[[wire.Request], None]] = []
         self.round = 0
         """The number of retry requests so far, which is the round of a job that is launched now."""
+        self.done = False
+        """Whether the workers have said that their round is over; see `workers`."""
         self._store = store
         self._scope = scope
         self._key = key
@@ -148,6 +150,9 @@ class ControlLog:
         self.entries.append(request)
         number = len(self.entries)
         self.round += request.kind == "retry"
+        self.done = (self.done or request.kind == "done") and not (
+            request.kind == "round" or request.opens_round
+        )
         is_whole_batch = request.kind == "stop" and request.items is None
         for index in [*self._standings] if is_whole_batch else (request.items or request.bases):
             self._standings[index] = self.standing(index).after(index, request, number)

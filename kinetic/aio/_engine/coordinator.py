@@ -21,14 +21,15 @@ from kinetic._runner.protocol.wire import DataRef
 from kinetic._tasks import for_each
 from kinetic.aio import _shared_objects
 from kinetic.aio._engine import data_upload, ending, scheduler
-from kinetic.aio._engine.cleanup import delete_all, delete_unwanted, withdraw_idle
+from kinetic.aio._engine.cleanup import delete_unwanted, end_all, withdraw_idle
 from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump
 from kinetic.aio._engine.input_source import Source
-from kinetic.aio._engine.launcher import LAUNCHES_AT_ONCE, BatchContext, Launcher
+from kinetic.aio._engine.launcher import BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.recovery import count_of
 from kinetic.aio._engine.submission import LABEL_ATTEMPT
+from kinetic.aio._engine.worker_launcher import WorkerLauncher
 from kinetic.aio._lease import RENEW_S
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Store
@@ -104,9 +105,16 @@ class BatchCoordinator:
         self._awake = asyncio.Event()
         self._leaving = False
         self.closing = False
-        self._applying: set[asyncio.Task[None]] = set()
+        self._has_sealed = False
+        self._applying: set[asyncio.Task[object]] = set()
         self._absent: set[tuple[int, int]] = set()
-        self.launcher = Launcher(context, self.state, self.post, on_change)
+        self.launcher: Launcher | WorkerLauncher
+        if (workers := context.submission.workers) is None:
+            self.launcher = Launcher(context, self.state, self.post, on_change)
+        else:
+            self.launcher = WorkerLauncher(
+                context, self.state, self.post, on_change, workers, length
+            )
         self.pump = InputPump(
             context,
             source,
@@ -115,6 +123,7 @@ class BatchCoordinator:
             self.post,
             self.launcher.report_refusal,
             ends_inputs=ends_inputs,
+            runs_alone=self.launcher.runs_alone,
         )
         self._stop_listening = self._submission.listen(self._on_item)
         self._submission.requests.listeners.append(self._on_request)
@@ -127,12 +136,16 @@ class BatchCoordinator:
     @property
     def all_requested(self) -> bool:
         """Whether this process has requested every item's job, and no attempt waits to start."""
-        waiting = self.state.waits_for_slot or self.launcher.pending or self._events
+        waiting = self.launcher.pending or self._events
+        if not self.launcher.runs_alone:
+            waiting = waiting or self.state.waits_for_slot
         return self.state.total is not None and not waiting
 
     @property
     def waiting(self) -> list[int]:
-        """Items that have not ended and have no attempt under way."""
+        """Items that don't run without this process, and have no attempt under way."""
+        if self.launcher.runs_alone:
+            return []
         busy = self.state.busy.keys() - self.launcher.unrequested
         return [index for index in self.state.unfinished() if index not in busy]
 
@@ -172,12 +185,12 @@ class BatchCoordinator:
         number = len(self._submission.requests.entries)
         self._in_background(work, f"request {number} to {self._submission.identity.id}")
 
-    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, object], name: str) -> None:
         task = self._session.spawn(work, name=name)
         self._applying.add(task)
         task.add_done_callback(self._on_applied)
 
-    def _on_applied(self, task: asyncio.Task[None]) -> None:
+    def _on_applied(self, task: asyncio.Task[object]) -> None:
         """Remove an ended task; its error ends the coordinator, so that no caller waits forever."""
         self._applying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -189,12 +202,11 @@ class BatchCoordinator:
 
     async def run(self) -> None:
         """Submit all items and wait until they have ended; keep an error in ``error``."""
-        workers = min(LAUNCHES_AT_ONCE, self.state.settings.max_concurrent or LAUNCHES_AT_ONCE)
         try:
             with self._session.awaiting(self._submission):
                 async with asyncio.TaskGroup() as group:
                     helpers = [
-                        *(self.launcher.run_worker() for _ in range(workers)),
+                        *self.launcher.helpers(),
                         self.lease.keep(),
                         self._read_requests(),
                         self.pump.run(),
@@ -358,6 +370,15 @@ class BatchCoordinator:
         events = [self._events.popleft() for _ in range(min(EVENTS_PER_TURN, len(self._events)))]
         for action in scheduler.decide(self.state, *events):
             self._carry_out(action)
+        if self.state.sealed and self.launcher.runs_alone and not self._has_sealed:
+            self._has_sealed = True
+            if not self.pump.has_known_length:
+                # A worker may take this process for dead, and say that the round is over. It reads
+                # on if another request comes first.
+                work = self._submission.requests.append(wire.Request(kind="sealed"))
+                self._in_background(
+                    work, f"the end of the inputs of {self._submission.identity.id}"
+                )
 
     @property
     def _is_idle(self) -> bool:
@@ -426,7 +447,7 @@ class BatchCoordinator:
         """Delete the jobs up to a round; only log an error, because jobs end by themselves."""
         batch = self._submission.identity.id
         try:
-            await retry_forever(lambda: delete_all(self._submission, round_number), "deleting jobs")
+            await retry_forever(lambda: end_all(self._submission, round_number), "deleting jobs")
         except KineticError as exc:
             logging.warning(
                 "can't delete the running jobs of %s, which go on until they end: %s", batch, exc
@@ -476,7 +497,7 @@ class BatchCoordinator:
             if (index, number) not in absent_before:
                 self._absent.add((index, number))
             elif busy.get(index) == number:
-                launcher.start(scheduler.Start(index, number))
+                launcher.relaunch(scheduler.Start(index, number))
 
     async def _renew_shared_daily(self) -> NoReturn:
         """Renew the shared content once a day, until cancelled."""

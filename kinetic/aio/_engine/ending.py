@@ -24,7 +24,13 @@ from kinetic._runner.protocol import outcomes, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import for_each
 from kinetic.aio._engine.item_states import proven_death
-from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence, Submission
+from kinetic.aio._engine.submission import (
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_SUBMISSION,
+    Evidence,
+    Submission,
+)
 from kinetic.aio._net.retry import SILENCE_LIMIT_S, is_temporary
 from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
@@ -523,6 +529,8 @@ async def find(
     """Ask the platform about *attempts*, pairs of item and number, in one request."""
     identity, cluster = submission.identity, submission.cluster
     names = {identity.attempt_name(*attempt): attempt for attempt in attempts}
+    if submission.workers is not None:
+        return await _find_items(submission, names) if names else {}
     if len(names) > MAX_NAMES:
         found = await cluster.find(labels={LABEL_SUBMISSION: identity.id})
     else:
@@ -530,6 +538,26 @@ async def find(
     return {
         names[observation.name]: observation for observation in found if observation.name in names
     }
+
+
+async def _find_items(
+    submission: Submission, names: Mapping[str, tuple[int, int]]
+) -> dict[tuple[int, int], Observation]:
+    """Ask the platform about attempts that workers run.
+
+    The platform may not know yet which item a worker has claimed. So what the claim names counts:
+    the attempt runs as long as that process runs.
+    """
+    observations = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    found = {names[it.name]: it for it in observations if it.name in names}
+    workers = {it.executor: it for it in observations if LABEL_INDEX not in it.labels}
+    for name, attempt in names.items():
+        executor = submission.attempt(*attempt).executor
+        if attempt not in found and executor is not None and executor in workers:
+            worker, (index, number) = workers[executor], attempt
+            labels = {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
+            found[attempt] = replace(worker, name=name, labels={**worker.labels, **labels})
+    return found
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:

@@ -148,6 +148,10 @@ class Identity:
         """Return the platform's name of one attempt; every process computes the same."""
         return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
 
+    def round_name(self, number: int) -> str:
+        """Return the platform's name of a round of workers; it begins each worker's name."""
+        return f"{self.id}-r{number}"
+
     def attempts_to_ask(self, attempt: int) -> Collection[int]:
         """Return the attempts to ask the platform about when *attempt* is the open one.
 

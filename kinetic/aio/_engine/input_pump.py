@@ -97,6 +97,7 @@ class InputPump:
         report_refusal: Callable[[int, Exception], Awaitable[None]],
         *,
         ends_inputs: bool,
+        runs_alone: bool,
     ) -> None:
         identity = context.submission.identity
         self._store = context.session.platform.store
@@ -112,6 +113,8 @@ class InputPump:
         self._scope = identity.scope
         self._key = identity.key
         self._first_index = self._inputs.count
+        # What is stored may run. So if the window limits how many run, it limits what is stored.
+        self._stores_window = runs_alone and window.limit is not None
         self._room = asyncio.Event()
         self._recent: OrderedDict[int, Any] = OrderedDict()
         self.ends_inputs = ends_inputs
@@ -127,7 +130,7 @@ class InputPump:
     @property
     def has_known_length(self) -> bool:
         """Whether the number of inputs is known; if so, all are stored before the first job."""
-        return self._source.length is not None
+        return self._source.length is not None and not self._stores_window
 
     def wake(self) -> None:
         """Let the pump check again whether it may pull more inputs, or must end."""
@@ -253,6 +256,8 @@ class InputPump:
         ``max_concurrent``, and the window; infinity if there is no limit.
         """
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
+        if self._stores_window and (bound := self._window.bound) is not None:
+            return bound
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
         finished = self._state.ended if delivered is None else delivered

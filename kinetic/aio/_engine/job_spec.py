@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+from dataclasses import replace
 from typing import Any
 
 from kinetic import configuration
@@ -120,6 +121,20 @@ class JobSpecBuilder:
         except BackendError as exc:
             if is_refusal(exc) or not await self._cluster.find(names=[name]):
                 raise
+
+    def worker(self, number: int) -> JobSpec:
+        """Return the job of each worker of round *number*; its order has no item."""
+        order = self._order(
+            job_id="",
+            index=0,
+            attempt=0,
+            arguments=wire.Input("", 0, 0, ""),
+            data=self._data,
+        )
+        labels = {**self._labels, "kinetic.dev/kind": "worker", LABEL_ROUND: str(number)}
+        job: JobSpec = self._job(name=self._identity.round_name(number), labels=labels, order=order)
+        # The limits of time are those of an item: its worker keeps them.
+        return replace(job, timeout=None, start_timeout=None, owned=False)
 
 
 def _path_as_loaded(root: str, function: Any) -> str:

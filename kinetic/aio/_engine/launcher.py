@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from absl import logging
 
@@ -52,6 +53,8 @@ class BatchContext:
 class Launcher:
     """Launch attempts; close an item as failed if its attempt can't be launched.
 
+    `worker_launcher.WorkerLauncher` is the counterpart for platforms that run workers.
+
     *post* passes an event to the scheduler. A worker calls *on_change* when no launch is pending
     any more.
     """
@@ -63,6 +66,8 @@ class Launcher:
         post: Callable[[scheduler.Event], None],
         on_change: Callable[[], None],
     ) -> None:
+        self.runs_alone = False
+        """Whether stored items run without this process."""
         self.unrequested: set[int] = set()
         """Items for whose next attempt this process has yet to send the launch request."""
         self.halted = False
@@ -126,7 +131,16 @@ class Launcher:
         uncertain, self._uncertain = self._uncertain, set()
         await withdraw_idle(self._context.submission, uncertain)
 
-    async def run_worker(self) -> None:
+    def helpers(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the coroutines that run beside the coordinator, until they are cancelled."""
+        limit = self._state.settings.max_concurrent or LAUNCHES_AT_ONCE
+        return [self._run_worker() for _ in range(min(LAUNCHES_AT_ONCE, limit))]
+
+    def relaunch(self, start: scheduler.Start) -> None:
+        """Put an attempt into the queue again, because the platform lacks it."""
+        self.start(start)
+
+    async def _run_worker(self) -> None:
         """Start the attempts in the queue, one after the other, until cancelled.
 
         Raises:
@@ -256,17 +270,26 @@ class Launcher:
 
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
         """Close an item that can't start because of *error*, unless a process has begun it."""
-        submission = self._context.submission
-        try:
-            closed = await retry_forever(
-                lambda: ending.close_refused(submission, index, attempt, error),
-                f"closing item {index}",
-            )
-        except KineticError as exc:
-            logging.warning("item %d can't start, and its outcome can't be stored: %s", index, exc)
-            submission.fail_refused(index, error)
-            closed = True
-        if closed and (item := submission.item(index)) is not None and item.state.final:
-            return  # `close_refused` has read the item; reading posts an `ItemRead`
-        if closed:
+        if await close_refused(self._context.submission, index, error, attempt):
             self._post(scheduler.Refused(index))
+
+
+async def close_refused(
+    submission: Submission, index: int, error: Exception, attempt: int = 1
+) -> bool:
+    """Close an item that can't start because of *error*, unless a process has begun it.
+
+    Return whether the item ends without an outcome in the store.
+    """
+    try:
+        closed = await retry_forever(
+            lambda: ending.close_refused(submission, index, attempt, error),
+            f"closing item {index}",
+        )
+    except KineticError as exc:
+        logging.warning("item %d can't start, and its outcome can't be stored: %s", index, exc)
+        submission.fail_refused(index, error)
+        closed = True
+    # `close_refused` has read the item. If it is final, reading has posted an `ItemRead`.
+    item = submission.item(index)
+    return closed and not (item is not None and item.state.final)

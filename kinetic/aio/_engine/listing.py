@@ -115,7 +115,7 @@ def _unstopped_jobs(store: Path) -> dict[str, str]:
 
 async def _find_jobs(session: Session, found: _FoundJobs) -> None:
     for observation in await session.platform.cluster.find(labels={"app": session.platform.app}):
-        if LABEL_SUBMISSION in observation.labels:
+        if LABEL_INDEX in observation.labels:
             job = (observation.labels[LABEL_SUBMISSION], int(observation.labels[LABEL_INDEX]))
             found[job] = max(found.get(job, ""), observation.created_at)
 

@@ -116,7 +116,10 @@ async def _survey(
     found = {
         (int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])): observation
         for observation in jobs
+        if LABEL_INDEX in observation.labels  # a worker has none
     }
+    if submission.workers is not None:
+        found = await ending.find(submission, [*questions])
     live_attempts = [
         attempt
         for attempt, observation in found.items()

@@ -262,6 +262,9 @@ class Session:
         submission = self._submissions.get(observation.labels.get(LABEL_SUBMISSION, ""))
         if submission is None:
             return
+        if LABEL_INDEX not in observation.labels:
+            submission.note_worker(observation)
+            return
         index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
         # An observation of any attempt of a single job may say that no attempt follows.
         last = observation.last and not (submission.identity.leased or submission.is_final(index))

@@ -20,7 +20,7 @@ from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
-from kinetic.aio.ports import Cluster, Observation, Phase, Store
+from kinetic.aio.ports import Cluster, Observation, Phase, Store, Workers
 from kinetic.errors import KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
 
@@ -67,7 +67,9 @@ class Evidence:
 class Submission(ItemStates):
     """The items of one submission, as far as this process has seen them."""
 
-    def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
+    def __init__(
+        self, identity: Identity, store: Store, cluster: Cluster, workers: Workers | None = None
+    ) -> None:
         super().__init__(identity, store)
         self.store = store
         self.cluster = cluster
@@ -104,6 +106,12 @@ class Submission(ItemStates):
         self._cleaned_round: int | None = None
         self.observations: dict[int, Observation] = {}
         """By open item, the platform's last observation of its job."""
+        self.workers = workers
+        """Starts the workers that run the items; None if each attempt is a job of the platform."""
+        self.worker_observations: dict[str, Observation] = {}
+        """By name, the platform's last observation of each worker that waits or runs."""
+        self.on_workers_gone: Callable[[], None] | None = None
+        """Called when the last worker has ended."""
         self._running_since: dict[int, float] = {}
         """By open item, when this process first saw its attempt run, in seconds since the epoch."""
         self.refusals: dict[int, Exception] = {}
@@ -231,7 +239,7 @@ class Submission(ItemStates):
     def waiting_message(self) -> str:
         """Return the platform's message about a waiting item; empty if any item runs."""
         message = ""
-        for observation in self.observations.values():
+        for observation in (*self.observations.values(), *self.worker_observations.values()):
             if observation.phase is Phase.RUNNING:
                 return ""
             if observation.phase is Phase.PENDING:
@@ -330,6 +338,16 @@ class Submission(ItemStates):
                     self._running_since[index] = time.time()
             self.observations[index] = observation
             self._notify(index, None)
+
+    def note_worker(self, observation: Observation) -> None:
+        """Note the platform's observation of a worker."""
+        if observation.phase not in (Phase.ENDED, Phase.GONE):
+            self.worker_observations[observation.name] = observation
+            return
+        known = self.worker_observations.pop(observation.name, None)
+        is_last = known is not None and not self.worker_observations
+        if is_last and self.on_workers_gone is not None:
+            self.on_workers_gone()
 
     def is_over(
         self, index: int, number: int, observation: Observation | None, previous: Observation | None

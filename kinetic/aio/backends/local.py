@@ -49,10 +49,12 @@ def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -
         raise BackendError(
             f"{home} cannot be made: {exc.strerror}; set KINETIC_HOME to another folder"
         ) from exc
+    cluster = LocalCluster(home, environ)
     return Platform(
         store=DirectoryStore(root),
         images=CurrentInterpreter(home, environ),
-        cluster=LocalCluster(home, environ),
+        cluster=cluster,
+        workers=cluster,
         id_marker=BACKENDS["local"].id_marker,
         capacity=Capacity(
             cpus=count_cpus(environ),

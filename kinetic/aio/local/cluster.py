@@ -116,26 +116,18 @@ class LocalCluster:
         """Start *job*; do nothing if a job of this name exists."""
         await self._send(job, {"op": "launch"}, job.order.encode())
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> None:
-        """Start the workers of a round, or more of them; fewer than there are change nothing.
-
-        Args:
-            job: Each worker. Its name is that of the round, and its order has no item.
-            crew: What the submission says to all its workers.
-            number: The number of the round.
-            workers: How many there are to be.
-
-        Raises:
-            LaunchError: The supervisor refused the workers.
-        """
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+        """Start the workers of a round; see `Workers.scale`."""
         order = f"{job.order.encode()}\n{crew.encode()}"
-        await self._send(job, {"op": "scale", "round": number, "workers": workers}, order)
+        fields = {"op": "scale", "round": number, "workers": workers}
+        count: int = (await self._send(job, fields, order))["workers"]
+        return count
 
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Tell the workers with *labels* that the store has changed."""
         await self._ask({"op": "news", "labels": labels})
 
-    async def _send(self, job: JobSpec, fields: Mapping[str, Any], order: str) -> None:
+    async def _send(self, job: JobSpec, fields: Mapping[str, Any], order: str) -> Mapping[str, Any]:
         self._launched.add(job.labels.get(SUBMISSION, job.name))
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
         answer = await self._ask({**self._header(job), **fields}, f"{secrets}\n{order}".encode())
@@ -147,6 +139,7 @@ class LocalCluster:
                 reason=str(answer.get("kind", "")),
                 passing=is_disk_error,
             )
+        return answer
 
     @functools.cached_property
     def _runner_edition(self) -> str:

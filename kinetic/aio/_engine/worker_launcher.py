@@ -1,0 +1,261 @@
+"""Start the workers of a batch, which run its items, and replace a round that has ended.
+
+A worker claims the items itself, and retries them. So this process only asks the platform for as
+many workers as the batch may have. The page about the protocol of workers (``docs/workers.md``)
+says what a round is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from absl import logging
+
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import Crew, Requests, Terms
+from kinetic.aio._engine import ending, job_spec, scheduler
+from kinetic.aio._engine.launcher import BatchContext, close_refused
+from kinetic.aio._engine.refusals import Pause, retry_while_refused
+from kinetic.aio._engine.submission import LABEL_SUBMISSION
+from kinetic.aio._net.retry import FOREVER, Outage, is_final, retry, retry_forever
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Resources, Workers
+from kinetic.errors import BackendError, KineticError, SubmitterLost
+
+MOST_WORKERS = 10_000
+"""Maximum number of workers of a round."""
+
+BACKOFF_S = 0.5
+"""How long another worker than the last one waits before it retries an item, in seconds."""
+
+
+def count_workers(
+    platform: Platform, resources: Resources, max_concurrent: int | None, items: int | None
+) -> int:
+    """Return how many workers a batch gets: no more than can run at once, and one at least."""
+    limits = [MOST_WORKERS, max_concurrent or MOST_WORKERS, items or MOST_WORKERS]
+    if (capacity := platform.capacity) is not None:
+        limits.append(int(capacity.cpus // max(1.0, resources.cpu)))
+        if resources.accelerator.kind != "cpu" and capacity.gpus:
+            limits.append(capacity.gpus // max(1, resources.accelerator.count))
+    return max(1, min(limits))
+
+
+class WorkerLauncher:
+    """Keep the workers of a batch running, while it has open items; see `Launcher`."""
+
+    def __init__(
+        self,
+        context: BatchContext,
+        state: scheduler.State,
+        post: Callable[[scheduler.Event], None],
+        on_change: Callable[[], None],
+        workers: Workers,
+        length: int | None,
+    ) -> None:
+        self.runs_alone = True
+        """Whether stored items run without this process."""
+        self.unrequested: set[int] = set()
+        """No item waits for a launch: each stored item runs as soon as a worker takes it."""
+        self.halted = False
+        self._context = context
+        self._state = state
+        self._post = post
+        self._on_change = on_change
+        self._workers = workers
+        settings, uploaded = state.settings, context.uploaded
+        options = uploaded.call.options
+        self._count = count = count_workers(
+            context.session.platform, uploaded.resources, settings.max_concurrent, length
+        )
+        terms = Terms(
+            workers=count,
+            budgets=context.submission.identity.budgets,
+            backoff_s=BACKOFF_S,
+            fail_fast=settings.fail_fast,
+            cancel_running=settings.cancel_running_on_fail,
+            budget_s=state.budget if math.isfinite(state.budget) else None,
+            lifetime_s=settings.batch_timeout,
+        )
+        self._crew = Crew(
+            terms=terms,
+            outputs=context.submission.identity.output_base,
+            isolation=getattr(options, "isolation", "process"),
+            init=getattr(uploaded, "init", None),
+            recycle=getattr(options, "recycle", None),
+        )
+        self._builder = job_spec.JobSpecBuilder(
+            context.session,
+            context.submission.identity,
+            uploaded,
+            prunable=settings.prunable,
+        )
+        self._requests = Requests()
+        self._running: int | None = None  # the round that has workers, as far as is known
+        self._has_news = False
+        self._allowed = 0 if context.session.limit.is_bounded else count
+        self._needed = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._was_accepted = False
+        batch = f"batch {context.submission.identity.id}"
+        self._pause, self._outage = Pause(batch), Outage(f"starting the workers of {batch}")
+        context.submission.on_workers_gone = self._on_workers_gone
+
+    @property
+    def pending(self) -> bool:
+        """Whether the platform hasn't confirmed the workers yet."""
+        return self._needed.is_set()
+
+    @property
+    def _round(self) -> int:
+        """The number of the current round, by the requests that this process has read."""
+        for request in self._context.submission.requests.entries[self._requests.count :]:
+            self._requests.add(request)
+        return self._requests.round
+
+    def start(self, start: scheduler.Start) -> None:
+        """Have workers for an item that may start."""
+        if self._running != self._round:
+            self._needed.set()
+        elif self._state.total is None or start.index in self._state.reopened:
+            self._has_news = True  # idle workers look for it seldom
+            self._needed.set()
+
+    def relaunch(self, start: scheduler.Start) -> None:
+        """Check whether there are workers: an item that may start was not taken for long."""
+        self._needed.set()
+
+    def _on_workers_gone(self) -> None:
+        self._running = None
+        if not self._state.complete:
+            self._needed.set()
+
+    def free(self, index: int) -> None:
+        """Do nothing: a worker keeps its place in the client's limit until the batch ends."""
+
+    def free_all(self) -> None:
+        """Give back the places in the client's limit."""
+        if self._context.session.limit.is_bounded:
+            for _ in range(self._allowed):
+                self._context.session.limit.release()
+        self._allowed = 0
+        self._context.submission.on_workers_gone = None
+
+    async def halt(self) -> None:
+        """Start no more workers, and wait for the request that is under way."""
+        self.halted = True
+        await self.until_idle()
+
+    async def until_idle(self) -> None:
+        """Wait until no request is under way."""
+        async with self._busy:
+            pass
+
+    async def withdraw_uncertain(self) -> None:
+        """Do nothing: workers that nobody needs leave by themselves."""
+
+    def helpers(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the coroutines that run beside the coordinator, until they are cancelled.
+
+        Raises (in a coroutine):
+            SubmitterLost: The platform has refused workers for KINETIC_SUBMIT_PATIENCE.
+        """
+        return [self._run(), self._grow()]
+
+    async def _grow(self) -> None:
+        """Ask for one more worker whenever the client's limit has a place."""
+        limit = self._context.session.limit
+        while limit.is_bounded and self._allowed < self._count:
+            await limit.acquire()
+            self._allowed += 1
+            if self._running is not None:
+                self._needed.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._needed.wait()
+            async with self._busy:
+                self._needed.clear()
+                if self._has_news and self._running == self._round:
+                    self._has_news = False
+                    await self._workers.tell(
+                        {LABEL_SUBMISSION: self._context.submission.identity.id}
+                    )
+                    continue
+                if self._allowed and not self.halted:
+                    await self._start_workers()
+            self._on_change()
+
+    async def _start_workers(self) -> None:
+        """Have the workers of the current round; if it is over and items are open, open another."""
+        try:
+            while not self._context.submission.requests.removing:
+                number = self._round
+                if await self._scale(number):
+                    self._running, self._was_accepted = number, True
+                    return
+                if not await self._open_round(number):
+                    return
+        except KineticError as exc:
+            batch = self._context.submission.identity.id
+            if exc.passing and self._was_accepted:
+                raise SubmitterLost(
+                    f"this process stopped submitting batch {batch}, because the platform took no "
+                    f"worker for {self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing "
+                    "is lost. To continue, remove the cause, then call "
+                    f"kinetic.attach_batch({batch!r}).resume(). {exc}",
+                    job_id=batch,
+                ) from exc
+            for index in self._state.unfinished():
+                await self.report_refusal(index, exc)
+
+    async def _scale(self, number: int) -> int:
+        """Ask for the workers of a round; return how many it has."""
+        job = self._builder.worker(number)
+
+        def scale() -> Coroutine[Any, Any, int]:
+            return self._workers.scale(job, self._crew, number=number, workers=self._allowed)
+
+        def is_unclear(failure: Exception) -> bool:
+            return isinstance(failure, BackendError) and not is_final(failure)
+
+        async def scale_until_answered() -> int:
+            return await retry(scale, FOREVER, self._outage, should_retry=is_unclear)
+
+        return await retry_while_refused(
+            scale_until_answered, self._pause, may_wait=lambda: self._was_accepted
+        )
+
+    async def _open_round(self, number: int) -> bool:
+        """Open a round after round *number*; return False if no item is open.
+
+        Workers can't judge claims of another round, so this first closes those that have died.
+        """
+        submission, requests = self._context.submission, self._context.submission.requests
+        unfinished = self._state.unfinished()
+        await retry_forever(
+            lambda: submission.look_at_each(unfinished), "reading the items before a new round"
+        )
+        open_items = [index for index in unfinished if not submission.is_final(index)]
+        if open_items:
+            await retry_forever(
+                lambda: ending.ask(submission, open_items), "asking for dead workers"
+            )
+            open_items = [index for index in open_items if not submission.is_final(index)]
+        if not open_items:
+            return False
+        await retry_forever(requests.read, "reading requests")
+        if self._round == number:
+            slot, request = len(requests.entries), wire.Request(kind="round")
+            await retry_forever(lambda: requests.append_at(slot, request), "opening a round")
+            await retry_forever(requests.read, "reading requests")
+            logging.info("%s: %d items go on", submission.identity.id, len(open_items))
+        return True
+
+    async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
+        """Close an item that can't start because of *error*, unless a worker has begun it."""
+        if await close_refused(self._context.submission, index, error, attempt):
+            self._post(scheduler.Refused(index))
