@@ -136,9 +136,8 @@ class BatchCoordinator:
     @property
     def all_requested(self) -> bool:
         """Whether this process has requested every item's job, and no attempt waits to start."""
-        waiting = self.launcher.pending or self._events
-        if not self.launcher.runs_alone:
-            waiting = waiting or self.state.waits_for_slot
+        waits_for_slot = self.state.waits_for_slot and not self.launcher.runs_alone
+        waiting = waits_for_slot or self.launcher.pending or self._events
         return self.state.total is not None and not waiting
 
     @property
@@ -375,10 +374,8 @@ class BatchCoordinator:
             if not self.pump.has_known_length:
                 # A worker may take this process for dead, and say that the round is over. It reads
                 # on if another request comes first.
-                work = self._submission.requests.append(wire.Request(kind="sealed"))
-                self._in_background(
-                    work, f"the end of the inputs of {self._submission.identity.id}"
-                )
+                sealing = self._submission.requests.append(wire.Request(kind="sealed"))
+                self._in_background(sealing, f"sealing {self._submission.identity.id}")
 
     @property
     def _is_idle(self) -> bool:
