@@ -48,6 +48,7 @@ class Platform:
 
     Attributes:
         restarts: Whether the platform itself replaces a disrupted attempt.
+        workers: Whether the platform runs workers, which run items.
         relaunches: Whether the submitter of a single job replaces its disrupted attempts.
         id_marker: The part of the IDs of jobs and batches that names the platform: ``local-`` in
             ``job-local-0123…``; empty for most.
@@ -62,6 +63,7 @@ class Platform:
     images: Images
     cluster: Cluster
     restarts: bool = False
+    workers: bool = False
     relaunches: bool = False
     id_marker: str = ""
     app: str = "kinetic"

@@ -53,7 +53,8 @@ async def start(
     if settings.max_concurrent is None and (source.length or 0) > UNBOUNDED_WARNING_ABOVE:
         logging.warning("max_concurrent=None starts all %d jobs at once", source.length)
     if source.known_inputs is not None and call.function is not None:
-        await in_thread(check_inputs, call.function, source.known_inputs, source.mode)
+        known, init = source.known_inputs, call.options.init
+        await in_thread(check_inputs, call.function, known, source.mode, init)
     find_price = price_of if settings.budget is None else budget_price
     target, accelerator = session.target, call.options.parsed_accelerator
     price = find_price(accelerator, target.zone, listed=target.backend != "local")

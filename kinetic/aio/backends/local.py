@@ -53,6 +53,7 @@ def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -
         store=DirectoryStore(root),
         images=CurrentInterpreter(home, environ),
         cluster=LocalCluster(home, environ),
+        workers=True,
         id_marker=BACKENDS["local"].id_marker,
         capacity=Capacity(
             cpus=count_cpus(environ),
