@@ -24,12 +24,15 @@ from typing import (
     overload,
 )
 
+from kinetic._binding import Binding
 from kinetic._tracebacks import count_own_frames, of_the_caller, own_frames_left_out
 from kinetic.data import JOB_VARIABLE
 from kinetic.options import (
+    Init,
     MapOptions,
     MapSettings,
     Options,
+    OtherOptions,
     RunOptions,
     refuse_unknown,
     show_in_signature,
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from kinetic.jobs import BatchHandle, JobHandle, Sweep
     from kinetic.sweeps.protocol import Optimizer, Space, Study
 
-__all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "run"]
+__all__ = ["Decorator", "InitDecorator", "RemoteCallable", "RemoteFunction", "run"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -286,21 +289,43 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         )
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the function here, in this process, as if it were not decorated."""
-        return self._plain(*self._receiver, *args, **kwargs)
+        """Call the function here, in this process, as if it were not decorated.
+
+        The functions of ``init`` make their arguments for this call; afterwards, their generators
+        go on behind the ``yield``. The call fails if a generator does.
+        """
+        if (init := self._options.init) is None:
+            return self._plain(*self._receiver, *args, **kwargs)
+        from kinetic import _init_values
+
+        given = (*self._receiver, *args)
+        if misfit := Binding(self._plain, init).find_mismatch(given, kwargs):
+            raise TypeError(misfit)
+        call: Any = _init_values.call_async if self._is_async else _init_values.call
+        value: R_co = call(self._plain, init, given, kwargs)
+        return value
+
+    @overload
+    def options(
+        self, *, init: Init, **changes: Unpack[OtherOptions]
+    ) -> RemoteFunction[..., R_co]: ...
+
+    @overload
+    def options(self, **changes: Unpack[RunOptions]) -> Self: ...
 
     @own_frames_left_out
-    def options(self, **changes: Unpack[RunOptions]) -> Self:
+    def options(self, **changes: Unpack[RunOptions]) -> Any:
         """Return the same function with other settings; this object keeps its settings.
 
         Args:
             changes: The settings to change; see `run`.
 
         Raises:
-            ConfigurationError: A value is wrong.
+            ConfigurationError: A value is wrong, or the function has no parameter for ``init``.
             TypeError: There is no such setting.
         """
         settings = self._options.changed(**changes)
+        settings.check_init(self._plain)
         if {"spot", "debug"} & changes.keys():
             _warn_of_preemption(settings)
         changed = type(self)(self._plain, settings)
@@ -355,6 +380,12 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
 
 
+class InitDecorator(Protocol):
+    """The decorator that ``run(init=..., ...)`` returns; type checkers then check no arguments."""
+
+    def __call__(self, function: Callable[..., R], /) -> RemoteFunction[..., R]: ...
+
+
 @overload
 def run(function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
 
@@ -379,7 +410,36 @@ def run(
     start_timeout: float | None = None,
     cpu: float | None = None,
     memory: str | int | None = None,
+    isolation: Literal["process", "worker"] = "process",
+    init: None = None,
+    recycle: int | None = None,
 ) -> Decorator: ...
+
+
+@overload
+def run(
+    accelerator: str = "tpu-v5e-1",
+    container_image: str | None = None,
+    base_image_repo: str | None = None,
+    zone: str | None = None,
+    project: str | None = None,
+    capture_env_vars: list[str] | tuple[str, ...] | None = None,
+    cluster: str | None = None,
+    backend: str | None = None,
+    namespace: str | None = None,
+    volumes: dict[str, Data] | None = None,
+    spot: bool = False,
+    output_dir: str | None = None,
+    debug: bool = False,
+    *,
+    timeout: float | None = None,
+    start_timeout: float | None = None,
+    cpu: float | None = None,
+    memory: str | int | None = None,
+    isolation: Literal["process", "worker"] = "process",
+    init: Init,
+    recycle: int | None = None,
+) -> InitDecorator: ...
 
 
 @own_frames_left_out
@@ -412,9 +472,17 @@ def run(*args: Any, **settings: Any) -> Any:
         timeout: Seconds that one attempt may run, counted from the call of the function.
         start_timeout: Seconds that one attempt may wait to start.
         cpu, memory: Processors, and bytes or text such as ``4Gi``, for the job.
+        isolation: ``process``: each item of a batch has a process of its own. ``worker``: items run
+            one after another in one interpreter, so that models and compiled code stay.
+        init: Functions that make arguments: ``{"model": load_model}``. Calls leave these arguments
+            out. Each process, or interpreter with ``isolation="worker"``, calls them once. What
+            a generator function has after its ``yield`` runs at the end.
+        recycle: With ``isolation="worker"``: start a new interpreter after so many items.
+
+    In this version, ``isolation``, ``init``, and ``recycle`` are for batches on ``local``.
 
     Raises:
-        ConfigurationError: A value is wrong.
+        ConfigurationError: A value is wrong, or the function has no parameter for ``init``.
         TypeError: The decorated object isn't a function, or ``volumes`` isn't a dict of `Data`.
 
     Example::
@@ -440,7 +508,8 @@ def run(*args: Any, **settings: Any) -> Any:
 
     @own_frames_left_out
     def decorate(function: Callable[P, R], /) -> RemoteFunction[P, R]:
-        return RemoteFunction(_require_runnable(function), options)
+        options.check_init(_require_runnable(function))
+        return RemoteFunction(function, options)
 
     return decorate
 

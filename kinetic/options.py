@@ -17,9 +17,10 @@ import time
 import types
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from kinetic import accelerators
+from kinetic._binding import Binding
 from kinetic._messages import nearest, one_line, suggest
 from kinetic._tracebacks import of_the_caller
 from kinetic.accelerators import Accelerator
@@ -148,6 +149,8 @@ _SETTING_RULES = {
     **dict.fromkeys(("backend", "namespace", "output_dir"), _NAME),
     **dict.fromkeys(("spot", "debug"), _FLAG),
     **dict.fromkeys(("timeout", "start_timeout", "cpu"), _POSITIVE),
+    "isolation": Rule("'process' or 'worker'", lambda value: value in ("process", "worker")),
+    "recycle": _or_none(_int_rule(1)),
 }
 """Rules of these fields of `Options`; its ``__post_init__`` checks the other fields separately."""
 
@@ -222,8 +225,12 @@ _SYSTEM_ROOTS = {
 }
 
 
-class RunOptions(TypedDict, total=False):
-    """The options that `RemoteFunction.options` changes; see `run` for their meaning."""
+Init = Mapping[str, Callable[[], Any]]
+"""Functions that make arguments of a job's function, by the names of the arguments."""
+
+
+class OtherOptions(TypedDict, total=False):
+    """The options of `RunOptions` without ``init``."""
 
     accelerator: str
     container_image: str | None
@@ -242,6 +249,14 @@ class RunOptions(TypedDict, total=False):
     start_timeout: float | None
     cpu: float | None
     memory: str | int | None
+    isolation: Literal["process", "worker"]
+    recycle: int | None
+
+
+class RunOptions(OtherOptions, total=False):
+    """The options that `RemoteFunction.options` changes; see `run` for their meaning."""
+
+    init: Init | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +266,8 @@ class Options:
     ``timeout`` is how many seconds one attempt may run, counted from the call of the function.
     ``start_timeout`` is how many seconds one attempt may wait to start. ``memory`` is bytes, or
     text such as ``"4Gi"``. None leaves a setting to environment, profile, and default.
-    ``parsed_accelerator`` is the accelerator that ``accelerator`` and ``spot`` name.
+    ``parsed_accelerator`` is the accelerator that ``accelerator`` and ``spot`` name. ``init`` has
+    plain functions.
 
     Raises:
         ConfigurationError: A value is wrong.
@@ -276,6 +292,9 @@ class Options:
     start_timeout: float | None = None
     cpu: float | None = None
     memory: str | int | None = None
+    isolation: Literal["process", "worker"] = "process"
+    init: Init | None = None
+    recycle: int | None = None
     parsed_accelerator: Accelerator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -291,12 +310,29 @@ class Options:
             checked_backend(self.backend, "the argument backend")
         object.__setattr__(self, "capture_env_vars", _check_patterns(self.capture_env_vars))
         object.__setattr__(self, "volumes", _check_volumes(self.volumes))
+        object.__setattr__(self, "init", _check_init(self.init))
+        if self.recycle is not None and self.isolation != "worker":
+            raise ConfigurationError(
+                f"recycle={self.recycle} has no effect with isolation={self.isolation!r}, which "
+                "makes a process for each item: set isolation='worker', or recycle=None"
+            )
         _ = self.memory_bytes  # raises if ``memory`` is wrong
 
     @property
     def memory_bytes(self) -> int | None:
         """``memory`` in bytes."""
         return None if self.memory is None else _parse_memory(self.memory)
+
+    def check_init(self, function: Callable[..., Any]) -> None:
+        """Check that *function* takes the arguments that ``init`` gives.
+
+        Raises:
+            ConfigurationError: It has no parameter of a name, or not for a keyword argument.
+        """
+        if self.init is None:
+            return
+        if misfit := Binding(function, self.init).find_init_mismatch():
+            raise ConfigurationError(f"init does not fit: {misfit}")
 
     def changed(self, **changes: Unpack[RunOptions]) -> Self:
         """Return a copy with *changes*, checked like the original settings.
@@ -399,6 +435,30 @@ def _check_volumes(value: object) -> dict[str, Data] | None:
             raise ConfigurationError(f"volumes has {mount!r} twice")
         volumes[mount] = data
     return volumes
+
+
+def _check_init(value: object) -> Init | None:
+    """Return a copy of ``init`` with plain functions; None without any."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            "init must be a dict from arguments to the functions that make them, such as "
+            f"{{'model': load_model}}, not {_short_repr(value)}"
+        )
+    functions: dict[str, Callable[[], Any]] = {}
+    for name, make in cast("Mapping[object, object]", value).items():
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"init has {name!r}, which isn't the name of an argument")
+        if not callable(make):
+            raise ConfigurationError(
+                f"init[{name!r}] must be a function, not {_short_repr(make)}: write the name of "
+                "the function that makes the value, without parentheses"
+            )
+        functions[name], _ = settings_of(make)
+        if misfit := Binding(functions[name]).find_mismatch((), {}):
+            raise ConfigurationError(f"init[{name!r}] must take no arguments: {misfit}")
+    return functions or None
 
 
 def _mount_path(path: object) -> str:

@@ -7,18 +7,17 @@ that the program has changed (see `changes`), because the job imports these modu
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import pickle
-import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from absl import logging
 
 from kinetic import configuration
+from kinetic._binding import signature_of
 from kinetic._messages import format_size
 from kinetic._packing import changes, culprit, tree
 from kinetic._packing.culprit import Part
@@ -83,78 +82,6 @@ def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | 
     return frames.pack([sink.content])
 
 
-class Binding:
-    """The parameters of a function; a function without a readable signature accepts anything."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._signature: inspect.Signature | None
-        try:  # the job calls the wrapper, so the wrapper's own parameters count
-            self._signature = signature_of(function, follow_wrapped=False)
-        except Exception:  # builtins may have no signature, and __signature__ may be anything
-            self._signature = None
-        self._mismatches: dict[tuple[Any, ...], str] = {}
-
-    @property
-    def positional(self) -> list[str]:
-        """The names of the positional parameters."""
-        parameters = self._signature.parameters.values() if self._signature is not None else ()
-        positional_kinds = (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        return [parameter.name for parameter in parameters if parameter.kind in positional_kinds]
-
-    def accepts_keyword(self, name: str) -> bool:
-        """Return whether the function takes a keyword argument of this name."""
-        if self._signature is None or name in self._signature.parameters:
-            return True
-        kinds = [parameter.kind for parameter in self._signature.parameters.values()]
-        return inspect.Parameter.VAR_KEYWORD in kinds
-
-    def find_mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return why the function can't be called with these arguments; empty if it can.
-
-        Calls of one shape, such as those of a batch, are checked once.
-        """
-        shape = (len(args), *kwargs)
-        if (mismatch := self._mismatches.get(shape)) is None:
-            mismatch = self._mismatches[shape] = self._check(args, kwargs)
-        return mismatch
-
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        if self._signature is None:
-            return ""
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as exc:
-            return f"{self._signature_text()}: {exc}"
-        return ""
-
-    def _signature_text(self) -> str:
-        name: str = getattr(self._function, "__name__", type(self._function).__name__)
-        try:
-            signature = str(self._signature)
-        except Exception:  # the repr of a default is user code
-            signature = ""
-        return f"{name}{signature}" if 0 < len(signature) <= 200 else f"{name}()"
-
-
-def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
-    """Return the signature of *function*, with annotations as text where Python has them lazily.
-
-    Raises:
-        ValueError, TypeError: *function* has no signature.
-    """
-    if sys.version_info >= (3, 14):  # computing annotations may fail
-        from annotationlib import Format
-
-        return inspect.signature(
-            function, follow_wrapped=follow_wrapped, annotation_format=Format.STRING
-        )
-    return inspect.signature(function, follow_wrapped=follow_wrapped)
-
-
 FUNCTION_BYTES = 1_000_000
 """Above this size, a warning names what the function captures."""
 
@@ -195,6 +122,26 @@ def dump_function(
             pickling.describe_largest(parts(), " It captures"),
         )
     return pickled
+
+
+def dump_init(
+    init: Mapping[str, Callable[[], Any]],
+    project: Project,
+    table: DataTable,
+    spool: Path | None,
+    function_name: str,
+) -> Spooled:
+    """Pickle the functions of ``init``, by the names of their arguments, like a function.
+
+    Raises:
+        PackError: A function can't be pickled; ``culprit`` names it and the captured value.
+        DataError: A function captures a `Data` in a set or as a key.
+    """
+
+    def parts() -> list[Part]:
+        return [Part(f"init[{name!r}]", make) for name, make in init.items()]
+
+    return _Pickling(project, table, function_name, parts).dump(dict(init), spool)
 
 
 def dump_arguments(

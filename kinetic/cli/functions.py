@@ -33,7 +33,9 @@ from uuid import UUID
 
 import click
 
+from kinetic._binding import Binding
 from kinetic.cli.client import UserError
+from kinetic.options import settings_of
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -224,6 +226,7 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
         click.UsageError: The function has no such parameter, or a required argument is missing.
             The message begins with *prefix*.
     """
+    init = settings_of(function)[1].init
     function = _undecorated(function)
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
@@ -232,10 +235,8 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
         raise click.UsageError(
             f"{prefix}{function.__name__}{signature} takes no argument {unknown[0]!r}"
         )
-    try:
-        signature.bind(**arguments)
-    except TypeError as exc:
-        raise click.UsageError(f"{prefix}{function.__name__}{signature}: {exc}") from exc
+    if misfit := Binding(function, init).find_mismatch((), arguments):
+        raise click.UsageError(f"{prefix}{misfit}")
 
 
 def _parameter_types(function: Any) -> defaultdict[str, Any]:

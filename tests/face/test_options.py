@@ -24,12 +24,13 @@ def plain(number: int) -> int:
 def test_the_defaults_are_documented_values() -> None:
     options = Options()
     assert options.accelerator == "tpu-v5e-1"
-    assert (options.spot, options.debug) == (False, False)
+    assert (options.spot, options.debug, options.isolation) == (False, False, "process")
     rest = {name: getattr(options, name) for name in inspect.signature(Options).parameters}
     assert {name for name, value in rest.items() if value is not None} == {
         "accelerator",
         "spot",
         "debug",
+        "isolation",
     }
 
 

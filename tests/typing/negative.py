@@ -50,6 +50,10 @@ def wrong_settings() -> None:
     train.options(acelerator="cpu")  # error
     train.options(spot="yes")  # error
     kinetic.run(accelerator=3)  # error
+    kinetic.run(isolation="thread")  # error
+    kinetic.run(init={"model": 3})  # error
+    train.options(init={"rate": 0.1})  # error
+    train.options(recycle="all")  # error
     kinetic.run(volumes={"/data": "./data"})  # error
     kinetic.run(capture_env_vars="HOME")  # error
     nothing = (None,) * 9

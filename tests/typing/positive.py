@@ -239,3 +239,21 @@ async def a_plain_function_gives_its_type_to_the_outcomes() -> None:
     async for completion in batch.outcomes():
         assert_type(completion, Completion[float, int])
         assert_type(completion.outcome, Outcome[float])
+
+
+def load_model() -> Model:
+    return Model()
+
+
+@kinetic.run("cpu", isolation="worker", init={"model": load_model}, recycle=100)
+def predict(number: int, *, model: Model) -> float:
+    return model.fit.local(number)
+
+
+def calls_leave_out_the_arguments_of_init() -> None:
+    assert_type(predict(3), float)
+    assert_type(predict.local(3), float)
+    assert_type(predict.run_async(3), JobHandle[float])
+    assert_type(predict.run_async_map([3]), BatchHandle[float, int])
+    assert_type(train.options(init={"rate": lambda: 0.1})(epochs=2), list[float])
+    assert_type(predict.options(init=None, timeout=3)(3), float)

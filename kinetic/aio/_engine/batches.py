@@ -55,7 +55,8 @@ async def start(
     if settings.max_concurrent is None and (source.length or 0) > UNBOUNDED_WARNING_ABOVE:
         logging.warning("max_concurrent=None starts all %d jobs at once", source.length)
     if source.known_inputs is not None and call.function is not None:
-        await in_thread(check_inputs, call.function, source.known_inputs, source.mode)
+        known, init = source.known_inputs, call.options.init
+        await in_thread(check_inputs, call.function, known, source.mode, init)
     find_price = price_of if settings.budget is None else budget_price
     target, accelerator = session.target, call.options.parsed_accelerator
     price = find_price(accelerator, target.zone, listed=target.backend != "local")
@@ -86,7 +87,7 @@ async def start(
 
 def _workers_for(session: Session, options: Options) -> Workers | None:
     """Return what starts the workers of a new batch; None if its attempts are jobs."""
-    wanted = getattr(options, "isolation", "") == "worker" or os.environ.get("KINETIC_WORKERS")
+    wanted = options.isolation == "worker" or options.init or os.environ.get("TEST_WORKERS")
     return session.platform.workers if wanted else None
 
 

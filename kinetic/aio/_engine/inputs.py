@@ -9,14 +9,15 @@ import hashlib
 import json
 import keyword
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import anyio.to_thread
 
+from kinetic._binding import Binding
 from kinetic._packing import payload
-from kinetic._packing.payload import Binding, pickle_plain_call
+from kinetic._packing.payload import pickle_plain_call
 from kinetic._runner.protocol import frames, notes, wire
 from kinetic._tasks import for_each
 from kinetic.aio._engine.prepare import UploadedCall
@@ -445,12 +446,18 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
     return misfit
 
 
-def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
+def check_inputs(
+    function: Callable[..., Any],
+    values: Iterable[Any],
+    mode: str,
+    init: Collection[str] | None = None,
+) -> None:
     """Refuse a list of inputs unless the function can be called with every one of them.
 
-    Skip an input that can't be turned into arguments: `encode` reports it.
+    Skip an input that can't be turned into arguments: `encode` reports it. The option ``init``
+    gives the arguments named *init*.
     """
-    binding = Binding(function)
+    binding = Binding(function, init)
     for position, value in enumerate(values):
         misfit = ""
         with contextlib.suppress(KineticError, ValueError, TypeError):
@@ -478,8 +485,8 @@ class Encoder:
     def __init__(self, uploaded: UploadedCall, mode: str) -> None:
         self._uploaded = uploaded
         self._mode = mode
-        function = uploaded.call.function
-        self._binding = None if function is None else Binding(function)
+        call = uploaded.call
+        self._binding = None if call.function is None else Binding(call.function, call.options.init)
 
     def encode(self, value: Any) -> EncodedInput:
         """Pickle one input, or keep the error in the result; this blocks if the input is large."""

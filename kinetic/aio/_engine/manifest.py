@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinetic import accelerators
-from kinetic._packing import payload
+from kinetic._binding import Binding
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
@@ -28,6 +28,13 @@ KEPT_OPTIONS = tuple(
     name for name in MapSettings.__slots__ if name not in ("project", "cluster", "progress")
 )
 """The options that a manifest keeps; the record in the manifest says where the batch runs."""
+
+
+_PLACED_OPTIONS = (
+    *("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu"),
+    *("isolation", "recycle"),
+)
+"""The function's options that a manifest keeps, for a process that takes the batch over."""
 
 
 async def read_manifest(session: Session, submission_id: str) -> dict[str, Any]:
@@ -164,7 +171,7 @@ def batch_manifest(
         "price": asdict(price) if price is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _uploaded_fields(uploaded),
-        "parameters": payload.Binding(function).positional if function is not None else [],
+        "parameters": Binding(function).positional if function is not None else [],
         "record": record_of(session, identity, uploaded),
     }
 
@@ -179,11 +186,11 @@ def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
 def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
     """Return the fields from which `uploaded_call_of` rebuilds *uploaded*."""
     options, project, resources = uploaded.call.options, uploaded.project, uploaded.resources
-    kept_options = ("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu")
     return {
         "func_name": uploaded.call.name,
-        "options": {name: getattr(options, name) for name in kept_options},
+        "options": {name: getattr(options, name) for name in _PLACED_OPTIONS},
         "function": uploaded.function._asdict(),
+        "init": uploaded.init._asdict() if uploaded.init is not None else None,
         "code": asdict(uploaded.code) if uploaded.code is not None else None,
         "data": [asdict(ref) for ref in uploaded.data],
         "image": asdict(uploaded.image),
@@ -202,13 +209,14 @@ def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
 def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
     """Rebuild the part that all attempts of a batch share from its manifest.
 
-    The result lacks the function. In ``data_table``, placeholders stand for the `Data` that the
-    function captures.
+    The result lacks the function, and the option ``init``. In ``data_table``, placeholders stand
+    for the `Data` that these capture.
     """
     try:
         fields = manifest["placed"]
         project, image = fields["project"], fields["image"]
         code: Any = fields["code"]
+        init: Any = fields.get("init")  # an older version lacks it
         requirements, resources = image["requirements"], fields["resources"]
         return UploadedCall(
             call=Call(
@@ -222,6 +230,7 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
             ),
             code=wire.Code.of(code) if code is not None else None,
             function=wire.Input(**fields["function"]),
+            init=wire.Input(**init) if init is not None else None,
             data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
             # Pickled inputs number their own `Data` after these, so only the count matters.
             data_table=tuple(Data("gs://shared/") for _ in fields["data"]),

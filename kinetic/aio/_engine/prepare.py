@@ -22,6 +22,7 @@ import cloudpickle
 from absl import logging
 
 from kinetic import configuration, environment
+from kinetic._binding import Binding
 from kinetic._log_level import shown_levels
 from kinetic._messages import format_size
 from kinetic._packing import archive, discover, payload
@@ -64,9 +65,9 @@ class Call:
 class PackedCall:
     """A call whose archive and pickles are on this machine.
 
-    ``overlay`` has what changed since ``archive``; see `archive.Packer`. ``pickled_function``
-    and ``pickled_arguments`` lie in memory or in ``spool``, a private folder that the caller
-    removes. ``data`` are the `Data` of the call, those of its volumes first.
+    ``overlay`` has what changed since ``archive``; see `archive.Packer`. The pickles lie in memory
+    or in ``spool``, a private folder that the caller removes. ``data`` are the `Data` of the call,
+    those of its volumes first.
     """
 
     call: Call
@@ -74,6 +75,7 @@ class PackedCall:
     archive: archive.Archive | None
     overlay: Spooled | None
     pickled_function: Spooled
+    pickled_init: Spooled | None
     pickled_arguments: Spooled | None
     data: tuple[Data, ...]
     environment: Mapping[str, str] = field(repr=False)
@@ -84,6 +86,7 @@ class PackedCall:
 class UploadedCall:
     """The shared part of all attempts of a submission, whose content is in the store.
 
+    ``init`` is the pickle of the functions that the option ``init`` maps from arguments.
     ``data`` says where the store has each element of ``data_table``, in the same order.
     ``captured_names`` are the names of the captured environment variables. ``client``
     describes this process: its versions, which the runner compares with the job's, and the levels
@@ -94,6 +97,7 @@ class UploadedCall:
     project: discover.Project
     code: wire.Code | None
     function: wire.Input
+    init: wire.Input | None
     data: tuple[wire.DataRef, ...]
     data_table: tuple[Data, ...]
     image: Image
@@ -105,7 +109,7 @@ class UploadedCall:
     @property
     def shared_names(self) -> list[str]:
         """The names of the shared objects that jobs read; of `Data` in the store, see ``data``."""
-        parts = (self.function, self.image.requirements)
+        parts = (self.function, self.init, self.image.requirements)
         return [
             *(self.code.names if self.code is not None else ()),
             *(part.name for part in parts if part is not None),
@@ -117,7 +121,7 @@ def single_call(
 ) -> Call:
     """Return the call of a single job."""
     plain, settings = _checked(function)
-    binding = payload.Binding(plain)
+    binding = Binding(plain, settings.init)
     if misfit := binding.find_mismatch(args, kwargs):
         hints = [
             misfit,
@@ -148,11 +152,14 @@ def _checked(function: Callable[..., Any]) -> tuple[Callable[..., Any], Options]
     """Return the plain function and its settings.
 
     Raises:
+        ConfigurationError: The function can't take an argument that ``init`` gives.
         RuntimeError: A job imports a module of the project, which submits at its top level.
     """
     if JOB_VARIABLE in os.environ:
         stand_ins.refuse_during_import("a function of kinetic")
-    return settings_of(function)
+    plain, settings = settings_of(function)
+    settings.check_init(plain)
+    return plain, settings
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -165,10 +172,12 @@ async def pack(session: Session, call: Call) -> PackedCall:
     If the session has packed the project before, pack only what changed since.
 
     Raises:
+        ConfigurationError: The platform can't fulfil the options.
         PackError: The project, the function, or an argument can't be shipped.
 
     Cancelled: kinetic waits for the thread to end, and then removes the spool folder.
     """
+    _refuse_options(session, call.options)
     spool = scratch_folder()
     try:
         with step(f"packing {call.name}") as packing_step:
@@ -201,7 +210,9 @@ def _pack(
     volumes = call.options.volumes or {}
     table = payload.DataTable(tuple(volumes.values()))
     function = payload.dump_function(call.function, project, table, spool)
-    arguments = None
+    init = arguments = None
+    if call.options.init is not None:
+        init = payload.dump_init(call.options.init, project, table, spool, call.name)
     if call.pickled is not None:
         digest = hashlib.sha256(call.pickled).hexdigest()
         arguments = Spooled(call.pickled, digest, len(call.pickled))
@@ -228,6 +239,7 @@ def _pack(
         archive=packed_archive,
         overlay=overlay,
         pickled_function=function,
+        pickled_init=init,
         pickled_arguments=arguments,
         data=tuple(table.items),
         environment=captured,
@@ -258,8 +270,6 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     store, options = session.platform.store, packed.call.options
     target = session.target
     output_dir = options.output_dir or target.output_dir or ""
-    if (capacity := session.platform.capacity) is not None:
-        _refuse_excess(capacity, options)
     if _writes_to_cloud_storage(session, output_dir) and not output_dir.startswith("gs://"):
         raise ConfigurationError(
             f"local jobs can't write to output_dir={output_dir!r}; name a directory of this "
@@ -275,9 +285,10 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         root=packed.project.root,
         scripts=discover.scripts_of(packed.call.function),
     )
-    code, function, refs, image = await all_or_none(
+    code, function, init, refs, image = await all_or_none(
         _upload_code(store, packed),
         _upload_function(store, packed.pickled_function),
+        _upload_init(store, packed.pickled_init),
         upload_all(store, packed.data, packed.call.options.volumes or {}),
         session.platform.images.resolve(request),
     )
@@ -286,6 +297,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         project=packed.project,
         code=code,
         function=function,
+        init=init,
         data=refs,
         data_table=packed.data,
         image=image,
@@ -356,6 +368,10 @@ async def _upload_function(store: Store, function: Spooled) -> wire.Input:
     return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)
 
 
+async def _upload_init(store: Store, init: Spooled | None) -> wire.Input | None:
+    return None if init is None else await _upload_function(store, init)
+
+
 async def _upload(store: Store, name: str, content: bytes | Path) -> None:
     sent = await _shared_objects.ensure(store, name, content)
     logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
@@ -393,19 +409,31 @@ def _describe_client() -> dict[str, str]:
 
 
 def log_choice(session: Session, uploaded: UploadedCall) -> None:
-    """Log where a submission runs, and why; once per process, log an accelerator's substitute."""
-    target, options = session.target, uploaded.call.options
-    logging.info("%s runs on %s (%s)", uploaded.call.name, target.backend, target.why)
-    if target.backend == "local" and options.accelerator not in _substitutes_logged:
-        _substitutes_logged.add(options.accelerator)
-        if substitute := _describe_substitute(options, session.platform.capacity):
-            # The user did not choose the default accelerator, so its substitute needs no warning.
-            is_explicit = options.accelerator != DEFAULT_ACCELERATOR
-            logging.log(logging.WARNING if is_explicit else logging.INFO, "%s", substitute)
+    """Log where a submission runs, and why; once per process, log what differs from the options."""
+    target, call, options = session.target, uploaded.call, uploaded.call.options
+    logging.info("%s runs on %s (%s)", call.name, target.backend, target.why)
+    substitute = _describe_substitute(options, session.platform.capacity)
+    if target.backend == "local" and substitute:
+        # The user did not choose the default accelerator, so its substitute needs no warning.
+        is_explicit = options.accelerator != DEFAULT_ACCELERATOR
+        _log_once(logging.WARNING if is_explicit else logging.INFO, substitute)
+    is_batch = call.arguments is None
+    if is_batch and options.init is not None and options.isolation == "process":
+        _log_once(
+            logging.WARNING,
+            f"{call.name}: init runs for each item, because each has a process of its own; with "
+            "isolation='worker', it runs once for many items",
+        )
 
 
-_substitutes_logged: set[str] = set()
-"""The accelerators whose substitute on this machine this process has logged."""
+_logged: set[str] = set()
+"""What `_log_once` has logged."""
+
+
+def _log_once(level: int, message: str) -> None:
+    if message not in _logged:
+        _logged.add(message)
+        logging.log(level, "%s", message)
 
 
 def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
@@ -423,6 +451,17 @@ def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
     return (
         f'backend="local": {", ".join(changes)}; backend="gke" runs on a cluster with {requested}'
     )
+
+
+def _refuse_options(session: Session, options: Options) -> None:
+    """Raise `ConfigurationError` if the platform can't run jobs with these options."""
+    if session.platform.workers is None and (
+        options.isolation == "worker" or options.init is not None
+    ):
+        asked = "isolation='worker'" if options.isolation == "worker" else "init"
+        raise ConfigurationError(f"{asked} works on backend='local' only, in this version")
+    if (capacity := session.platform.capacity) is not None:
+        _refuse_excess(capacity, options)
 
 
 def _refuse_excess(capacity: Capacity, options: Options) -> None:

@@ -83,9 +83,9 @@ class WorkerLauncher:
         self._crew = Crew(
             terms=terms,
             outputs=context.submission.identity.output_base,
-            isolation=getattr(options, "isolation", "process"),
-            init=getattr(uploaded, "init", None),
-            recycle=getattr(options, "recycle", None),
+            isolation=options.isolation,
+            init=uploaded.init,
+            recycle=options.recycle,
         )
         self._builder = job_spec.JobSpecBuilder(
             context.session,
