@@ -331,6 +331,9 @@ class Worker:
         return None
 
     def _fetch(self, operation: pull.Fetch) -> bool | pull.Ended:
+        if self._submission.terms.single:
+            self._input = self._inputs.read_part(self._submission.order.arguments, ())
+            return self._input is not None
         slot = self._pull.items.slots[operation.slot]
         found = self._inputs.read(operation.item, operation.slot, slot)
         if isinstance(found, RefusedInput):
