@@ -44,6 +44,9 @@ LAZY_S = 1.0
 SILENCE_S = 600.0
 """A producer whose lease stays unchanged for so long counts as dead."""
 
+LONGEST_BACKOFF_S, MOST_DOUBLINGS = 60.0, 20
+"""Limits of the pause before a retry, which begins with `Terms.backoff_s`."""
+
 LOOKS = ((2.0, 2.0), (600.0, 10.0), (float("inf"), 30.0))
 """How often a running item's requests are read: until which age in seconds, and the pause."""
 
@@ -493,7 +496,7 @@ class Pull:
             self.items.conclude([index])
         if item.state is wire.ItemState.OPEN:
             # Another worker may start the retry after one backoff, so that it runs elsewhere.
-            self._not_before[index, item.attempt] = self._clock() + 2 * self.terms.backoff_s
+            self._not_before[index, item.attempt] = self._clock() + 2 * self._backoff_s(item)
 
     def _close(self, index: int) -> Steps:
         """Create the outcome of an attempt whose claimant has been replaced."""
@@ -553,8 +556,14 @@ class Pull:
         for index in indexes:
             item = self.items.state(index)
             if item.after and item.state is wire.ItemState.OPEN:
-                due = self._clock() + self.terms.backoff_s
+                due = self._clock() + self._backoff_s(item)
                 self._not_before.setdefault((index, item.attempt), due)
+
+    def _backoff_s(self, item: wire.Item) -> float:
+        """Return the pause before a retry; it doubles with each failure of the item's own."""
+        first = self.terms.backoff_s
+        doublings = min(max(0, item.failures - 1), MOST_DOUBLINGS)
+        return min(first * 2.0**doublings, max(first, LONGEST_BACKOFF_S))
 
     def _in_own_order(self, indexes: list[int]) -> list[int]:
         """Begin at this worker's own part of the open items, so that few claims collide."""

@@ -28,7 +28,7 @@ from kinetic.errors import BackendError, KineticError, SubmitterLost
 MOST_WORKERS = 10_000
 """Maximum number of workers of a round."""
 
-BACKOFF_S = 0.5
+BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
 
 
