@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from ..protocol import wire
-from ..protocol.outcomes import Death, outcome_of_death
+from ..protocol.outcomes import Death, digest, outcome_of_death
 from ..protocol.workers import (
     ALL_FINAL,
     EXIT_DONE,
@@ -683,4 +683,4 @@ class Pull:
                 raise Leave(EXIT_REPLACE)
 
 
-_CANCELLED = wire.Outcome(wire.Kind.CANCELLED, "cancelled", phase="cancelled")
+_CANCELLED = wire.Outcome(wire.Kind.CANCELLED, "cancelled", phase="cancelled", body=digest(b""))

@@ -1,0 +1,237 @@
+"""Batches that workers run: what survives clients and supervisors, and what ends a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.face.child import until
+
+WORKERS = """
+import collections
+
+def load():
+    pathlib.Path(f"{here}/loads/{os.getpid()}").touch()
+    return "model"
+
+os.makedirs("loads", exist_ok=True)
+
+def worker(**options):
+    return kinetic.run(backend="local", accelerator="cpu", isolation="worker", **options)
+
+@worker(init={"model": load})
+def use(value, model):
+    return value, model, os.getpid()
+
+@worker()
+def wait_for(name):
+    pathlib.Path(f"{name}.begun").touch()
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+    return os.path.basename(name)
+"""
+
+
+@pytest.fixture
+def program(script):
+    """Return a function that starts a script with functions that run in workers."""
+    return lambda code: script(WORKERS + code)
+
+
+def kill_supervisor() -> None:
+    """Kill the supervisor of the test's home, and with it all workers."""
+    lock = str(Path(os.environ["KINETIC_HOME"]) / "local" / "v1" / "lock")
+
+    def holds_lock(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            return any(file.path == lock for file in process.open_files())
+        return False
+
+    (holder,) = filter(holds_lock, psutil.process_iter())
+    holder.kill()
+
+
+def test_the_items_of_a_worker_share_what_init_has_made(program) -> None:
+    code = """
+batch = use.run_async_map(range(40), max_concurrent=2)
+results = batch.results()
+print([value for value, _, _ in results] == list(range(40)), {model for _, model, _ in results})
+processes = {pid for _, _, pid in results}
+print(len(processes) <= 2, {int(name) for name in os.listdir("loads")} == processes)
+print(use(41)[:2], use.local(42)[:2])
+"""
+    program(code).prints("True {'model'}", "True True", "(41, 'model') (42, 'model')")
+
+
+def test_a_batch_whose_client_was_killed_runs_to_its_end(program, tmp_path: Path) -> None:
+    code = """
+names = [f"{here}/{number}" for number in range(6)]
+batch = wait_for.run_async_map(names, max_concurrent=1, retries=1)
+print(batch.group_id)
+until(pathlib.Path(f"{names[0]}.begun").exists)
+print("begun")
+time.sleep(1000)
+"""
+    with program(code) as process:
+        group = process.line()
+        process.expect("begun")
+        os.kill(process.pid, signal.SIGKILL)
+    for number in range(6):
+        (tmp_path / str(number)).touch()
+    until((tmp_path / "5.begun").exists)
+    code = f"""
+batch = kinetic.attach_batch({group!r})
+print([outcome.unwrap() for _, _, outcome in batch.outcomes(ordered=True)])
+print([*batch.job(5).logs()], batch.resume().finished)
+batch.cleanup()
+"""
+    program(code).prints("['0', '1', '2', '3', '4', '5']", "[] True")
+
+
+def test_a_batch_goes_on_after_the_death_of_its_supervisor(program, tmp_path: Path) -> None:
+    code = """
+names = [f"{here}/{number}" for number in range(4)]
+batch = wait_for.run_async_map(names, max_concurrent=1, retries=1)
+until(pathlib.Path(f"{names[0]}.begun").exists)
+import psutil
+from kinetic.aio.local.cluster import LocalCluster
+print("begun")
+sys.stdin.readline()
+for name in names:
+    pathlib.Path(name).touch()
+print(batch.results())
+"""
+    with program(code) as process:
+        process.expect("begun")
+        kill_supervisor()
+        process.write_line("go")
+        process.expect("['0', '1', '2', '3']")
+
+
+def test_a_new_client_starts_workers_for_a_batch_that_has_none(program, tmp_path: Path) -> None:
+    code = """
+batch = wait_for.run_async_map([f"{here}/0", f"{here}/1"], max_concurrent=1, retries=1)
+print(batch.group_id)
+until(pathlib.Path("0.begun").exists)
+print("begun")
+time.sleep(1000)
+"""
+    with program(code) as process:
+        group = process.line()
+        process.expect("begun")
+        os.kill(process.pid, signal.SIGKILL)
+    kill_supervisor()
+    (tmp_path / "0").touch()
+    (tmp_path / "1").touch()
+    program(f"print(kinetic.attach_batch({group!r}).results())").prints("['0', '1']")
+
+
+def test_retries_of_a_batch_that_is_over_open_a_round(program) -> None:
+    code = """
+@worker()
+def fails_without(name):
+    if not os.path.exists(name):
+        raise FileNotFoundError(name)
+    return os.path.basename(name)
+
+batch = fails_without.run_async_map([f"{here}/a", f"{here}/script.py"], max_concurrent=1)
+batch.wait()
+print(batch.status_counts())
+pathlib.Path("a").touch()
+print(batch.retry_failed(), batch.results(cleanup=False))
+print("FileNotFoundError" in batch.job(0).logs(attempt=1), batch.job(0).logs())
+"""
+    program(code).prints("{'FAILED': 1, 'SUCCEEDED': 1}", "1 ['a', 'script.py']", "True ")
+
+
+def test_the_first_error_of_init_ends_the_batch(program) -> None:
+    code = """
+def fail():
+    raise RuntimeError("no model")
+
+@worker(init={"model": fail})
+def never(value, model):
+    return value
+
+batch = never.run_async_map(range(30), max_concurrent=1, retries=3)
+counts = collections.Counter(type(outcome).__name__ for _, _, outcome in batch.outcomes())
+print(counts["Failed"], counts["Cancelled"])
+(error,) = [outcome.error for _, _, outcome in batch.outcomes() if type(outcome) is Failed]
+print("no model" in str(error))
+"""
+    program(code).prints("1 29", "True")
+
+
+def test_lazy_inputs_run_one_after_another(program) -> None:
+    code = """
+def inputs():
+    for number in range(5):
+        yield number
+        until(lambda: number in seen)
+
+seen = []
+@worker()
+def double(value):
+    return 2 * value
+
+for index, value, outcome in double.run_async_map(inputs(), max_concurrent=2).outcomes():
+    seen.append(value)
+    print(value, outcome.unwrap())
+"""
+    program(code).prints("0 0", "1 2", "2 4", "3 6", "4 8")
+
+
+def test_an_input_that_cannot_be_pickled_fails_alone(program) -> None:
+    code = """
+@worker()
+def double(value):
+    return 2 * value
+
+batch = double.run_async_map([1, threading.Lock(), 3], max_concurrent=2)
+print([type(outcome).__name__ for _, _, outcome in batch.outcomes(ordered=True)])
+print([*batch.submission_failures])
+"""
+    program(code).prints("['Succeeded', 'Failed', 'Succeeded']", "[1]")
+
+
+def test_a_window_limits_what_runs_ahead_of_the_reader(program) -> None:
+    code = """
+@worker()
+def mark(number):
+    pathlib.Path(f"{here}/ran.{number}").touch()
+    return number
+
+batch = mark.run_async_map(range(20), max_concurrent=2, window=4)
+outcomes = batch.outcomes(ordered=True)
+for number in range(20):
+    most = max(int(path.suffix[1:]) for path in pathlib.Path().glob("ran.*")) if number else 0
+    print(most < number + 4, next(outcomes).outcome.unwrap() == number)
+"""
+    program(code).prints(*["True True"] * 20)
+
+
+def test_an_item_that_is_cleaned_up_is_cancelled_and_the_others_go_on(program) -> None:
+    code = """
+batch = wait_for.run_async_map([f"{here}/a", f"{here}/b"], max_concurrent=1)
+until(pathlib.Path("a.begun").exists)
+batch.job(0).cleanup()
+pathlib.Path("b").touch()
+print([type(outcome).__name__ for _, _, outcome in batch.outcomes(ordered=True)])
+"""
+    program(code).prints("['Cancelled', 'Succeeded']")
+
+
+def test_a_cancelled_batch_leaves_no_process(program) -> None:
+    code = """
+with wait_for.run_async_map([f"{here}/{n}" for n in range(9)], max_concurrent=2) as batch:
+    until(pathlib.Path("0.begun").exists)
+print({status.name for _, status in batch.statuses()})
+batch.cleanup()
+print(kinetic.list_batches())
+"""
+    program(code).prints("{'NOT_FOUND'}", "[]")
