@@ -235,3 +235,18 @@ batch.cleanup()
 print(kinetic.list_batches())
 """
     program(code).prints("{'NOT_FOUND'}", "[]")
+
+
+def test_a_batch_whose_workers_cannot_start_in_time_fails(program, monkeypatch) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
+    code = """
+@kinetic.run(backend="local", accelerator="cpu", start_timeout=0.5)
+def late(value):
+    return value
+
+with wait_for.run_async_map([f"{here}/never"]) as blocker:
+    until(pathlib.Path("never.begun").exists)
+    for _, _, outcome in late.run_async_map([1, 2]).outcomes():
+        print(type(outcome).__name__, "start_timeout" in str(outcome.error))
+"""
+    program(code).prints(*["Lost True"] * 2)

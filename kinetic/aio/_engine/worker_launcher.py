@@ -19,14 +19,18 @@ from kinetic._runner.protocol.workers import Crew, Requests, Terms
 from kinetic.aio._engine import ending, job_spec, scheduler
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
-from kinetic.aio._engine.submission import LABEL_SUBMISSION
+from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence
 from kinetic.aio._net.retry import FOREVER, Outage, is_final, retry, retry_forever
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Resources, Workers
+from kinetic.aio.ports import Observation, Phase, Resources, Workers
 from kinetic.errors import BackendError, KineticError, SubmitterLost
+from kinetic.job_status import Reason
 
 MOST_WORKERS = 10_000
 """Maximum number of workers of a round."""
+
+WAIT_CHECK_S = 5.0
+"""How often to check whether a worker runs, in seconds, if the wait is limited."""
 
 BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
@@ -163,7 +167,7 @@ class WorkerLauncher:
         Raises (in a coroutine):
             SubmitterLost: The platform has refused workers for KINETIC_SUBMIT_PATIENCE.
         """
-        return [self._run(), self._grow()]
+        return [self._run(), self._grow(), self._limit_wait()]
 
     async def _grow(self) -> None:
         """Ask for one more worker whenever the client's limit has a place."""
@@ -173,6 +177,31 @@ class WorkerLauncher:
             self._allowed += 1
             if self._running is not None:
                 self._needed.set()
+
+    async def _limit_wait(self) -> None:
+        """End the open items if no worker has run for ``start_timeout``, while some wait."""
+        limit = self._context.uploaded.call.options.start_timeout
+        submission, clock = self._context.submission, asyncio.get_running_loop().time
+        waiting_since: float | None = None
+        while limit is not None:
+            await asyncio.sleep(min(limit / 4, WAIT_CHECK_S))
+            phases = {it.phase for it in submission.worker_observations.values()}
+            if phases != {Phase.PENDING}:
+                waiting_since = None
+                continue
+            waiting_since = clock() if waiting_since is None else waiting_since
+            if clock() - waiting_since < limit:
+                continue
+            waiting_since = None
+            message = f"no worker could start for {limit:g} s (start_timeout)"
+            if waiting := submission.waiting_message():
+                message += f": {waiting}"
+            for index in self._state.unfinished():
+                item = submission.item(index) or wire.Item(wire.ItemState.OPEN, 1)
+                name = submission.identity.attempt_name(index, item.attempt)
+                reason = Reason.UNSCHEDULABLE
+                ended = Observation(name=name, phase=Phase.ENDED, reason=reason, message=message)
+                await ending.settle(submission, Evidence(index, item.attempt, ended))
 
     async def _run(self) -> None:
         while True:
