@@ -251,6 +251,8 @@ class Worker:
             code: int = end.value
             return code
         finally:
+            if not self._terminating:
+                self._await_end()
             self._retire_interpreter()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)
@@ -480,8 +482,8 @@ class Worker:
         return end
 
     def _await_end(self) -> None:
-        """Wait until no process of the last item is left."""
-        while self._leaving is not None:
+        """Wait until no process of the last item is left, or this worker must end."""
+        while self._leaving is not None and not self._terminating:
             self._leaving.act()
             self._poll(min(EXIT_S, self._leaving.next_at - time.monotonic()))
 
