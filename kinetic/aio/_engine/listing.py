@@ -68,18 +68,18 @@ async def records(
     jobs = sorted((job for job in listable if items or job[1].startswith("job-")), reverse=True)
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
-    position, size = 0, limit or MAX_READS
-    while position < len(jobs):
-        if limit is not None and len(listed) >= limit:
-            oldest = listed[-1][0] if listed else NO_TIME
-            if jobs[position][0][:SECOND_LENGTH] <= oldest[:SECOND_LENGTH]:
-                # Each record is created before its job appears, so the records that aren't read yet
-                # are older.
-                break
-        listed += await _read_records(session, jobs[position : position + size], manifests)
+    jobs, size = jobs if limit != 0 else [], limit or MAX_READS
+    while jobs:
+        # More than one read may be needed: a job whose objects are in another store has no record
+        # here.
+        listed += await _read_records(session, jobs[:size], manifests)
         listed = sorted(listed, key=lambda entry: entry[:2], reverse=True)[:limit]
-        # More reads may be needed: a job whose objects are in another store has no record here.
-        position, size = position + size, min(2 * size, MAX_READS)
+        jobs, size = jobs[size:], min(2 * size, MAX_READS)
+        if limit is not None and len(listed) >= limit:
+            # A record is created before its job appears: the records of jobs that appeared before
+            # the oldest listed record are older.
+            oldest = listed[-1][0][:SECOND_LENGTH]
+            jobs = [job for job in jobs if job[0][:SECOND_LENGTH] > oldest]
     unreadable = [error for error in manifests.values() if isinstance(error, Exception)]
     if unreadable:
         logging.warning(
