@@ -37,6 +37,13 @@ llms_txt_uri_template = "_sources/{docname}{suffix}{sourcelink_suffix}"
 html_theme = "furo"
 html_title = "kinetic"
 html_show_sphinx = False
+html_logo = html_favicon = "_static/logo.svg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0f766e", "color-brand-content": "#0f766e"},
+    "dark_css_variables": {"color-brand-primary": "#2dd4bf", "color-brand-content": "#2dd4bf"},
+}
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -58,7 +65,10 @@ suppress_warnings = ["ref.python"]  # `JobHandle` is a name of two modules, with
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 notfound_urls_prefix = "/"
-ogp_site_url = ""
+ogp_site_url = ""  # services that show a link's card need `sphinx-build -D ogp_site_url=https://…/`
+ogp_image = "_static/card.png"
+ogp_image_alt = "kinetic: run any Python function on cloud TPUs and GPUs"
+ogp_custom_meta_tags = ['<meta name="twitter:card" content="summary_large_image" />']
 ogp_enable_meta_description = True
 ogp_social_cards = {"enable": False}
 
