@@ -65,7 +65,8 @@ def record() -> list[Frame]:
     if status != 0:
         sys.exit(f"{COMMAND} failed: " + "\n".join(screen.display))
     # Begin with the first result: a film that begins with an empty terminal looks broken.
-    begin, first = next((at, n) for n, (at, rows) in enumerate(frames) if drawn(rows[1]))
+    results = ((at, n) for n, (at, rows) in enumerate(frames) if rows[1][0].data.isdigit())
+    begin, first = next(results)
     return [(at - begin, rows) for at, rows in frames[first:]]
 
 
