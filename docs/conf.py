@@ -39,6 +39,7 @@ html_title = "kinetic"
 html_show_sphinx = False
 html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0f766e", "color-brand-content": "#0f766e"},
