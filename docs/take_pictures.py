@@ -2,8 +2,8 @@
 
     python -m docs.take_pictures [FOLDER]    default: docs/_static
 
-It runs examples/sweep.py, and writes report-light.png and report-dark.png: the upper part of the
-sweep's report. It also writes card.png, which services show beside a link to the site.
+It runs examples/sweep.py, and writes report-light.png and report-dark.png: the results of the sweep
+in its report. It also writes card.png, which services show beside a link to the site.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.report.browser import Browser
 
 ROOT = Path(__file__).resolve().parents[1]
 STATIC = ROOT / "docs" / "_static"
-REPORT = (640, 860)
+REPORT_WIDTH = 480  # so narrow that a phone shows the letters of the plots
 CARD = (1200, 630)  # the size that services recommend
 CARD_PAGE = f"""<!doctype html><meta charset="utf-8">
 <style>
@@ -37,8 +37,11 @@ once, or ten thousand times.</p></div>
 """
 
 
-def picture(browser: Browser, file: Path, size: tuple[int, int], scale: float) -> None:
-    clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": scale}
+def picture(browser: Browser, file: Path, element: str, width: int, scale: float) -> None:
+    top, height = browser.ask(
+        f"(({{y, height}}) => [y + scrollY, height])({element}.getBoundingClientRect())"
+    )
+    clip = {"x": 0, "y": top, "width": width, "height": round(height), "scale": scale}
     shot = browser.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
     file.write_bytes(base64.b64decode(shot["data"]))
 
@@ -49,12 +52,13 @@ def main(folder: Path) -> None:
         (batch,) = kinetic.list_batches(limit=1)
         page = batch.report(Path(pages, "report.html"))
         for theme in ("light", "dark"):
-            browser.open(Path(page), width=REPORT[0], dark=theme == "dark")
-            picture(browser, folder / f"report-{theme}.png", REPORT, 1.5)
+            browser.open(Path(page), width=REPORT_WIDTH, dark=theme == "dark")
+            file = folder / f"report-{theme}.png"
+            picture(browser, file, "document.getElementById('results')", REPORT_WIDTH, 1.5)
         card = Path(pages, "card.html")
         card.write_text(f"{CARD_PAGE}<script>document.documentElement.dataset.ready = 1</script>")
         browser.open(card, width=CARD[0])
-        picture(browser, folder / "card.png", CARD, 1)
+        picture(browser, folder / "card.png", "document.body", CARD[0], 1)
 
 
 if __name__ == "__main__":
