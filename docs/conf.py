@@ -35,8 +35,6 @@ extensions = [
 llms_txt_uri_template = "_sources/{docname}{suffix}{sourcelink_suffix}"
 
 html_theme = "furo"
-html_title = "kinetic"
-html_show_sphinx = False
 html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 templates_path = ["_templates"]
@@ -45,6 +43,8 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0f766e", "color-brand-content": "#0f766e"},
     "dark_css_variables": {"color-brand-primary": "#2dd4bf", "color-brand-content": "#2dd4bf"},
 }
+html_title = "kinetic"
+html_show_sphinx = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4

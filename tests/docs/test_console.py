@@ -31,7 +31,6 @@ NOT_RUN = {
     "CONTRIBUTING.md": "runs the tests",
     "benchmarks/README.md": "takes minutes",
     "docs/getting_started.md": "installs kinetic",
-    "docs/index.md": "installs kinetic, and " + CLOUD + "; test_first_steps.py runs the rest",
     "docs/protocol.md": "is a test, which tests/simulation runs",
     "docs/examples/gemma4_finetuning.md": LIBRARIES,
     "docs/examples/jax_training.md": LIBRARIES,
@@ -45,6 +44,7 @@ NOT_RUN = {
     "docs/guides/kubernetes.md": CLUSTER,
     "docs/guides/own_cluster.md": CLUSTER,
     "docs/guides/queues.md": CLUSTER,
+    "docs/index.md": "installs kinetic, and " + CLOUD + "; test_first_steps.py runs the rest",
 }
 """Why no test runs the `sh` blocks of a page."""
 
