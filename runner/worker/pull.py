@@ -538,11 +538,12 @@ class Pull:
         if dead or self._candidates:
             self._surplus_since = None
             return True
-        if not duties:
+        shall_leave = self._shall_leave()
+        if not duties and (self.items.total is not None or not shall_leave):
             yield from self._finish()
         elif self._is_surplus(duties):
             since = self._surplus_since = self._surplus_since or self._clock()
-            if self._clock() - since >= SURPLUS_S:
+            if shall_leave or self._clock() - since >= SURPLUS_S:
                 raise Leave(EXIT_SURPLUS)
         else:
             self._surplus_since = None
@@ -563,9 +564,9 @@ class Pull:
 
     def _is_surplus(self, duties: Mapping[int, Duty]) -> bool:
         """Return whether others are responsible for all that is open."""
-        if self.items.total is None:
-            return False  # an input may come that is nobody's
         fresh_is_others = self._shall_leave()
+        if self.items.total is None and not fresh_is_others:
+            return False  # an input may come that is nobody's
         return all(
             it is Duty.OTHERS or (it is Duty.FRESH and fresh_is_others) for it in duties.values()
         )
