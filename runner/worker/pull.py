@@ -7,6 +7,7 @@ gives the rules and their reasons.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -96,7 +97,10 @@ class Fetch(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The worker has work. The platform may let it wait for its turn. There is no answer."""
+    """The worker has work. The platform may let it wait for its turn.
+
+    The answer says whether the store may have changed.
+    """
 
 
 class Start(NamedTuple):
@@ -228,7 +232,8 @@ class Pull:
             if index is not None:
                 pause, next_pass = PASS_S, self._clock()
                 self._surplus_since = None
-                yield Ready()
+                if (yield Ready()):  # as a request to leave, which came with the end of an item
+                    yield from self._read_requests()
                 if self._may_take(index):  # the wait may have been long
                     yield from self._run(index)
             elif self._clock() >= next_pass:
@@ -675,4 +680,6 @@ class Pull:
                 raise Leave(EXIT_REPLACE)
 
 
-_CANCELLED = wire.Outcome(wire.Kind.CANCELLED, "cancelled", phase="cancelled")
+_CANCELLED = wire.Outcome(
+    wire.Kind.CANCELLED, "cancelled", phase="cancelled", body=hashlib.sha256(b"").hexdigest()
+)
