@@ -9,7 +9,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -28,7 +28,6 @@ from kinetic._binding import Binding
 from kinetic._tracebacks import count_own_frames, of_the_caller, own_frames_left_out
 from kinetic.data import JOB_VARIABLE
 from kinetic.options import (
-    Init,
     MapOptions,
     MapSettings,
     Options,
@@ -307,7 +306,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
 
     @overload
     def options(
-        self, *, init: Init, **changes: Unpack[OtherOptions]
+        self, *, init: Mapping[str, Callable[[], Any]], **changes: Unpack[OtherOptions]
     ) -> RemoteFunction[..., R_co]: ...
 
     @overload
@@ -437,7 +436,7 @@ def run(
     cpu: float | None = None,
     memory: str | int | None = None,
     isolation: Literal["process", "worker"] = "process",
-    init: Init,
+    init: Mapping[str, Callable[[], Any]],
     recycle: int | None = None,
 ) -> InitDecorator: ...
 

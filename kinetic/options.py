@@ -30,7 +30,7 @@ from kinetic.errors import ConfigurationError
 if TYPE_CHECKING:
     from kinetic.data import Data
 
-__all__ = ["MapOptions", "Options", "RunOptions"]
+__all__ = ["MapOptions", "Options", "OtherOptions", "RunOptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -226,12 +226,8 @@ _SYSTEM_ROOTS = {
 }
 
 
-Init = Mapping[str, Callable[[], Any]]
-"""Functions that make arguments of a job's function, by the names of the arguments."""
-
-
 class OtherOptions(TypedDict, total=False):
-    """The options of `RunOptions` without ``init``."""
+    """The options of `RunOptions`, except ``init``."""
 
     accelerator: str
     container_image: str | None
@@ -257,7 +253,7 @@ class OtherOptions(TypedDict, total=False):
 class RunOptions(OtherOptions, total=False):
     """The options that `RemoteFunction.options` changes; see `run` for their meaning."""
 
-    init: Init | None
+    init: Mapping[str, Callable[[], Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +290,7 @@ class Options:
     cpu: float | None = None
     memory: str | int | None = None
     isolation: Literal["process", "worker"] = "process"
-    init: Init | None = None
+    init: Mapping[str, Callable[[], Any]] | None = None
     recycle: int | None = None
     parsed_accelerator: Accelerator = field(init=False, repr=False, compare=False)
 
@@ -438,7 +434,7 @@ def _check_volumes(value: object) -> dict[str, Data] | None:
     return volumes
 
 
-def _check_init(value: object) -> Init | None:
+def _check_init(value: object) -> Mapping[str, Callable[[], Any]] | None:
     """Return a copy of ``init`` with plain functions; None without any."""
     if value is None:
         return None

@@ -160,7 +160,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
     "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
     "round": (int,), "workers": (int,), "index": (int,), "attempt": (int,), "outcome": (str,),
-    "start": (int,), "stop": _COUNT,
+    "start": (int,), "stop": _COUNT, "single": (bool,),
 }  # fmt: skip
 _LIMITS = (
     "cpus", "gpus", "memory_bytes", "timeout", "start_timeout", "start_allowance", "grace",
@@ -188,8 +188,9 @@ class JobHeader:
     ``edition`` differs if that code or the interpreter's packages differ. A ``fresh`` job gets a
     new interpreter, not a fork. ``timeout``, ``start_timeout``, ``start_allowance`` and ``grace``
     are seconds. An ``owned`` job ends with the process that launched it. ``project`` is the digest
-    of the job's code. ``store`` and ``scope`` say where the job's objects are. ``worker`` names a
-    worker; it is empty for the job of one attempt, and in messages.
+    of the job's code. ``store`` and ``scope`` say where the job's objects are. A ``single`` job's
+    process is a worker with one item. ``worker`` names a worker; it is empty for another process,
+    and in messages.
     """
 
     name: str
@@ -210,6 +211,7 @@ class JobHeader:
     output_dir: str = ""
     store: str = ""
     scope: str = ""
+    single: bool = False
     worker: str = ""
 
     @classmethod

@@ -76,6 +76,11 @@ class Rounds:
         self._job = job
         self._rounds: dict[str, Round] = {}
 
+    @property
+    def single_worker(self) -> str:
+        """The name of the only worker of a job without a batch; nobody replaces it."""
+        return str(WorkerId(0, self._job, 0))
+
     def scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> Iterator[Start]:
         """Begin a round, or add workers to one; fewer workers than it has change nothing."""
         self._rounds.setdefault(header.name, Round(header, body, number, self._job))
@@ -106,13 +111,13 @@ class Rounds:
 
     def ended(self, name: str, status: int, ran_s: float) -> Start | End | None:
         """Return what follows from the end of the worker *name*, which ran for *ran_s* seconds."""
-        round_name, _, rank_text, restarts_text = name.rsplit(".", 3)
+        round_name, *numbers = name.rsplit(".", 3)
         found = self._rounds.get(round_name)
         if found is None or found.over:
             return None
-        rank = int(rank_text)
+        rank, restarts = int(numbers[1]), int(numbers[2])
         state = found.ranks[rank]
-        if state.restarts != int(restarts_text):
+        if state.restarts != restarts:
             return None
         if status == EXIT_DONE:  # every item is final: nothing is left for the others
             state.finished = True

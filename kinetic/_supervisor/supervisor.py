@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,8 @@ class Supervisor:
         """Write a job of the process *client* (0: unknown) to the journal, then queue the job."""
         if self._ending:
             raise ShuttingDown
+        if header.single:
+            header = replace(header, worker=self._rounds.single_worker)
         job = Job(
             name=header.name,
             labels=header.labels,

@@ -71,9 +71,11 @@ async def lines(
             except NotFound as exc:
                 missing = exc
             if not has_lines and missing is not None and submission.workers is not None:
-                async for line in _worker_log(ref, number, tail):
-                    has_lines, missing = True, None
-                    yield line
+                with contextlib.suppress(NotFound):
+                    async for line in _worker_log(ref, number, tail):
+                        has_lines = True
+                        yield line
+                    missing = None
             if not has_lines and (missing is not None or not is_live):
                 stored = await submission.kept_log(ref.index, number)
                 missing = None if stored else missing
@@ -105,20 +107,23 @@ async def lines(
 
 
 async def _worker_log(ref: JobRef, number: int, tail: int | None) -> AsyncGenerator[str]:
-    """Yield what an ended attempt has written, from the output of its worker."""
+    """Yield what an ended attempt has written, from the output of its worker.
+
+    Raises:
+        NotFound: The attempt didn't run in a worker, or the log was removed.
+    """
     submission, index = ref.submission, ref.index
     attempts = (await submission.all_attempts([index])).get(index, {})
     outcome = attempts.get(number, wire.Attempt()).outcome
     writer = None if outcome is None else WorkerId.parse(outcome.writer)
     if submission.workers is None or outcome is None or outcome.log is None or writer is None:
-        return
+        raise NotFound(f"attempt {number} of {submission.identity.job_id(index)} has no output")
     name = f"{submission.identity.round_name(writer.round)}.{writer.job}"
-    with contextlib.suppress(NotFound):  # the log was removed
-        log = submission.workers.worker_log(
-            f"{name}.{writer.rank}.{writer.restarts}", *outcome.log, tail=tail
-        )
-        async for line in log:
-            yield line
+    log = submission.workers.worker_log(
+        f"{name}.{writer.rank}.{writer.restarts}", *outcome.log, tail=tail
+    )
+    async for line in log:
+        yield line
 
 
 async def last(ref: JobRef, count: int) -> list[str]:

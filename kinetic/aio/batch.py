@@ -996,6 +996,12 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self._detached = False
         return self
 
+    async def resume_alone(self, inputs: AsyncIterable[Any] | None) -> None:
+        """Do as `resume`, but raise `Conflict` even if workers have all inputs; internal."""
+        self._here().submission.refuse_removed()
+        await self._here().take_over(inputs=inputs, alone=True)
+        self._detached = False
+
     async def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
         """Stop and remove the batch; output directories stay.
 
@@ -1021,7 +1027,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             return 0
         batch.coordinator.window.lift()
         pump = batch.coordinator.pump
-        is_cut_off = not (pump.has_known_length or pump.finished)
+        is_cut_off = pump.has_iterator and not pump.finished
         await batch.seal()
         if is_cut_off and batch.stored:
             logging.warning(

@@ -783,6 +783,10 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound:
             self._cleaned = True
             return
+        if ref.submission.workers is not None and self.group_id is not None:
+            if k8s:  # the worker goes on with other items
+                await self.cancel(cleanup_timeout)
+            return
         objects = gcs and self.group_id is None
         await self._remove(ref, jobs=k8s, objects=objects, timeout=cleanup_timeout)
         self._cleaned = objects

@@ -206,8 +206,9 @@ class JobSpec:
 
     The client computes ``name`` before the first request, so that a repeated launch finds the
     first one's job. ``order`` is for the runner. ``environment`` is the same for all jobs of a
-    submission; the runner adds `wire.Order.variables`. An ``owned`` job ends, and leaves nothing,
-    when the process that launched it dies, if the platform can detect that.
+    submission; the runner adds `wire.Order.variables`. With a ``crew``, a worker carries out the
+    attempt; only a platform that has `Workers` takes such a job. An ``owned`` job ends, and leaves
+    nothing, when the process that launched it dies, if the platform can detect that.
     """
 
     name: str
@@ -221,6 +222,7 @@ class JobSpec:
     start_timeout: float | None = None
     grace: float = 30.0
     owned: bool = False
+    crew: Crew | None = None
 
 
 class Phase(enum.Enum):

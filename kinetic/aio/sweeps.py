@@ -794,7 +794,7 @@ async def start(
     for batch in batches:
         await sweep.read(batch)
     if current is not None:
-        await current.resume(inputs=None if current.sealed else sweep.proposals())
+        await current.resume_alone(None if current.sealed else sweep.proposals())
         await sweep.follow(current, rebuild=True)
     elif sweep.is_short:
         batch = await client.run_async_map(function, sweep.proposals(), **options)

@@ -33,7 +33,8 @@ nothing is left for this worker. 43 or another: the platform replaces the worker
 class Terms:
     """What a submission says to all its workers; times in seconds.
 
-    ``workers`` is how many the first round began with. ``budget_s`` limits the running time of all
+    ``workers`` is how many the first round began with. ``backoff_s`` is the pause before the first
+    retry of an item. ``budget_s`` limits the running time of all
     attempts together, and ``lifetime_s`` the time since the start. ``single`` marks a job without a
     batch.
     """

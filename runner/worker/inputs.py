@@ -64,14 +64,21 @@ class Inputs:
             if (message := footer.failed.get(str(position))) is not None:
                 return RefusedInput(message)
             start = footer.ends[position - 1] if position else 0
-            part = wire.Input(name, start, footer.ends[position], footer.digests[position])
-            content, _ = self._objects.get(name, part.start, part.stop)
+        except KeyError:
+            return None
+        part = wire.Input(name, start, footer.ends[position], footer.digests[position])
+        refs = footer.data.get(str(position), ())
+        return self.read_part(part, tuple(wire.DataRef(**ref) for ref in refs))
+
+    def read_part(self, part: wire.Input, data: tuple[wire.DataRef, ...]) -> StoredInput | None:
+        """Return an input, of which *part* says where it is; None if it was removed."""
+        try:
+            content, _ = self._objects.get(part.name, part.start, part.stop)
         except KeyError:
             return None
         if hashlib.sha256(content).hexdigest() != part.digest:
-            raise ValueError(f"{name} is not what was submitted: its SHA-256 differs")
-        refs = footer.data.get(str(position), ())
-        return StoredInput(part, content, tuple(wire.DataRef(**ref) for ref in refs))
+            raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
+        return StoredInput(part, content, data)
 
     def _read_footer(self, name: str, number: int, slot: wire.Slot) -> _Footer:
         start = max(0, slot.size - FOOTER_READ_BYTES)

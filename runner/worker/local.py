@@ -61,7 +61,7 @@ def main(
             recycle=crew.recycle,
         ),
         place,
-        channel=Supervisor(executor, order),
+        channel=Supervisor(executor, order, single=crew.terms.single),
         memory_bytes=memory_bytes,
     )
     return worker.run()
@@ -70,8 +70,10 @@ def main(
 class Supervisor:
     """The connection to the supervisor; see `main.Channel`."""
 
-    def __init__(self, executor: str, order: wire.Order) -> None:
+    def __init__(self, executor: str, order: wire.Order, *, single: bool) -> None:
+        self._executor = executor
         self._order = order
+        self._single = single  # then the job that the supervisor knows is the item
         self.has_slots = True
         self.asked_back = False
         self._buffer = b""
@@ -119,18 +121,22 @@ class Supervisor:
 
     def started(self, index: int, attempt: int, output: int) -> None:
         """Tell that an attempt begins, at *output* bytes of the worker's output file."""
-        self._send({"op": "item", **self._item(index, attempt), "start": output})
+        if not self._single:
+            self._send({"op": "item", **self._item(index, attempt), "start": output})
 
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
-        self._send({"op": "item", **self._item(index, attempt), "stop": output})
+        if self._single:
+            self._send({"op": "leaving", "executor": self._executor})
+        else:
+            self._send({"op": "item", **self._item(index, attempt), "stop": output})
 
     def _item(self, index: int, attempt: int) -> dict[str, Any]:
-        order = self._order
+        order, group = self._order, self._order.group_id
         outcome = wire.attempt_key(order.scope, index, attempt, "outcome")
-        group, folder = order.group_id, directory_urls.directory_of(order.store)
+        folder = directory_urls.directory_of(order.store)
         return {
-            "name": f"{group}-{index}-{attempt}" if group else f"kinetic-{order.job_id}",
+            "name": f"{group}-{index}-{attempt}",
             "index": index,
             "attempt": attempt,
             "outcome": f"{folder}/{outcome}",

@@ -251,6 +251,8 @@ class Worker:
             code: int = end.value
             return code
         finally:
+            if not self._terminating:
+                self._await_end()
             self._retire_interpreter()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)
@@ -331,6 +333,9 @@ class Worker:
         return None
 
     def _fetch(self, operation: pull.Fetch) -> bool | pull.Ended:
+        if self._submission.terms.single:
+            self._input = self._inputs.read_part(self._submission.order.arguments, ())
+            return self._input is not None
         slot = self._pull.items.slots[operation.slot]
         found = self._inputs.read(operation.item, operation.slot, slot)
         if isinstance(found, RefusedInput):
@@ -482,8 +487,8 @@ class Worker:
         return end
 
     def _await_end(self) -> None:
-        """Wait until no process of the last item is left."""
-        while self._leaving is not None:
+        """Wait until no process of the last item is left, or this worker must end."""
+        while self._leaving is not None and not self._terminating:
             self._leaving.act()
             self._poll(min(EXIT_S, self._leaving.next_at - time.monotonic()))
 

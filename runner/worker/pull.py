@@ -7,13 +7,12 @@ gives the rules and their reasons.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from ..protocol import wire
-from ..protocol.outcomes import Death, outcome_of_death
+from ..protocol.outcomes import Death, digest, outcome_of_death
 from ..protocol.workers import (
     ALL_FINAL,
     EXIT_DONE,
@@ -44,6 +43,9 @@ LAZY_S = 1.0
 
 SILENCE_S = 600.0
 """A producer whose lease stays unchanged for so long counts as dead."""
+
+LONGEST_BACKOFF_S, MOST_DOUBLINGS = 60.0, 20
+"""Limits of the pause before a retry, which begins with `Terms.backoff_s`."""
 
 LOOKS = ((2.0, 2.0), (600.0, 10.0), (float("inf"), 30.0))
 """How often a running item's requests are read: until which age in seconds, and the pause."""
@@ -498,7 +500,7 @@ class Pull:
             self.items.conclude([index])
         if item.state is wire.ItemState.OPEN:
             # Another worker may start the retry after one backoff, so that it runs elsewhere.
-            self._not_before[index, item.attempt] = self._clock() + 2 * self.terms.backoff_s
+            self._not_before[index, item.attempt] = self._clock() + 2 * self._backoff_s(item)
 
     def _close(self, index: int) -> Steps:
         """Create the outcome of an attempt whose claimant has been replaced."""
@@ -559,8 +561,14 @@ class Pull:
         for index in indexes:
             item = self.items.state(index)
             if item.after and item.state is wire.ItemState.OPEN:
-                due = self._clock() + self.terms.backoff_s
+                due = self._clock() + self._backoff_s(item)
                 self._not_before.setdefault((index, item.attempt), due)
+
+    def _backoff_s(self, item: wire.Item) -> float:
+        """Return the pause before a retry; it doubles with each failure of the item's own."""
+        first = self.terms.backoff_s
+        doublings = min(max(0, item.failures - 1), MOST_DOUBLINGS)
+        return min(first * 2.0**doublings, max(first, LONGEST_BACKOFF_S))
 
     def _in_own_order(self, indexes: list[int]) -> list[int]:
         """Begin at this worker's own part of the open items, so that few claims collide."""
@@ -680,6 +688,4 @@ class Pull:
                 raise Leave(EXIT_REPLACE)
 
 
-_CANCELLED = wire.Outcome(
-    wire.Kind.CANCELLED, "cancelled", phase="cancelled", body=hashlib.sha256(b"").hexdigest()
-)
+_CANCELLED = wire.Outcome(wire.Kind.CANCELLED, "cancelled", phase="cancelled", body=digest(b""))

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Optional
 import click
 import pytest
 
+import kinetic
 from kinetic.cli.client import UserError
-from kinetic.cli.functions import load_function, parse_arguments, read_inputs
+from kinetic.cli.functions import check, load_function, parse_arguments, read_inputs
 
 if TYPE_CHECKING:
     from nowhere import Absent
@@ -242,3 +243,19 @@ def test_a_module_that_cannot_be_imported_is_an_error(
     with pytest.raises(error, match=message):
         load_function(target)
     assert os.getcwd() == str(modules)
+
+
+def test_arguments_on_the_command_line_leave_out_those_of_init() -> None:
+    def use(number: int, *, model: str) -> None: ...
+
+    function = kinetic.run("cpu", init={"model": str})(use)
+    check(function, {"number": 1})
+    for arguments, message in (
+        ({"number": 1, "model": "x"}, "init gives the argument 'model'"),
+        ({}, "missing a required argument: 'number'"),
+        ({"modle": 1}, "takes no argument 'modle'"),
+    ):
+        with pytest.raises(click.UsageError, match=f"^line 1: use.*{message}"):
+            check(function, arguments, "line 1: ")
+    with pytest.raises(click.UsageError, match="missing a required argument: 'model'"):
+        check(use, {"number": 1})

@@ -387,8 +387,12 @@ class Batch:
         *,
         seal: bool = False,
         force: bool = False,
+        alone: bool = False,
     ) -> None:
         """Submit the rest of the batch; take it from another process only with *force*.
+
+        If workers have all inputs, this returns while another process submits the batch, unless
+        *alone*.
 
         Raises:
             Conflict: Another process submits the batch; or this process does, and the caller has
@@ -417,8 +421,9 @@ class Batch:
                     platform.store, identity.scope, identity.submitter, platform.clock, force=force
                 )
             except Conflict:
-                if inputs is None and self.submission.workers is not None and self.inputs.sealed:
-                    return  # its workers run it
+                has_workers = self.submission.workers is not None and self.inputs.sealed
+                if has_workers and not alone:
+                    return
                 raise
             try:
                 await self._coordinate_again(lease, uploaded, inputs, seal=seal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import replace
@@ -27,9 +26,8 @@ from kinetic.aio._engine.manifest import batch_manifest, read_manifest
 from kinetic.aio._engine.recovery import read_inputs
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import Submission
-from kinetic.aio.ports import Workers
 from kinetic.errors import AuthError, ConfigurationError, KineticError, NotFound, WireError
-from kinetic.options import MapSettings, Options
+from kinetic.options import MapSettings
 from kinetic.prices import budget_price, price_of
 
 MANIFESTS_AT_ONCE = 32
@@ -68,7 +66,7 @@ async def start(
     identity = await beginning.new_identity(
         session, uploaded, "grp", RetryBudgets(user=settings.retries)
     )
-    workers = _workers_for(session, call.options)
+    workers = session.platform.workers
     manifest = batch_manifest(session, identity, uploaded, settings, source.length, price)
     manifest["workers"] = workers is not None
     async with beginning.new_submission(session, uploaded, identity, workers) as submission:
@@ -83,12 +81,6 @@ async def start(
         await release(removing, operation=f"removing the half-made {identity.id}")
         raise
     return batch
-
-
-def _workers_for(session: Session, options: Options) -> Workers | None:
-    """Return what starts the workers of a new batch; None if its attempts are jobs."""
-    wanted = options.isolation == "worker" or options.init or os.environ.get("TEST_WORKERS")
-    return session.platform.workers if wanted else None
 
 
 async def _create(

@@ -13,6 +13,7 @@ from absl import logging
 
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE, RetryBudgets
+from kinetic._runner.protocol.workers import Crew, Terms
 from kinetic._tasks import release
 from kinetic.aio._engine import ending, job_spec, prepare
 from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
@@ -53,7 +54,7 @@ async def start_job(
             await session.platform.store.create(name, content.content)
             arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
-            await builder.launch(0, 1, arguments)
+            await builder.launch(0, 1, arguments, crew=_crew_of(identity, uploaded))
             submission.relaunches_here = submission.submitter_relaunches
     except BaseException:
         session.limit.release()
@@ -63,6 +64,19 @@ async def start_job(
             _until_ended(session, submission, builder, arguments), name=f"end of {identity.id}"
         )
     return record, JobRef(session=session, submission=submission, index=0)
+
+
+def _crew_of(identity: Identity, uploaded: prepare.UploadedCall) -> Crew | None:
+    """Return how a worker runs a single job; None if the job needs no worker."""
+    options = uploaded.call.options
+    if options.isolation == "process" and uploaded.init is None:
+        return None
+    return Crew(
+        terms=Terms(budgets=identity.budgets, single=True),
+        outputs=identity.output_base,
+        isolation=options.isolation,
+        init=uploaded.init,
+    )
 
 
 async def _until_ended(

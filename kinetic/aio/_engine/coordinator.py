@@ -354,7 +354,12 @@ class BatchCoordinator:
             await self.pump.end()
 
     async def leave(self) -> None:
-        """Store the pulled inputs, start nothing, and release the lease; running jobs go on."""
+        """Store the pulled inputs, start nothing, and release the lease; running jobs go on.
+
+        A list is stored whole, so a window doesn't limit it any more.
+        """
+        if not self.pump.has_iterator:
+            self.window.lift()
         await self.finish_inputs(seal=False)
         self._leaving = True
         await self.launcher.halt()

@@ -10,6 +10,7 @@ from typing import Any
 
 from kinetic import configuration
 from kinetic._runner.protocol import directory_urls, wire
+from kinetic._runner.protocol.workers import Crew
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.session import Session
@@ -91,8 +92,11 @@ class JobSpecBuilder:
         *,
         fence: int = 1,
         round_number: int = 0,
+        crew: Crew | None = None,
     ) -> None:
         """Start one attempt; ignore an error that isn't a refusal if the platform has the job.
+
+        With a *crew*, a worker carries out the attempt.
 
         Raises:
             LaunchError: The platform refused the job.
@@ -117,7 +121,7 @@ class JobSpecBuilder:
         }
         name = identity.attempt_name(index, attempt)
         try:
-            await self._cluster.launch(self._job(name=name, labels=labels, order=order))
+            await self._cluster.launch(self._job(name=name, labels=labels, order=order, crew=crew))
         except BackendError as exc:
             if is_refusal(exc) or not await self._cluster.find(names=[name]):
                 raise

@@ -19,13 +19,17 @@ from kinetic._runner.protocol.workers import Crew, Requests, Terms
 from kinetic.aio._engine import ending, job_spec, scheduler
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
-from kinetic.aio._engine.submission import LABEL_SUBMISSION
+from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence
 from kinetic.aio._engine.workers import count_workers, read_roster
 from kinetic.aio._net.retry import FOREVER, Outage, is_final, retry, retry_forever
-from kinetic.aio.ports import Workers
+from kinetic.aio.ports import Observation, Phase, Workers
 from kinetic.errors import BackendError, KineticError, SubmitterLost
+from kinetic.job_status import Reason
 
-BACKOFF_S = 0.5
+WAIT_CHECK_S = 5.0
+"""How often to check whether a worker runs, in seconds, if the wait is limited."""
+
+BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
 
 
@@ -174,7 +178,7 @@ class WorkerLauncher:
         Raises (in a coroutine):
             SubmitterLost: The platform has refused workers for KINETIC_SUBMIT_PATIENCE.
         """
-        return [self._run(), self._grow()]
+        return [self._run(), self._grow(), self._limit_wait()]
 
     async def _grow(self) -> None:
         """Ask for one more worker whenever the client's limit has a place."""
@@ -193,6 +197,31 @@ class WorkerLauncher:
                 self._lacks_workers = True
             self._needed.set()
 
+    async def _limit_wait(self) -> None:
+        """End the open items if no worker has run for ``start_timeout``, while some wait."""
+        limit = self._context.uploaded.call.options.start_timeout
+        submission, clock = self._context.submission, asyncio.get_running_loop().time
+        waiting_since: float | None = None
+        while limit is not None:
+            await asyncio.sleep(min(limit / 4, WAIT_CHECK_S))
+            phases = {it.phase for it in submission.worker_observations.values()}
+            if phases != {Phase.PENDING}:
+                waiting_since = None
+                continue
+            waiting_since = clock() if waiting_since is None else waiting_since
+            if clock() - waiting_since < limit:
+                continue
+            waiting_since = None
+            message = f"no worker could start for {limit:g} s (start_timeout)"
+            if waiting := submission.waiting_message():
+                message += f": {waiting}"
+            for index in self._state.unfinished():
+                item = submission.item(index) or wire.Item(wire.ItemState.OPEN, 1)
+                name = submission.identity.attempt_name(index, item.attempt)
+                reason = Reason.UNSCHEDULABLE
+                ended = Observation(name=name, phase=Phase.ENDED, reason=reason, message=message)
+                await ending.settle(submission, Evidence(index, item.attempt, ended))
+
     async def _run(self) -> None:
         while True:
             await self._needed.wait()
@@ -201,7 +230,7 @@ class WorkerLauncher:
                 if self._lacks_workers and self._allowed and not self.halted:
                     self._lacks_workers = False
                     await self._start_workers()
-                elif self._has_news:
+                if self._has_news:
                     self._has_news = False
                     await self._workers.tell(
                         {LABEL_SUBMISSION: self._context.submission.identity.id}

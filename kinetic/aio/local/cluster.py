@@ -114,7 +114,12 @@ class LocalCluster:
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; do nothing if a job of this name exists."""
-        await self._send(job, {"op": "launch"}, job.order.encode())
+        order = job.order.encode()
+        if job.crew is None:
+            await self._send(job, {"op": "launch"}, order)
+        else:
+            body = f"{order}\n{job.crew.encode()}"
+            await self._send(job, {"op": "launch", "single": True}, body)
 
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
         """Start the workers of a round; see `Workers.scale`."""
