@@ -871,8 +871,8 @@ class JobHandle(JobRecord, Generic[T]):
     async def worker(self) -> str | None:
         """Return the name of the worker that has the item's last attempt, as `Worker.name`.
 
-        None for a single job, for an item that no worker has taken, and if each attempt of the
-        batch is a job of its own.
+        None if no worker has taken the item, or if each attempt is a job of its own, as on a
+        cluster.
 
         Raises:
             NotFound: The job was cleaned up, or `results` has removed what is known of it.

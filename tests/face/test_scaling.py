@@ -15,6 +15,7 @@ import kinetic
 from kinetic.aio import BatchHandle, Client
 from kinetic.cli.app import main
 from kinetic.errors import ConfigurationError, NotFound
+from kinetic.testing import memory_platform
 from tests.jobs import DEADLINE_S
 
 pytestmark = pytest.mark.full
@@ -44,6 +45,10 @@ def work(index: int, folder: str) -> int:
     if text := go.read_text():
         raise ValueError(text)
     return index
+
+
+def double(number: int) -> int:
+    return 2 * number
 
 
 class Items:
@@ -269,24 +274,16 @@ def run_command(*arguments: str) -> None:
     assert not ended.value.code
 
 
-async def test_a_batch_without_workers_is_not_scaled(client: Client) -> None:
-    @kinetic.run(backend="local", accelerator="cpu")
-    def double(number: int) -> int:
-        return 2 * number
-
-    async with await client.run_async_map(double, [1]) as batch:
-        await batch.results(cleanup=False)
-        with pytest.raises(ConfigurationError, match="has no workers to scale"):
-            await batch.scale(2)
-        assert await batch.workers() == []
-        assert await (await batch.job(0)).worker() is None
+async def test_a_batch_without_workers_is_not_scaled() -> None:
+    async with Client(backend="local", platform=memory_platform()) as client:
+        async with await client.run_async_map(double, [1]) as batch:
+            with pytest.raises(ConfigurationError, match="has no workers to scale"):
+                await batch.scale(2)
+            assert await batch.workers() == []
+            assert await (await batch.job(0)).worker() is None
 
 
 async def test_wrong_numbers_and_removed_batches_are_refused(client: Client) -> None:
-    @kinetic.run(backend="local", accelerator="cpu", isolation="worker")
-    def double(number: int) -> int:
-        return 2 * number
-
     batch = await client.run_async_map(double, [1])
     for wrong in (0, -1, 1.5, True, None):
         with pytest.raises(ConfigurationError, match="workers must be an int of at least 1"):
