@@ -40,6 +40,7 @@ from kinetic.options import check, check_indices
 from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
+from kinetic.worker import Worker
 
 __all__ = ["BatchHandle"]
 
@@ -474,8 +475,13 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """The most jobs that may be unfinished at once; None means no limit."""
-        limit = self._batch.manifest["terms"].get("max_concurrent")
+        """The most jobs that may be unfinished at once; None means no limit.
+
+        `scale` changes it.
+        """
+        limit = self._batch.submission.requests.workers
+        if limit is None:
+            limit = self._batch.manifest["terms"].get("max_concurrent")
         return int(limit) if limit is not None else None
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
@@ -889,6 +895,56 @@ class BatchHandle(NoSequence, Generic[T, X]):
         if seal:
             await self._here().seal()
         self._detached = True
+
+    # --- workers ---
+
+    async def scale(self, workers: int) -> int:
+        """Change how many workers the batch has, and so how many items run at once.
+
+        Any process can do this, while the batch runs or before `retry_failed`. More workers start
+        as soon as the platform has room. Of fewer ones, those that wait leave first; a worker that
+        runs an item ends it, and then leaves. No item is interrupted. The number replaces
+        ``max_concurrent``, also for items that are retried later.
+
+        Args:
+            workers: How many workers, at least 1. ``Client(max_concurrent=)`` limits how many
+                more this client asks for; a warning then says how many the batch gets.
+
+        Returns:
+            How many of them can run at once: at most one for each item and for each place of this
+            machine.
+
+        Raises:
+            ConfigurationError: *workers* isn't an int of at least 1, or the batch has no workers.
+            NotFound: The batch was cleaned up.
+            BackendError: The store or the platform does not answer.
+
+        Cancelled: the number may be stored; then workers that start later follow it.
+
+        Example::
+
+            await batch.scale(8)
+        """
+        check(workers=workers)
+        self._here().submission.refuse_removed()
+        return await self._here().scale(workers)
+
+    async def workers(self) -> list[Worker]:
+        """Return the workers that wait or run now, in the order of their numbers.
+
+        Empty if the batch has ended, or if each of its attempts is a job of its own.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+            BackendError: The store or the platform does not answer.
+
+        Example::
+
+            for worker in await batch.workers():
+                print(worker.number, worker.state, worker.item, worker.done)
+        """
+        self._here().submission.refuse_removed()
+        return await self._here().workers()
 
     # --- continuing ---
 

@@ -20,6 +20,7 @@ from absl import logging
 
 from kinetic._messages import handle_bundle, handle_repr
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import WorkerId
 from kinetic._tasks import in_thread, one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
@@ -27,6 +28,7 @@ from kinetic.aio import _engine as engine
 from kinetic.aio import _job_log
 from kinetic.aio._engine import implicit_client, results
 from kinetic.aio._engine.meter import Meter
+from kinetic.aio._engine.workers import name_of
 from kinetic.aio._log_printer import LogPrinter
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import (
@@ -865,6 +867,23 @@ class JobHandle(JobRecord, Generic[T]):
             return JobError(message, job_id=self.job_id)
 
         return await engine.debugging.until_ready(ref, self.job_id, worker, ended_error, timeout)
+
+    async def worker(self) -> str | None:
+        """Return the name of the worker that has the item's last attempt, as `Worker.name`.
+
+        None if no worker has taken the item, or if each attempt is a job of its own, as on a
+        cluster.
+
+        Raises:
+            NotFound: The job was cleaned up, or `results` has removed what is known of it.
+        """
+        ref = await self._look()
+        attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
+        if not attempts:
+            await ref.submission.refuse_collected()
+        taken = [WorkerId.parse(attempts[number].worker) for number in sorted(attempts)]
+        last = next((worker for worker in reversed(taken) if worker is not None), None)
+        return None if last is None else name_of(last)
 
     @property
     def output_dir(self) -> str:

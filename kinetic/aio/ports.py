@@ -384,6 +384,20 @@ class Workers(Protocol):
         """
         ...
 
+    async def grow(self, name: str, workers: int) -> int:
+        """Start more workers of a round that has some; fewer than there are change nothing.
+
+        Unlike `scale`, this needs no captured variables, so any process can do it.
+
+        Args:
+            name: The name of the round.
+            workers: How many there are to be.
+
+        Returns:
+            How many run, or will run. 0: the round is over, or was never begun here.
+        """
+        ...
+
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Tell the workers with *labels* that the store has changed."""
         ...

@@ -136,7 +136,7 @@ class Sweep:
         self._wanted = math.inf if trials is None else trials
         self._on_failure: OnFailure = on_failure
         self._metric = metric
-        self._limit = math.inf if limit is None else limit
+        self._first_limit = limit
         # The optimizer's methods run in this thread only, one after the other.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kinetic sweep")
         self._asked: dict[int, Proposal] = {}
@@ -403,6 +403,12 @@ class Sweep:
         return len(self._trials) - self._cancelled < self._wanted
 
     @property
+    def _limit(self) -> float:
+        """How many trials may be open at once."""
+        limit = self._first_limit if self._following is None else self.batch.max_concurrent
+        return math.inf if limit is None else limit
+
+    @property
     def _open_count(self) -> int:
         return len(self._trials) - len(self._ended)
 
@@ -435,7 +441,6 @@ class Sweep:
             ConfigurationError: The optimizer can't propose one of these trials.
         """
         self.batch, self._first = batch, len(self._trials)
-        self._limit = math.inf if batch.max_concurrent is None else batch.max_concurrent
         self._following = asyncio.create_task(
             self._follow(rebuild), name=f"kinetic sweep {batch.group_id}"
         )

@@ -422,17 +422,22 @@ class Worker:
 
     # --- waiting ---
 
-    def _ready(self, operation: pull.Ready) -> None:
-        """Let other submissions have the slots for a while, if the platform asks for them."""
+    def _ready(self, operation: pull.Ready) -> bool:
+        """Let other submissions have the slots for a while, if the platform asks for them.
+
+        Return whether the platform has told meanwhile that the store may have changed.
+        """
         channel = self._channel
         if channel is None:
-            return
+            return False
         if channel.asked_back:
             self._await_end()
             self._retire_interpreter()
             channel.give_back()
         while not channel.has_slots and not self._terminating:
             self._poll(None)
+        changed, self._changed = self._changed, False
+        return changed
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
         if self._guard is None:
