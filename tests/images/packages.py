@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,21 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package(folder, "knsix", "2.0")
     package(folder, "jaxlib", "0.1")
     return folder
+
+
+def repack(folder: Path, names: Iterable[str]) -> None:
+    """Write wheels of installed packages to *folder*; leave out those that aren't installed."""
+    for name in names:
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # its marker excludes this platform
+            continue
+        about = found.read_text("WHEEL") or ""
+        tag = about.partition("Tag: ")[2].partition("\n")[0]
+        stem = f"{found.name.replace('-', '_')}-{found.version}"
+        with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
+            for file in found.files or ():
+                path = str(file)
+                if not path.startswith("..") and "__pycache__" not in path:
+                    is_record = path.endswith(".dist-info/RECORD")
+                    archive.writestr(path, "" if is_record else file.read_binary())
