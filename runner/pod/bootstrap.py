@@ -201,7 +201,7 @@ def _fetch(plan: Dict[str, Any], path: str) -> None:
 def _download(bucket: str, name: str, path: str) -> None:
     """Copy an object of Cloud Storage to *path*, with the credentials that the runner uses."""
     storage = importlib.import_module("google.cloud.storage")
-    options = {}  # type: Dict[str, Any]
+    options: Dict[str, Any] = {}
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if emulator:
         options["credentials"] = importlib.import_module(

@@ -121,6 +121,18 @@ async def test_an_image_without_the_runner_is_said_once(
     assert re.match(f"{image} (may lack|lacks) kinetic's runner", said.getMessage())
 
 
+@pytest.mark.parametrize(
+    "image", ["python:3.13", "python:3.13.1-slim", "docker.io/library/python:3.9-slim"]
+)
+async def test_a_public_image_of_another_python_is_refused(
+    cloud: Cloud, request_of, image: str
+) -> None:
+    instead = f"container_image='{image.partition(':')[0]}:3.12-slim'"
+    with pytest.raises(ConfigurationError, match=instead):
+        await cloud.images().resolve(request_of(mode=image))
+    assert not cloud.jobs.requests
+
+
 async def test_a_plain_base_image_has_no_jax_and_jobs_install_it_if_the_project_lists_it(
     cloud: Cloud, request_of, project: Path
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kinetic._runner.protocol import directory_urls, gcs_names
 from kinetic.aio.images import recipe
+from kinetic.errors import ConfigurationError
 
 COMMAND = ("python3", "-c", "import os; exec(os.environ.pop('KINETIC_BOOTSTRAP'))")
 """The command of a container; the path of the runner in its image follows."""
@@ -27,10 +28,28 @@ OFFICIAL = re.compile(r"(?:[^/]+/)*library/[^/]+|[^/]+")
 INSTALL_S = 10
 """About how long a pod takes to install the runner and its packages, in seconds."""
 
+_PYTHON = re.compile(r"(?:(?:[^/]+/)*library/)?python:(?P<version>3\.\d+)(?:[.-].*)?")
+"""The official images of Python, whose names tell their version."""
+
 NOTICE = (
     "%s %s kinetic's runner. A job without it installs it first, from a package index, which takes "
     "about %d s. `kinetic build-image --flavor plain` builds an image that has it"
 )
+
+
+def check_python(image: str, python: str) -> None:
+    """Raise an error if *image* is an official one of another minor version than *python*.
+
+    Raises:
+        ConfigurationError: The image has another version.
+    """
+    minor = ".".join(python.split(".")[:2])
+    if (named := _PYTHON.fullmatch(image)) is not None and named["version"] != minor:
+        instead = f"{image[: named.start('version')]}{minor}-slim"
+        raise ConfigurationError(
+            f"{image} has Python {named['version']}, and this is Python {python}: functions "
+            f"need the same minor version, so use container_image={instead!r}"
+        )
 
 
 @functools.cache

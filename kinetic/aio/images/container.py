@@ -90,8 +90,8 @@ class ContainerImages:
 
         Raises:
             PackError: The dependencies can't be read, or exist on this machine only.
-            ConfigurationError: The image's name is invalid, a base image isn't published, or a
-                bundled image is requested and no project is configured.
+            ConfigurationError: The image's name is invalid, a base image isn't published, a bundled
+                image is requested and no project is configured, or the image has another Python.
             BuildError: The build failed.
             AuthError: A permission is missing.
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
@@ -213,6 +213,7 @@ class ContainerImages:
         Nothing asks the registry: the cluster may pull an image that this machine can't see.
         """
         uri = request.mode
+        bootstrap.check_python(uri, request.python)
         name, content = await in_thread(bootstrap.runner_archive)
         await self._ensure(name, lambda: _shared_objects.ensure(self._jobs, name, content))
         if uri not in self._logged_notices:
