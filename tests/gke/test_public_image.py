@@ -12,9 +12,8 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic.aio.images import bootstrap
 from tests.cluster.fixtures import Namespace
-from tests.images.packages import repack
+from tests.images.packages import repack_runner
 
 DEADLINE_S = 240.0
 IMAGE = f"python:3.{sys.version_info.minor}-slim"
@@ -54,8 +53,7 @@ def offline(configured: Namespace, wheels: Path, gcs_server: str) -> None:
 async def test_a_batch_runs_and_its_log_says_what_the_installation_cost(
     client: aio.Client, configured: Namespace, image: Path, gcs_server: str, bucket: str
 ) -> None:
-    constraints = bootstrap.CONSTRAINTS.read_text().splitlines()
-    repack(image, [line.partition("==")[0] for line in constraints])
+    repack_runner(image)
     offline(configured, image, gcs_server)
     async with asyncio.timeout(DEADLINE_S):
         batch = await client.run_async_map(greet, ["a", "b"], progress=False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from kinetic.aio.images import bootstrap
 from kinetic.aio.images.current import find_uv
 from kinetic.errors import ConfigurationError
 
@@ -47,9 +47,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def repack(folder: Path, names: Iterable[str]) -> None:
-    """Write wheels of installed packages to *folder*; leave out those that aren't installed."""
-    for name in names:
+def repack_runner(folder: Path) -> None:
+    """Write wheels of the packages that a pod installs for the runner to *folder*."""
+    for line in bootstrap.CONSTRAINTS.read_text().splitlines():
+        name = line.partition("==")[0]
         try:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:  # its marker excludes this platform

@@ -17,7 +17,7 @@ import pytest
 
 from kinetic._runner.protocol import wire
 from kinetic.aio.images import bootstrap, recipe
-from tests.images.packages import UV, needs_uv, repack
+from tests.images.packages import UV, needs_uv, repack_runner
 from tests.runner.calls import RUNNER
 from tests.runner.pods import Pods
 
@@ -149,8 +149,7 @@ def test_the_versions_are_those_of_the_constraints() -> None:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder of packages in place of an index."""
     folder = tmp_path_factory.mktemp("wheels")
-    lines = bootstrap.CONSTRAINTS.read_text().splitlines()
-    repack(folder, [line.partition("==")[0] for line in lines])
+    repack_runner(folder)
     return folder
 
 

@@ -13,15 +13,15 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic.aio.images import bootstrap, recipe
+from kinetic.aio.images import recipe
 from tests.cluster import children
 from tests.cluster.fixtures import Namespace, settings
 from tests.gcs.server import GcsServer
-from tests.images.packages import repack
+from tests.images.packages import repack_runner
 from tests.images.services import BuildServer, RegistryServer
 from tests.images.steps import run_steps
 from tests.node import machine
-from tests.node.images import PYTHON, Builder
+from tests.node.images import PYTHON, SANDBOX, Builder
 from tests.node.node import Node
 
 from .conftest import gone
@@ -58,7 +58,7 @@ def writes():
 OWN = ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST", "STORAGE_EMULATOR_HOST")
 
 
-@kinetic.run(accelerator="cpu", container_image=PYTHON, cpu=0.5, capture_env_vars=[*OWN])
+@kinetic.run(accelerator="cpu", container_image=SANDBOX, cpu=0.5, capture_env_vars=[*OWN])
 def where() -> tuple[str, bool]:
     import kinetic_runner
 
@@ -70,7 +70,7 @@ def index(tmp_path: Path, node: Node) -> Iterator[str]:
     """Serve the runner's packages to containers, and yield the address of their list."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    repack(folder, [line.partition("==")[0] for line in bootstrap.CONSTRAINTS.open()])
+    repack_runner(folder)
     port = str(children.free_port(machine.ADDRESS))
     command = [sys.executable, "-m", "http.server", "--bind", machine.ADDRESS, port]
     server = children.start([*command, "--directory", str(folder)], tmp_path / "index.log", {})
