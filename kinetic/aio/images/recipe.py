@@ -9,6 +9,7 @@ version of JAX fails the build.
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import importlib.metadata
 import io
@@ -294,11 +295,14 @@ def digest(context: Mapping[str, bytes]) -> str:
 
 
 def pack_context(context: Mapping[str, bytes]) -> bytes:
-    """Return *context* as a ``tar.gz``, the form in which Cloud Build takes it."""
+    """Return *context* as a ``tar.gz``, the form in which Cloud Build takes it.
+
+    Equal contexts give equal bytes, so the file has no time.
+    """
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in sorted(context):
             entry = tarfile.TarInfo(name)
             entry.size = len(context[name])
             archive.addfile(entry, io.BytesIO(context[name]))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), mtime=0)
