@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -59,6 +59,8 @@ __all__ = ["OnFailure", "Sweep", "start"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_Begin: TypeAlias = Callable[[], Awaitable["BatchHandle[Any, Any]"]]
 
 OnFailure: TypeAlias = Literal["tell", "retry", "ignore"]
 """What a sweep does with a failed trial."""
@@ -156,6 +158,8 @@ class Sweep:
         self._best: Trial | None = None
         self._first = 0
         """The number of the batch's first trial; other trials are in earlier batches."""
+        self._ready: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """The inputs that are proposed, and that the batch hasn't taken yet."""
         self._cancelled = 0
         self._stopped = self._rebuilt = False
         self._error: Exception | None = None
@@ -377,7 +381,9 @@ class Sweep:
         try:
             while not self._rebuilt and self._error is None:
                 await self._until_change()
-            while not self._stopped and self.is_short:
+            while self._ready:
+                yield self._ready.pop(0)
+            while not self._stopped and self._is_short:
                 changed = self._changed
                 if self._open_count < self._limit:
                     if self._limit - self._open_count < self._limit / FEW:
@@ -397,9 +403,18 @@ class Sweep:
                 raise self._error  # so that the batch has no end, and can be resumed
             await self._until_change()
 
+    async def is_over(self) -> bool:
+        """Return whether there is nothing to propose, while no trial is open; internal.
+
+        The next `proposals` begin with what the optimizer has proposed for the answer.
+        """
+        if self._is_short and not self._ready:
+            self._ready = await self._propose()
+        return not self._ready
+
     @property
-    def is_short(self) -> bool:
-        """Whether more trials are wanted than were proposed; internal."""
+    def _is_short(self) -> bool:
+        """Whether more trials are wanted than were proposed."""
         return len(self._trials) - self._cancelled < self._wanted
 
     @property
@@ -428,16 +443,23 @@ class Sweep:
 
     # --- following ---
 
-    async def follow(self, batch: BatchHandle[Any, Any], *, rebuild: bool) -> None:
+    async def follow(
+        self,
+        batch: BatchHandle[Any, Any],
+        *,
+        rebuild: bool = False,
+        begin_next: _Begin | None = None,
+    ) -> None:
         """Follow the batch that runs the trials; *rebuild* its trials first; internal.
+
+        If that batch takes no more inputs, *begin_next* begins another one for the missing trials.
 
         Raises:
             ConfigurationError: The optimizer can't propose one of these trials.
         """
-        self.batch, self._first = batch, len(self._trials)
-        self._limit = math.inf if batch.max_concurrent is None else batch.max_concurrent
+        self._take(batch)
         self._following = asyncio.create_task(
-            self._follow(rebuild), name=f"kinetic sweep {batch.group_id}"
+            self._follow(rebuild, begin_next), name=f"kinetic sweep {batch.group_id}"
         )
         self._following.add_done_callback(self._notify)
         while not (self._rebuilt or self._following.done()):
@@ -445,7 +467,22 @@ class Sweep:
         if not self._rebuilt and self._error is not None:
             raise self._error
 
-    async def _follow(self, rebuild: bool) -> None:
+    def _take(self, batch: BatchHandle[Any, Any]) -> None:
+        self.batch, self._first = batch, len(self._trials) - len(self._ready)
+        self._limit = math.inf if batch.max_concurrent is None else batch.max_concurrent
+
+    async def _follow(self, rebuild: bool, begin_next: _Begin | None) -> None:
+        try:
+            await self._follow_batch(rebuild)
+            if begin_next is not None and not self._stopped and not await self.is_over():
+                self._take(await begin_next())
+                await self._follow_batch(rebuild=False)
+        except Exception as exc:
+            self._fail(exc)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _follow_batch(self, rebuild: bool) -> None:
         reports: asyncio.Task[None] | None = None
         try:
             async with contextlib.aclosing(self.batch.outcomes()) as outcomes:
@@ -467,7 +504,6 @@ class Sweep:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
-            self._thread.shutdown(wait=False)
 
     async def _follow_reports(self) -> None:
         """Pass on what the jobs report, and prune the trials that the optimizer wants to end."""
@@ -767,8 +803,7 @@ async def start(
         limit=settings.max_concurrent,
     )
     if name is None:
-        batch = await client.run_async_map(function, sweep.proposals(), **options)
-        await sweep.follow(batch, rebuild=False)
+        await sweep.follow(await client.run_async_map(function, sweep.proposals(), **options))
         return sweep
     store = await client.store_of(function, settings.project, settings.cluster)
     record = await _Record.read(store, name)
@@ -785,13 +820,8 @@ async def start(
             f"the sweep {name!r} was begun to {record.direction} its value, and the optimizer is "
             f"to {checked.direction} it: continue the sweep with the direction of its begin"
         )
-    current = batches.pop() if batches and not batches[-1].finished else None
-    for batch in batches:
-        await sweep.read(batch)
-    if current is not None:
-        await current.resume(inputs=None if current.sealed else sweep.proposals())
-        await sweep.follow(current, rebuild=True)
-    elif sweep.is_short:
+
+    async def begin() -> BatchHandle[Any, Any]:
         batch = await client.run_async_map(function, sweep.proposals(), **options)
         try:
             ids = [earlier.group_id for earlier in (*batches, batch)]
@@ -800,7 +830,18 @@ async def start(
         except BaseException:
             await release(batch.cleanup(), operation=f"removing {batch.group_id}")
             raise
-        await sweep.follow(batch, rebuild=False)
+        return batch
+
+    current = batches[-1] if batches and not batches[-1].finished else None
+    for batch in batches:
+        if batch is not current:
+            await sweep.read(batch)
+    if current is not None:
+        takes_inputs = not current.sealed
+        await current.resume(inputs=sweep.proposals() if takes_inputs else None)
+        await sweep.follow(current, rebuild=True, begin_next=None if takes_inputs else begin)
+    elif not batches or not await sweep.is_over():
+        await sweep.follow(await begin())
     return sweep
 
 

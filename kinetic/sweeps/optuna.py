@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -47,6 +47,8 @@ class StudyOptimizer:
         self._space = space
         self._states = importlib.import_module("optuna.trial").TrialState
         self._open: dict[int, Any] = {}
+        self._known_steps: dict[int, Collection[int]] = {}
+        """Open trial → the steps that an earlier process has reported to the study's storage."""
         self._over = False
         self._sweep = sweep
         self._has_adopted = False
@@ -88,6 +90,7 @@ class StudyOptimizer:
     def tell(self, number: int, result: float | State) -> None:
         """Implement `Optimizer`."""
         trial = self._open.pop(number)
+        self._known_steps.pop(number, None)
         if trial is None:  # the study's storage has kept the result
             return
         try:
@@ -109,7 +112,8 @@ class StudyOptimizer:
         trial = self._open.get(number)
         if trial is None:
             return False
-        trial.report(value, step)
+        if step not in self._known_steps.get(number, ()):
+            trial.report(value, step)
         return bool(trial.should_prune())
 
     def adopt(self, params: Mapping[str, Any], memo: Any) -> Proposal | None:
@@ -126,6 +130,7 @@ class StudyOptimizer:
             self._advance(known[number])
             is_open = not known[number].state.is_finished()
             trial_id = known[number]._trial_id
+            self._known_steps[number] = {*known[number].intermediate_values}
             self._open[number] = (
                 importlib.import_module("optuna").Trial(self._study, trial_id) if is_open else None
             )
