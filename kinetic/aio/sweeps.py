@@ -318,9 +318,10 @@ class Sweep:
             try:
                 proposed = self._ask_one()
             except Exception as exc:
-                of_the_caller(exc)
-                name = f"trial {number + len(asked)}"
-                exc.add_note(f"the optimizer raised this when kinetic asked it for {name}")
+                if exc is not self._ask_error:
+                    of_the_caller(exc)
+                    name = f"trial {number + len(asked)}"
+                    exc.add_note(f"the optimizer raised this when kinetic asked it for {name}")
                 if not asked:
                     raise
                 self._ask_error = exc
@@ -400,7 +401,8 @@ class Sweep:
             self._fail(exc)
         while self._error is not None:
             if not self._open_count or self._following is None or self._following.done():
-                raise self._error  # so that the batch has no end, and can be resumed
+                # So that the batch has no end, and can be resumed.
+                raise SweepError(f"no more trials are proposed: {self._error!r}") from self._error
             await self._until_change()
 
     async def is_over(self) -> bool:

@@ -2,7 +2,8 @@
 
 Usage: ``searcher.py random|optuna|sqlite FOLDER COUNT``. It prints ``ready`` before it does
 anything, then ``begun``, a line of JSON for each trial that ends, and ``over`` with all trials and
-the states of the study. It writes what the optimizer is told into a file of its own.
+the states of the study. It writes what the optimizer is told into a file of its own. If the
+function shouldn't run on this machine, the variable SEARCH_ON has its options as JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from kinetic.sweeps import ASHA, Choice, Float, RandomSearch
 RETRIES = 50
 """The tests kill jobs, and no trial may fail of that alone."""
 
+OPTIONS = json.loads(os.environ.get("SEARCH_ON", '{"backend": "local", "accelerator": "cpu"}'))
 
-@kinetic.run(backend="local", accelerator="cpu")
+
+@kinetic.run(**OPTIONS)
 def train(folder: str, rate: float) -> float:
     """Leave a mark for this attempt, and report five values; higher rates are worse."""
     name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
