@@ -369,6 +369,11 @@ class Sweep:
         self._open_params -= Counter([_key_of(proposal.params)])
         self._optimizer.tell(proposal.number, result)
 
+    async def abandon(self) -> None:
+        """Tell the optimizer that what `is_over` has asked it for won't run; internal."""
+        for label, _ in self._ready:
+            await self._call(self._tell, label["trial"], State.CANCELLED)
+
     def _tell_cancelled(self) -> None:
         """Tell the optimizer that no open trial will have a value."""
         for number in [*self._asked]:
@@ -490,6 +495,8 @@ class Sweep:
             async with contextlib.aclosing(self.batch.outcomes()) as outcomes:
                 if rebuild:
                     await self._rebuild(self.batch, outcomes)
+                if isinstance(self._optimizer, StudyOptimizer):
+                    await self._call(self._optimizer.end_unknown)
                 self._rebuilt = True
                 self._notify()
                 if _prunes(self._optimizer):
@@ -835,15 +842,19 @@ async def start(
         return batch
 
     current = batches[-1] if batches and not batches[-1].finished else None
-    for batch in batches:
-        if batch is not current:
-            await sweep.read(batch)
-    if current is not None:
-        takes_inputs = not current.sealed
-        await current.resume(inputs=sweep.proposals() if takes_inputs else None)
-        await sweep.follow(current, rebuild=True, begin_next=None if takes_inputs else begin)
-    elif not batches or not await sweep.is_over():
-        await sweep.follow(await begin())
+    try:
+        for batch in batches:
+            if batch is not current:
+                await sweep.read(batch)
+        if current is not None:
+            takes_inputs = not current.sealed
+            await current.resume(inputs=sweep.proposals() if takes_inputs else None)
+            await sweep.follow(current, rebuild=True, begin_next=None if takes_inputs else begin)
+        elif not batches or not await sweep.is_over():
+            await sweep.follow(await begin())
+    except BaseException:
+        await release(sweep.abandon(), operation=f"ending the proposals of {name!r}")
+        raise
     return sweep
 
 

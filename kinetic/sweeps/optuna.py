@@ -51,15 +51,10 @@ class StudyOptimizer:
         """Open trial → the steps that an earlier process has reported to the study's storage."""
         self._over = False
         self._sweep = sweep
-        self._has_adopted = False
 
     def ask(self) -> Proposal | None:
         """Implement `Optimizer`."""
-        if self._over:
-            return None
-        if self._has_adopted:
-            self._end_unknown()
-        return self._ask()
+        return None if self._over else self._ask()
 
     def _ask(self) -> Proposal:
         if self._sweep is not None and not self._study.get_trials(False, (self._states.WAITING,)):
@@ -123,7 +118,6 @@ class StudyOptimizer:
         trial nevertheless gets the parameters of the earlier one, as the sampler may have no seed.
         """
         number, suggested = memo["number"], memo["suggested"]
-        self._has_adopted = self._sweep is not None
         known = self._study.get_trials(deepcopy=False)
         if number < len(known) and known[number].params == suggested:
             # The study's storage has outlived the process, so the study has the trial already.
@@ -148,9 +142,13 @@ class StudyOptimizer:
             with suppress(Exception):  # not every sampler samples single parameters
                 self._study.sampler.sample_independent(self._study, trial, name, distribution)
 
-    def _end_unknown(self) -> None:
-        """End the trials that an earlier process has asked for, and then not started."""
-        self._has_adopted = False
+    def end_unknown(self) -> None:
+        """End the trials that an earlier process has asked for, and then not started.
+
+        Call it only while no other process runs the sweep of this name.
+        """
+        if self._sweep is None:
+            return
         for trial in self._study.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
             if trial.user_attrs.get("kinetic") == self._sweep and trial.number not in self._open:
                 self._study.tell(trial.number, state=self._states.FAIL)
