@@ -482,6 +482,7 @@ class Sweep:
         try:
             await self._follow_batch(rebuild)
             if begin_next is not None and not self._stopped and not await self.is_over():
+                self._rebuilt = False  # nothing runs before the batch's ID is stored
                 self._take(await begin_next())
                 await self._follow_batch(rebuild=False)
         except Exception as exc:
