@@ -21,10 +21,10 @@ from .conftest import Client, Scene
 
 SEARCHER = Path(__file__).with_name("searcher.py")
 KINDS = ("random", "optuna", "sqlite")
-COUNT = 40
-FULL, MORE, KILLS = 2, 30, 6
-"""Submitters killed per sweep. Before each, a supervisor, a warm parent, or a job is killed twice on
-average: about 30 kills with the full tier, and more than 500 with both tiers."""
+COUNT = 60
+FULL, MORE, KILLS = 2, 20, 6
+"""Submitters killed per sweep. Before each, a supervisor, a warm parent, or a job is killed, four
+times on average: about 60 kills with the full tier, and more than 500 with both tiers."""
 
 
 def seeds() -> list[object]:
@@ -43,7 +43,7 @@ def test_a_named_sweep_outlives_all_of_its_processes(scene: Scene, seed: int) ->
             # mostly while trials run, sometimes while the sweep begins or continues
             submitter.hear("ready" if chance.random() < 0.25 else "begun")
             time.sleep(chance.uniform(0, 0.4))
-            while chance.random() < 0.67:
+            while chance.random() < 0.8:
                 killed[kill_another(scene, chance)] += 1
                 time.sleep(chance.uniform(0, 0.4))
             submitter.kill()
