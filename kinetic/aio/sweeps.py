@@ -348,7 +348,12 @@ class Sweep:
         for _ in range(label["skipped"]):
             if (skipped := self._optimizer.ask()) is not None:
                 self._optimizer.tell(skipped.number, State.CANCELLED)
-        proposal = self._optimizer.adopt(params, label["memo"])
+        try:
+            proposal = self._optimizer.adopt(params, label["memo"])
+        except Exception as exc:
+            of_the_caller(exc)
+            exc.add_note(f"the optimizer raised this when it was to adopt trial {number}")
+            raise
         if proposal is not None and label["memo"] is None and proposal.params != params:
             self._optimizer.tell(proposal.number, State.CANCELLED)
             proposal = None

@@ -84,6 +84,7 @@ def test_a_killed_sweep_continues(project: Project, kind: str) -> None:
     assert project.attempts == 14
 
 
+@pytest.mark.full
 def test_a_study_keeps_no_trial_that_was_asked_for_and_never_stored(project: Project) -> None:
     project.killed("valley", "optuna-sqlite", 6, 3, -1)  # before the batch has an input
     project.killed("valley", "optuna-sqlite", 6, 3, -5)
@@ -209,6 +210,22 @@ async def test_a_changed_space_is_refused_while_trials_run(local: Client, tmp_pa
         Path(tmp_path, "go").touch()
         await sweep.wait()
     assert [trial.state for trial in sweep.trials()] == [State.COMPLETE] * 4
+
+
+async def test_an_optimizer_that_raises_when_it_adopts_a_trial_is_named(local: Client) -> None:
+    class Forgetful(RandomSearch):
+        def adopt(self, params: Any, memo: Any) -> Any:
+            if params["layers"] == layers:
+                raise KeyError("unknown")
+            return super().adopt(params, memo)
+
+    async with await local.sweep(train, RandomSearch(SPACE), trials=3, name="adopt") as sweep:
+        await sweep.wait()
+    layers = sweep.trials()[2].params["layers"]
+    number = [trial.params["layers"] for trial in sweep.trials()].index(layers)
+    with pytest.raises(KeyError, match="unknown") as caught:
+        await local.sweep(train, Forgetful(SPACE), trials=4, name="adopt", resume=True)
+    assert f"trial {number}" in caught.value.__notes__[0]
 
 
 async def test_a_changed_space_is_refused_and_nothing_is_lost(local: Client) -> None:

@@ -22,7 +22,7 @@ from .conftest import Client, Scene
 SEARCHER = Path(__file__).with_name("searcher.py")
 KINDS = ("random", "optuna", "sqlite")
 COUNT = 60
-FULL, MORE, KILLS = 2, 20, 6
+FULL, MORE, KILLS = 2, 36, 6
 """Submitters killed per sweep. Before each, a supervisor, a warm parent, or a job is killed, four
 times on average: about 60 kills with the full tier, and more than 500 with both tiers."""
 
@@ -33,6 +33,7 @@ def seeds() -> list[object]:
     return [*full, *slow]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds())
 def test_a_named_sweep_outlives_all_of_its_processes(scene: Scene, seed: int) -> None:
     chance, kind = random.Random(seed), KINDS[seed % 3]
