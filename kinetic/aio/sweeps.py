@@ -573,7 +573,14 @@ class Sweep:
         """Ask and tell the optimizer what the batch's inputs say, in the same order."""
         arrived: dict[int, Completion[Any, Any]] = {}
         for index in range(batch.stored):
-            label, params = await batch.input(index)
+            try:
+                label, params = await batch.input(index)
+            except NotFound as exc:
+                raise NotFound(
+                    f"trial {len(self._trials)} can't be read, because results() or cleanup() has "
+                    f"removed the inputs of {batch.group_id}: clean it up to begin the sweep anew, "
+                    "or give the new sweep another name"
+                ) from exc
             for number in label["told"]:
                 while number not in arrived and number >= self._first:
                     completion = await anext(outcomes)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kinetic.aio import Client
-from kinetic.errors import ConfigurationError, Conflict
+from kinetic.errors import ConfigurationError, Conflict, NotFound
 from kinetic.sweeps import Float, GridSearch, Int, RandomSearch, State
 from tests.programs import ROOT
 from tests.sweeps.jobs import GRID, SPACE, train, waits
@@ -210,6 +210,23 @@ async def test_a_changed_space_is_refused_while_trials_run(local: Client, tmp_pa
         Path(tmp_path, "go").touch()
         await sweep.wait()
     assert [trial.state for trial in sweep.trials()] == [State.COMPLETE] * 4
+
+
+async def test_a_sweep_whose_results_are_collected_says_how_to_go_on(local: Client) -> None:
+    async with Client(backend="local") as other:
+        async with await other.sweep(train, RandomSearch(SPACE), trials=2, name="gone") as sweep:
+            await sweep.wait()
+        await sweep.batch.results()
+
+    async def resume() -> int:
+        search = RandomSearch(SPACE)
+        async with await local.sweep(train, search, trials=3, name="gone", resume=True) as again:
+            return len([trial async for trial in again])
+
+    with pytest.raises(NotFound, match=r"trial 0 can't be read.*clean it up"):
+        await resume()
+    await (await local.attach_batch(sweep.batch.group_id)).cleanup()
+    assert await resume() == 3
 
 
 async def test_an_optimizer_that_raises_when_it_adopts_a_trial_is_named(local: Client) -> None:
