@@ -1,7 +1,8 @@
 """What does a sweep cost beyond its sampler and its batch, and what does pruning save?
 
-1. Trials: processor time of this process for a sweep on this machine, less the sampler's, less that
-   of a batch with the same inputs. A regression: more than 1 ms a trial.
+1. Trials: processor time of this process for a sweep over a platform that takes no time
+   (`nothing.py`), less the sampler's, less that of a batch with the same inputs. A regression: more
+   than 1 ms a trial.
 2. Reports: one call of `kinetic.report`, and a job that reports 1,000 times a second. A regression:
    more than 5 us.
 3. Pruning: from the report that decides to the end of the trial. A regression: a median of more
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kinetic
-from benchmarks import curves, figures, setting
+from benchmarks import curves, figures, nothing, setting
 from kinetic.sweeps import ASHA, Domain, Float, GridSearch, Int, Proposal, RandomSearch, State
 
 TRIALS, QUICK_TRIALS = 10_000, 500
@@ -54,7 +55,7 @@ def make_optuna() -> tuple[Any, Any]:
 
 SAMPLERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "RandomSearch": lambda: (RandomSearch(SPACE, seed=1), None),
-    "Optuna, random sampler": make_optuna,
+    "Optuna": make_optuna,
 }
 
 
@@ -71,8 +72,17 @@ def sampler_seconds(optimizer: Any, space: Any, trials: int) -> float:
     return time.process_time() - before
 
 
-async def batch_seconds(trials: int, limit: int) -> tuple[float, float]:
-    """Return the processor and wall time of a batch with the same inputs, and its outcomes."""
+async def end_jobs(cluster: nothing.InstantCluster, trials: int, limit: int) -> None:
+    """End a tenth of the open jobs whenever as many run as may, and then all."""
+    for _ in range(0, trials - limit, limit // 10):
+        await cluster.wait_until_launched(limit)
+        for _ in range(limit // 10):
+            await cluster.end_next()
+    await cluster.release_all()
+
+
+async def batch_seconds(trials: int, limit: int) -> float:
+    """Return the processor time of a batch with the same inputs, and its outcomes."""
     from kinetic import aio
 
     search, inputs = RandomSearch(SPACE, seed=1), list[Any]()
@@ -80,60 +90,58 @@ async def batch_seconds(trials: int, limit: int) -> tuple[float, float]:
         proposal = search.ask()
         assert proposal is not None
         inputs.append(proposal.params)
-    async with aio.Client(backend="local") as client:
-        await client.run(value, 1.0, 1)
-        before, started = time.process_time(), time.perf_counter()
+    platform, _, cluster = nothing.make_platform()
+    async with aio.Client(platform=platform) as client:
+        await (await client.run_async_map(abs, [0])).wait()
+        cluster.holding = True
+        before = time.process_time()
         batch = await client.run_async_map(
             value, iter(inputs), input_mode="kwargs", max_concurrent=limit
         )
+        ending = asyncio.create_task(end_jobs(cluster, trials, limit))
         async for completion in batch.outcomes():
             assert completion.outcome.ok
-        return time.process_time() - before, time.perf_counter() - started
+        seconds = time.process_time() - before
+        await ending
+        return seconds
 
 
-async def sweep_seconds(optimizer: Any, space: Any, trials: int, limit: int) -> tuple[float, float]:
-    """Return the processor and wall time of a sweep."""
+async def sweep_seconds(optimizer: Any, space: Any, trials: int, limit: int) -> float:
+    """Return the processor time of a sweep."""
     from kinetic import aio
 
-    async with aio.Client(backend="local") as client:
-        await client.run(value, 1.0, 1)
-        before, started = time.process_time(), time.perf_counter()
+    platform, _, cluster = nothing.make_platform()
+    async with aio.Client(platform=platform) as client:
+        await (await client.run_async_map(abs, [0])).wait()
+        cluster.holding = True
+        before = time.process_time()
         async with await client.sweep(
             value, optimizer, space, trials=trials, max_concurrent=limit
         ) as sweep:
+            ending = asyncio.create_task(end_jobs(cluster, trials, limit))
             ended = [trial async for trial in sweep]
-            assert all(trial.state is State.COMPLETE for trial in ended) and len(ended) == trials
-            return time.process_time() - before, time.perf_counter() - started
+        seconds = time.process_time() - before
+        assert all(trial.state is State.COMPLETE for trial in ended) and len(ended) == trials
+        await ending
+        return seconds
 
 
 def trials(count: int, limit: int, rounds: int) -> None:
     """Print what a trial costs beyond the sampler and beyond the batch."""
-    overheads: dict[str, list[float]] = {name: [] for name in SAMPLERS}
-    parts: dict[str, list[float]] = {name: [] for name in SAMPLERS}
-    walls: dict[str, list[float]] = {name: [] for name in SAMPLERS}
-    batches: list[tuple[float, float]] = []
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in SAMPLERS}
+    asyncio.run(batch_seconds(QUICK_TRIALS, QUICK_OPEN))  # imports what the others use
+    batches: list[float] = []
     for _ in range(rounds):
-        with setting.scratch() as scratch, setting.project(scratch), setting.home(scratch, SLOTS):
-            batches.append(asyncio.run(batch_seconds(count, limit)))
+        batches.append(asyncio.run(batch_seconds(count, limit)) / count * 1000)
         for name, make in SAMPLERS.items():
-            sampler = sampler_seconds(*make(), count)
-            with (
-                setting.scratch() as scratch,
-                setting.project(scratch),
-                setting.home(scratch, SLOTS),
-            ):
-                cpu, wall = asyncio.run(sweep_seconds(*make(), count, limit))
-            overheads[name].append((cpu - batches[-1][0] - sampler) / count)
-            parts[name].append(sampler / count)
-            walls[name].append(wall / batches[-1][1])
-    figures.head(f"{count:,} trials, {limit:,} open", "cpu ms", "sampler", "overhead", "x batch")
-    batch = statistics.median(cpu for cpu, _ in batches) / count
-    figures.row("a batch", f"{batch * 1000:.2f}", "", "", "1.00")
-    for name, overhead in overheads.items():
-        sampler, over = statistics.median(parts[name]), statistics.median(overhead)
-        cells = (batch + sampler + over, sampler, over)
-        ratio = f"{statistics.median(walls[name]):.2f}"
-        figures.row(name, *(f"{seconds * 1000:.2f}" for seconds in cells), ratio)
+            sampler = sampler_seconds(*make(), count) / count * 1000
+            sweep = asyncio.run(sweep_seconds(*make(), count, limit)) / count * 1000
+            costs[name].append((sampler, sweep - batches[-1] - sampler))
+    figures.head(f"{count:,} trials, {limit:,} open", "batch", "sampler", "overhead")
+    for name, measured in costs.items():
+        samplers, overheads = zip(*measured, strict=True)
+        cells = map(statistics.median, (batches, samplers, overheads))
+        figures.row(f"{name}, cpu ms", *(f"{cell:.2f}" for cell in cells))
 
 
 # --- reports ---
@@ -318,13 +326,13 @@ def work_saved(orders: int) -> None:
 
 def main() -> None:
     """Print the tables."""
-    effort = figures.effort(__doc__, full=2, quick=1)
-    if effort.quick:
-        trials(QUICK_TRIALS, QUICK_OPEN, effort.rounds)
-    else:
-        trials(TRIALS, OPEN, effort.rounds)
-    print()
+    effort = figures.effort(__doc__, full=3, quick=1)
     with setting.scratch() as scratch, setting.project(scratch), setting.home(scratch, SLOTS):
+        if effort.quick:
+            trials(QUICK_TRIALS, QUICK_OPEN, effort.rounds)
+        else:
+            trials(TRIALS, OPEN, effort.rounds)
+        print()
         asyncio.run(reports(effort.rounds))
         print()
         asyncio.run(pruning(QUICK_PRUNED if effort.quick else PRUNED))
