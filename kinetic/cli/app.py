@@ -63,7 +63,8 @@ def cli(context: click.Context, profile: str | None) -> None:
 
 @cli.command(short_help="Print a script for shell completion.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
+@json_option
+def completion(shell: str, as_json: bool) -> None:
     """Print a completion script for SHELL.
 
     Add this line to the shell's start-up file: eval "$(kinetic completion bash)"
@@ -72,7 +73,11 @@ def completion(shell: str) -> None:
 
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    click.echo(completion_class(cli, {}, "kinetic", "_KINETIC_COMPLETE").source())
+    script = completion_class(cli, {}, "kinetic", "_KINETIC_COMPLETE").source()
+    if as_json:
+        output.json_line("completion", {"shell": shell, "script": script}, indent=2)
+    else:
+        click.echo(script)
 
 
 @cli.command(short_help="Explain an error code, such as KN204.")
