@@ -82,7 +82,7 @@ PAGES = {
     ROOT / "CODE_OF_CONDUCT.md": HERE / "code-of-conduct.md",
     ROOT / "CONTRIBUTING.md": HERE / "contributing.md",
     ROOT / "SECURITY.md": HERE / "reporting_vulnerabilities.md",
-    ROOT / "benchmarks" / "README.md": HERE / "performance.md",
+    ROOT / "benchmarks" / "README.md": HERE / "benchmarks.md",
 }
 _INCLUDE = re.compile(
     r"^```\{include\} (\S+)\n(?::start-after: (.+)\n:end-before: (.+)\n)?```$", re.MULTILINE

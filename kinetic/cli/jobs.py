@@ -285,19 +285,31 @@ async def _cleanup(job: aio.JobHandle[Any], as_json: bool) -> None:
 
 @jobs.command("debug", short_help="Forward a local port to a job's debugger.")
 @click.option("--port", type=int, default=5678, show_default=True, help="Local port to forward.")
+@click.option(
+    "--vscode",
+    is_flag=True,
+    help="Put the entry that attaches into .vscode/launch.json of the current directory.",
+)
 @json_option
 @with_job
-async def _debug(job: aio.JobHandle[Any], port: int, as_json: bool) -> None:
+async def _debug(job: aio.JobHandle[Any], port: int, vscode: bool, as_json: bool) -> None:
     """Forward a local port to the debugger that a job waits for. Press Ctrl-C to stop.
 
     With --json, kinetic prints an object that says how to attach, and one per line of output.
     """
-    if as_json:
+    if as_json or vscode:
+        from kinetic._tasks import in_thread
         from kinetic.aio._engine.debugging import launch_configuration
+        from kinetic.cli.vscode import ENTRY_NAME, write_launch
 
         _, debugger, port = await job.forward_debugger(port)
         launch = launch_configuration(debugger, port, None)
-        output.json_line("jobs.debug", {"job_id": job.job_id, "launch": launch})
+        file = str(await in_thread(write_launch, launch)) if vscode else None
+        fields = {"job_id": job.job_id, "file": file, "launch": launch}
+        if as_json:
+            output.json_line("jobs.debug", fields)  # the lines of the log follow
+        else:
+            output.note(f"{job.job_id} waits for VS Code: start {ENTRY_NAME!r} in it")
     else:
         await job.debug_attach(port)
     await print_log(job, follow=True, as_json=as_json)

@@ -390,15 +390,22 @@ def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
     assert kinetic("jobs", "list", "--json").json["items"] == []
 
 
-def test_a_debugged_job_prints_the_command_to_attach(small_project: object) -> None:
+def test_a_debugged_job_prints_the_command_to_attach(
+    small_project: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     running = start("run", f"{FILE}:debugged")
     assert running.stderr is not None
     lines = iter(running.stderr.readline, "")
     command = next(line for line in lines if "kinetic jobs debug job-local-" in line)
-    debugging = start("jobs", "debug", command.split()[-1], "--port", "0", "--json")
+    debugging = start("jobs", "debug", command.split()[-1], "--port", "0", "--json", "--vscode")
     assert debugging.stdout is not None
-    launch = json.loads(debugging.stdout.readline())["launch"]
+    answer = json.loads(debugging.stdout.readline())
+    launch = answer["launch"]
     assert launch["request"] == "attach" and launch["connect"]["port"] > 0
+    assert answer["file"] == str(Path(".vscode", "launch.json").absolute())
+    saved = json.loads(Path(answer["file"]).read_text())
+    assert saved["configurations"] == [{**launch, "name": "Attach to a kinetic job"}]
     debugging.send_signal(signal.SIGINT)
     debugging.communicate(timeout=60)
     running.send_signal(signal.SIGINT)
