@@ -37,6 +37,7 @@ llms_txt_uri_template = "_sources/{docname}{suffix}{sourcelink_suffix}"
 html_theme = "furo"
 html_title = "kinetic"
 html_show_sphinx = False
+html_search_scorer = str(HERE / "search_scorer.js")
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4

@@ -11,11 +11,13 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import quote
 
 import pytest
 
 from tests import programs
 from tests.docs.prose import PAGES
+from tests.docs.searches import SEARCHES
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site"), pytest.mark.timeout(400)]
@@ -137,3 +139,17 @@ def test_the_search_finds_pages_without_a_server(site: Path, browser: Browser) -
     show(browser, site / "search.html", "?q=run_async_map", width=1280)
     links = "[...document.querySelectorAll('#search-results li a')].map((one) => one.href)"
     browser.until(f"{links}.some((one) => one.includes('api/kinetic.html'))")
+
+
+def test_a_word_of_the_field_finds_the_page_about_it(site: Path, browser: Browser) -> None:
+    links = "[...document.querySelectorAll('#search-results li > a')].map((one) => one.href)"
+    found = {}
+    for query in SEARCHES:
+        show(browser, site / "search.html", f"?q={quote(query)}", width=1280)
+        browser.until("Search.title?.innerText === 'Search Results'")  # it says Searching before
+        addresses = [address.partition("#")[0] for address in browser.ask(links)[:3]]
+        found[query] = [address.removeprefix(f"{site.as_uri()}/") for address in addresses]
+    pages = {query: {f"{page}.html" for page in pages} for query, pages in SEARCHES.items()}
+    assert {
+        query: results for query, results in found.items() if not pages[query] & {*results}
+    } == {}
