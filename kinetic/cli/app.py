@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -48,17 +49,31 @@ SUGGESTIONS = {
 )
 @click.option("--profile", metavar="NAME", help="Profile to use instead of the current one.")
 @click.version_option(package_name="kinetic-aio", message="%(package)s %(version)s")
+@json_option
 @click.pass_context
-def cli(context: click.Context, profile: str | None) -> None:
-    """Run functions on TPUs, GPUs, or this machine, and manage their jobs."""
+def cli(context: click.Context, profile: str | None, as_json: bool) -> None:
+    """Run functions on TPUs, GPUs, or this machine, and manage their jobs.
+
+    --json stands before or after the name of the command.
+    """
     from kinetic import configuration
 
+    if as_json:
+        context.default_map = _json_by_default(cli)
     configuration.log_level()  # an invalid level is an error in every command
     if profile is None:
         return
     if context.invoked_subcommand == "profile":
         raise click.UsageError("--profile has no effect on `kinetic profile`: leave it out")
     os.environ["KINETIC_PROFILE"] = profile
+
+
+def _json_by_default(group: click.Group) -> dict[str, Any]:
+    """Return defaults with which each command below *group* prints JSON."""
+    return {
+        name: _json_by_default(command) if isinstance(command, click.Group) else {"as_json": True}
+        for name, command in group.commands.items()
+    }
 
 
 @cli.command(short_help="Print a script for shell completion.")

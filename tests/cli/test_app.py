@@ -266,6 +266,23 @@ def test_every_command_prints_json_on_request() -> None:
     assert [name for name, one in commands if "as_json" not in {p.name for p in one.params}] == []
 
 
+@pytest.mark.parametrize(
+    ("command", "schema"),
+    [
+        ("explain KN204", "code"),
+        ("config show", "config"),
+        ("completion zsh", "completion"),
+        ("profile ls", "profile.list"),
+    ],
+)
+def test_the_option_for_json_may_stand_in_front(
+    kinetic: Kinetic, command: str, schema: str
+) -> None:
+    before, after = kinetic("--json", *command.split()), kinetic(*command.split(), "--json")
+    assert before.json["schema"] == f"kinetic.{schema}/1"
+    assert before == after
+
+
 def test_the_reference_has_every_command_and_every_json_schema() -> None:
     for name, command in walk(cli, "kinetic"):
         assert hasattr(command, "commands") or f"| `{name}" in REFERENCE, name
