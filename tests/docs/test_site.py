@@ -145,8 +145,10 @@ def test_a_word_of_the_field_finds_the_page_about_it(site: Path, browser: Browse
     links = "[...document.querySelectorAll('#search-results li > a')].map((one) => one.href)"
     found = {}
     for query in SEARCHES:
-        show(browser, site / "search.html", f"?q={quote(query)}", width=1280)
-        browser.until("Search.title?.innerText === 'Search Results'")  # it says Searching before
+        address = f"{(site / 'search.html').as_uri()}?q={quote(query)}"
+        browser.call("Page.navigate", url=address)
+        ended = "typeof Search !== 'undefined' && Search.title?.innerText === 'Search Results'"
+        browser.until(f"location.href === '{address}' && {ended}")
         addresses = [address.partition("#")[0] for address in browser.ask(links)[:3]]
         found[query] = [address.removeprefix(f"{site.as_uri()}/") for address in addresses]
     pages = {query: {f"{page}.html" for page in pages} for query, pages in SEARCHES.items()}
