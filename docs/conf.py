@@ -45,6 +45,7 @@ html_theme_options = {
 }
 html_title = "kinetic"
 html_show_sphinx = False
+html_search_scorer = str(HERE / "search_scorer.js")
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -93,7 +94,7 @@ PAGES = {
     ROOT / "CODE_OF_CONDUCT.md": HERE / "code-of-conduct.md",
     ROOT / "CONTRIBUTING.md": HERE / "contributing.md",
     ROOT / "SECURITY.md": HERE / "reporting_vulnerabilities.md",
-    ROOT / "benchmarks" / "README.md": HERE / "performance.md",
+    ROOT / "benchmarks" / "README.md": HERE / "benchmarks.md",
 }
 _INCLUDE = re.compile(
     r"^```\{include\} (\S+)\n(?::start-after: (.+)\n:end-before: (.+)\n)?```$", re.MULTILINE

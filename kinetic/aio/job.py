@@ -823,10 +823,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Cancelled: nothing is forwarded; the job keeps running.
         """
-        self._require_debugger()
-        engine.debugging.require_port(local_port)
-        debugger, target = await self.debugger(worker), (await self._follow()).session.target
-        process, port = await engine.debugging.forward(target, debugger, local_port)
+        process, debugger, port = await self.forward_debugger(local_port, worker)
         instructions = engine.debugging.instructions(debugger, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, instructions)
@@ -836,6 +833,19 @@ class JobHandle(JobRecord, Generic[T]):
             )
             raise
         return process
+
+    async def forward_debugger(
+        self, local_port: int, worker: int = 0
+    ) -> tuple[subprocess.Popen[bytes], DebuggerAddress, int]:
+        """Do what `debug_attach` does, and print nothing; internal.
+
+        Return the process that forwards, the debugger's address, and the port of this machine.
+        """
+        self._require_debugger()
+        engine.debugging.require_port(local_port)
+        debugger, target = await self.debugger(worker), (await self._follow()).session.target
+        process, port = await engine.debugging.forward(target, debugger, local_port)
+        return process, debugger, port
 
     def _require_debugger(self) -> None:
         if not self.debug:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
@@ -185,16 +186,22 @@ async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> int:
     metavar="NAME",
     help="The result that ranks the items, such as loss. Default: kinetic chooses a result.",
 )
+@json_option
 @with_batch
 async def _report(
     batch: aio.BatchHandle[Any],
     path: Path | None,
     direction: Literal["minimize", "maximize"],
     metric: str | None,
+    as_json: bool,
 ) -> None:
     """Write an HTML report about a batch: one self-contained file."""
     target = path or f"{batch.group_id}.html"
-    output.lines([str(await batch.report(target, direction=direction, metric=metric))])
+    file = str(await batch.report(target, direction=direction, metric=metric))
+    if as_json:
+        output.json_line("batches.report", {"group_id": batch.group_id, "file": file}, indent=2)
+    else:
+        output.lines([file])
 
 
 @batches.command("results", short_help="Wait for a batch, and show how each item ended.")
@@ -271,33 +278,38 @@ def _print_result(row: dict[str, Any], *, as_json: bool) -> None:
     metavar="LINES",
     help="Number of last lines to print of each item.",
 )
+@json_option
 @with_batch
-async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tail: int) -> None:
-    """Print the last output lines of each item of a batch."""
+async def _logs(
+    batch: aio.BatchHandle[Any], item: int | None, follow: bool, tail: int, as_json: bool
+) -> None:
+    """Print the last output lines of each item of a batch.
+
+    With --json, kinetic prints one object per line.
+    """
     from kinetic.errors import NotFound
 
     if item is not None:
         job = await batch.job(item)
-        if follow:
-            await print_log(job, follow=True)
-        else:
-            output.lines((await job.tail(tail)).splitlines())
+        await print_log(job, follow=follow, tail=None if follow else tail, as_json=as_json)
         return
     if follow:
         raise click.UsageError("--follow follows one item: name the item with --item")
     for index, _ in await batch.statuses():
-        try:
-            text = await (await batch.job(index)).tail(tail)
-        except NotFound:  # the job hasn't started, or its log was removed
-            continue
-        output.lines(f"[{index}] {line}" for line in text.splitlines())
+        # NotFound: the job hasn't started, or its log was removed.
+        with contextlib.suppress(NotFound):
+            job = await batch.job(index)
+            await print_log(job, tail=tail, prefix=f"[{index}] ", as_json=as_json)
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")
 @click.option("--seal", is_flag=True, help="Treat the stored inputs as all inputs of the batch.")
 @timeout_option
+@json_option
 @with_batch
-async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None) -> int:
+async def _resume(
+    batch: aio.BatchHandle[Any], seal: bool, timeout: float | None, as_json: bool
+) -> int:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
     If the iterator of inputs raised an exception, or its process died before the iterator ended,
@@ -310,7 +322,9 @@ async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None
     retryable = counts.get("FAILED", 0) + counts.get("CANCELLED", 0)
     command = f"kinetic batches retry {batch.group_id}"
     hint = f"; to run {output.items(retryable)} again: {command}" if retryable else ""
-    output.note(f"{batch.group_id} has ended: {_format_counts(counts)}{hint}")
+    fields = {"group_id": batch.group_id, "counts": counts}
+    message = f"{batch.group_id} has ended: {_format_counts(counts)}{hint}"
+    output.done("batches.resume", fields, message, as_json=as_json)
     return int("FAILED" in counts)
 
 
@@ -332,20 +346,27 @@ async def _wait_until_ended(batch: aio.BatchHandle[Any], timeout: float | None) 
     help="Retry only this item. Repeatable. Default: all failed and cancelled items.",
 )
 @timeout_option
+@json_option
 @with_batch
-async def _retry(batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None) -> int:
+async def _retry(
+    batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None, as_json: bool
+) -> int:
     """Run the items that failed or were cancelled again, and wait until they end.
 
     Items that succeeded don't run again. The exit code is 1 if an item fails again; `kinetic
     batches results --failed ID` then shows why. After Ctrl-C, run `kinetic batches resume ID`.
     """
     count = await batch.retry_failed(items or None)
-    if not count:
-        output.note("there are no items to retry")
-        return 0
-    await _wait_until_ended(batch, timeout)
+    if count:
+        await _wait_until_ended(batch, timeout)
     statuses = await batch.statuses()
-    output.note(f"retried {output.items(count)}; now {_format_counts(_count_statuses(statuses))}")
+    counts = _count_statuses(statuses)
+    fields = {"group_id": batch.group_id, "retried": count, "counts": counts}
+    message = f"retried {output.items(count)}; now {_format_counts(counts)}"
+    message = message if count else "there are no items to retry"
+    output.done("batches.retry", fields, message, as_json=as_json)
+    if not count:
+        return 0
     retried = [entry for entry in statuses if not items or entry[0] in items]
     return int("FAILED" in _count_statuses(retried))
 
@@ -364,8 +385,9 @@ def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool)
 @batches.command("cancel")
 @click.argument("group_id")
 @yes_option
+@json_option
 @with_target_options
-def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
+def _cancel(options: TargetOptions, group_id: str, yes: bool, as_json: bool) -> None:
     """Stop all jobs of a batch. Items that ended keep their results."""
     batch_id = _confirm(options, group_id, "Stop all jobs of {}?", yes=yes)
 
@@ -376,16 +398,20 @@ def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
 
     counts = options.run(cancel)
     state = "is cancelled" if counts.get("CANCELLED") else "had ended before"
-    output.note(f"{batch_id} {state}: {_format_counts(counts)}")
+    fields = {"group_id": batch_id, "counts": counts}
+    message = f"{batch_id} {state}: {_format_counts(counts)}"
+    output.done("batches.cancel", fields, message, as_json=as_json)
 
 
 @batches.command("cleanup")
 @click.argument("group_id")
 @yes_option
+@json_option
 @with_target_options
-def _cleanup(options: TargetOptions, group_id: str, yes: bool) -> None:
+def _cleanup(options: TargetOptions, group_id: str, yes: bool, as_json: bool) -> None:
     """Remove a batch with all its jobs and results. Output directories stay."""
     batch_id = _confirm(options, group_id, "Remove {} with all its results?", yes=yes)
     # `Client.cleanup` also removes a damaged batch, for which `attach_batch` fails.
     options.run(lambda client: client.cleanup(batch_id))
-    output.note(f"{batch_id} is cleaned up")
+    fields = {"group_id": batch_id}
+    output.done("batches.cleanup", fields, f"{batch_id} is cleaned up", as_json=as_json)
