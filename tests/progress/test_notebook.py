@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -213,3 +214,32 @@ shown
     assert "stream" not in [kind for kind, _ in seen]
     outputs(kernel, "await client.aclose()", mark=False)
     assert "3 of 3" in result_of(outputs(kernel, "batch", mark=False))["text/html"]
+
+
+@pytest.mark.full
+def test_a_remote_traceback_names_the_cell_and_shows_its_lines(kernel) -> None:
+    client, _ = kernel
+    define = """import kinetic
+
+def divide(n):
+    return 1 / n
+
+@kinetic.run(backend="local", accelerator="cpu")
+def invert(n):
+    return divide(n)
+"""
+    outputs(kernel, "1", mark=False)
+    outputs(kernel, define, mark=False)
+    raised = []
+
+    def hook(message: dict) -> None:
+        if message["msg_type"] == "error":
+            raised.append("\n".join(message["content"]["traceback"]))
+
+    reply = client.execute_interactive("invert(0)", timeout=DEADLINE_S, output_hook=hook)
+    assert reply["content"]["status"] == "error"
+    text = re.sub(r"\x1b\[[\d;]*m", "", "".join(raised))
+    cell = reply["content"]["execution_count"] - 1
+    assert f'File "Cell In[{cell}]", line 8, in invert\n    return divide(n)\n' in text
+    assert f'File "Cell In[{cell}]", line 4, in divide\n    return 1 / n\n' in text
+    assert "ipykernel" not in text
