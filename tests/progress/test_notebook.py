@@ -243,3 +243,33 @@ def invert(n):
     assert f'File "Cell In[{cell}]", line 8, in invert\n    return divide(n)\n' in text
     assert f'File "Cell In[{cell}]", line 4, in divide\n    return 1 / n\n' in text
     assert "ipykernel" not in text
+
+
+@pytest.mark.full
+def test_a_sweep_shows_its_best_trials_and_a_plot_while_it_runs(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = """
+import time
+from kinetic.sweeps import GridSearch, Int
+
+@kinetic.run(backend="local", accelerator="cpu")
+def trial(n):
+    import os, time
+    while n == 3 and not os.path.exists(f"{here}/seen"):
+        time.sleep(0.01)
+    return float(n)
+
+sweep = trial.sweep(GridSearch({"n": Int(0, 3)}), trials=None)
+"""
+    outputs(kernel, code, mark=False)
+    client, seen_file = kernel
+    while True:
+        shown = client.get_iopub_msg(timeout=DEADLINE_S)["content"].get("data", {})
+        if shown.get("text/html", "").count("<circle") == 3:
+            break
+    assert "<caption>Best trials</caption>" in shown["text/html"]
+    seen_file.touch()
+    last = wait_for_output(kernel, "4 of 4 ended: 4 succeeded; took")
+    assert last["text/html"].count("<circle") == 4, "also the trial that ended last"
+    shown = result_of(outputs(kernel, "sweep", mark=False))
+    assert shown["text/html"].count("<circle") == 4
