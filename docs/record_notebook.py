@@ -107,8 +107,11 @@ def shown(output: dict[str, Any]) -> str:
     elif output["kind"] == "stream":
         text = content["text"]
     elif "text/html" in content["data"]:
-        cell = re.sub(r"\s*\n\s*", "\n", content["data"]["text/html"])
-        return f'<div class="cell-output">\n{cell}\n</div>\n'
+        cell = re.sub(
+            r'<style.*?</style>| border="1"', "", content["data"]["text/html"], flags=re.S
+        )
+        cell = re.sub(r"\s*\n\s*", "\n", cell)  # an empty line would end the HTML in Markdown
+        return f'<div class="cell-output" style="overflow-x: auto">\n{cell}\n</div>\n'
     else:
         text = content["data"]["text/plain"]
     return f"```text\n{COLOR.sub('', text).strip()}\n```\n" if text.strip() else ""

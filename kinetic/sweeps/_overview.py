@@ -94,6 +94,7 @@ def _plot(trials: Sequence[Trial], best_of: Callable[..., Any]) -> str:
     title = f"Values of {len(trials)} trials in the order of their ends{axis}; line: the best"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{title}"'
+        ' style="max-width: 100%; height: auto"'
         f' font-size="11" font-family="sans-serif" fill="currentColor">{labels}{circles}'
         f'<path d="{path}" fill="none" stroke="#c2410c" stroke-width="1.5"/></svg>'
         f"<div><small>{title}</small></div>"
