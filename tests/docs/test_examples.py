@@ -108,7 +108,7 @@ def test_the_types_of_the_examples_are_right() -> None:
 
 VARYING = (
     (r"(?:job|grp)-local-[0-9a-f]{12}|[0-9a-f]{8}-[0-9a-f-]{27}", "ID"),
-    (r"\b(?:complete|pruned)\b", "STATE"),
+    (r"\b(?:complete|pruned|RUNNING|SUCCEEDED)\b", "STATE"),
     (r"-?\d[\d,]*(?:\.\d*)?(?:e[+-]?\d+)?", "N"),
     (r"(?:N (?:min|h) )*N m?s\b|Nm?s\b", "TIME"),
     (r"\s+", " "),
