@@ -99,6 +99,7 @@ PAGES = {
 _INCLUDE = re.compile(
     r"^```\{include\} (\S+)\n(?::start-after: (.+)\n:end-before: (.+)\n)?```$", re.MULTILINE
 )
+_CODE = re.compile(r"^```\{literalinclude\} (\S+)\n:language: (\w+)\n```$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
@@ -120,9 +121,13 @@ def _with_links_of_the_site(app: Sphinx, page: str, source: list[str]) -> None:
             text = text.partition(match[2])[2].partition(match[3])[0]
         return linked(text, file.parent)
 
+    def quoted(match: re.Match[str]) -> str:
+        return f"```{match[2]}\n{(folder / match[1]).read_text(encoding='utf-8')}```"
+
     # A page with an include links to no file outside docs: only included links get a new base.
     whole, count = _INCLUDE.subn(included, source[0])
-    source[0] = whole if count else linked(whole, folder)
+    # After the links: code may have text that looks like one.
+    source[0] = _CODE.sub(quoted, whole if count else linked(whole, folder))
 
 
 def _with_included_text(app: Sphinx, error: Exception | None) -> None:
@@ -130,7 +135,7 @@ def _with_included_text(app: Sphinx, error: Exception | None) -> None:
     for page in sorted(app.env.found_docs):
         text = Path(app.env.doc2path(page)).read_text(encoding="utf-8")
         copy = Path(app.outdir, "_sources", f"{page}.md.txt")
-        if _INCLUDE.search(text) and copy.exists():
+        if (_INCLUDE.search(text) or _CODE.search(text)) and copy.exists():
             source = [text]
             _with_links_of_the_site(app, page, source)
             copy.write_text(source[0], encoding="utf-8")

@@ -7,7 +7,7 @@ import contextlib
 import os
 import types
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
@@ -117,6 +117,15 @@ class BatchHandle(NoSequence, Generic[T, X]):
             notebook.follow_batch(self._batch)
         counts = notebook.counts_of(self._batch)
         return handle_bundle("BatchHandle", self.facts(), counts, self._report)
+
+    def show(self, details: Callable[[], str]) -> ShownProgress:
+        """Show the batch's line in an ``async with`` block, in notebooks with *details*; internal.
+
+        Args:
+            details: Return HTML to show below the line; any thread may call this function.
+        """
+        self._batch.details = details
+        return ShownProgress(self._here(), self._progress)
 
     def facts(self) -> dict[str, object]:
         """Return what is known without a request; for display, not for programs."""

@@ -176,7 +176,16 @@ class Sweep:
     def bundle(self) -> dict[str, str]:
         """Return what a notebook shows: the best trial so far, and the batch; internal."""
         shown = handle_bundle("Sweep", self.facts())
-        return {**shown, "text/html": shown["text/html"] + self.batch.bundle()["text/html"]}
+        batch = self.batch.bundle()["text/html"]
+        is_over = self._following is None or self._following.done()
+        return {**shown, "text/html": shown["text/html"] + batch + (self._overview() * is_over)}
+
+    def _overview(self) -> str:
+        """Return HTML with the best trials and a plot of all values; any thread may call this."""
+        from kinetic.sweeps import _overview  # only a notebook needs it
+
+        ended = [self._trials[number] for number in [*self._ended]]
+        return _overview.overview(ended, self._optimizer.direction)
 
     def facts(self) -> dict[str, object]:
         """Return what is known, for display; internal."""
@@ -498,7 +507,10 @@ class Sweep:
     async def _follow_batch(self, rebuild: bool) -> None:
         reports: asyncio.Task[None] | None = None
         try:
-            async with contextlib.aclosing(self.batch.outcomes()) as outcomes:
+            async with (
+                self.batch.show(self._overview),
+                contextlib.aclosing(self.batch.outcomes()) as outcomes,
+            ):
                 if rebuild:
                     await self._rebuild(self.batch, outcomes)
                 if isinstance(self._optimizer, StudyOptimizer):
@@ -509,8 +521,8 @@ class Sweep:
                     reports = asyncio.create_task(self._follow_reports(), name="kinetic reports")
                 async for completion in outcomes:
                     self._begin_end(completion)
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
         except Exception as exc:
             self._fail(exc)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -213,3 +214,62 @@ shown
     assert "stream" not in [kind for kind, _ in seen]
     outputs(kernel, "await client.aclose()", mark=False)
     assert "3 of 3" in result_of(outputs(kernel, "batch", mark=False))["text/html"]
+
+
+@pytest.mark.full
+def test_a_remote_traceback_names_the_cell_and_shows_its_lines(kernel) -> None:
+    client, _ = kernel
+    define = """import kinetic
+
+def divide(n):
+    return 1 / n
+
+@kinetic.run(backend="local", accelerator="cpu")
+def invert(n):
+    return divide(n)
+"""
+    outputs(kernel, "1", mark=False)
+    outputs(kernel, define, mark=False)
+    raised = []
+
+    def hook(message: dict) -> None:
+        if message["msg_type"] == "error":
+            raised.append("\n".join(message["content"]["traceback"]))
+
+    reply = client.execute_interactive("invert(0)", timeout=DEADLINE_S, output_hook=hook)
+    assert reply["content"]["status"] == "error"
+    text = re.sub(r"\x1b\[[\d;]*m", "", "".join(raised))
+    cell = reply["content"]["execution_count"] - 1
+    assert f'File "Cell In[{cell}]", line 8, in invert\n    return divide(n)\n' in text
+    assert f'File "Cell In[{cell}]", line 4, in divide\n    return 1 / n\n' in text
+    assert "ipykernel" not in text
+
+
+@pytest.mark.full
+def test_a_sweep_shows_its_best_trials_and_a_plot_while_it_runs(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = """
+import time
+from kinetic.sweeps import GridSearch, Int
+
+@kinetic.run(backend="local", accelerator="cpu")
+def trial(n):
+    import os, time
+    while n == 3 and not os.path.exists(f"{here}/seen"):
+        time.sleep(0.01)
+    return float(n)
+
+sweep = trial.sweep(GridSearch({"n": Int(0, 3)}), trials=None)
+"""
+    outputs(kernel, code, mark=False)
+    client, seen_file = kernel
+    while True:
+        shown = client.get_iopub_msg(timeout=DEADLINE_S)["content"].get("data", {})
+        if shown.get("text/html", "").count("<circle") == 3:
+            break
+    assert "<caption>Best trials</caption>" in shown["text/html"]
+    seen_file.touch()
+    last = wait_for_output(kernel, "4 of 4 ended: 4 succeeded; took")
+    assert last["text/html"].count("<circle") == 4, "also the trial that ended last"
+    shown = result_of(outputs(kernel, "sweep", mark=False))
+    assert shown["text/html"].count("<circle") == 4

@@ -74,6 +74,8 @@ class Batch:
         self.followed = followed
         """Whether the session keeps reading this batch. The session reads a batch from a listing
         only when a method of the batch's handle needs that."""
+        self.details: Callable[[], str] = str
+        """Return HTML that a notebook shows below the batch's line; any thread may call it."""
         self.items_removed = False
         self._take_over_lock = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None

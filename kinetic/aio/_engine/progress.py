@@ -256,7 +256,7 @@ class ShownProgress:
             return
         from kinetic._progress.display import DISPLAY
 
-        self._entry = entry = DISPLAY.open(title_of(self._batch))
+        self._entry = entry = DISPLAY.open(title_of(self._batch), self._batch.details)
         if entry is not None:
             _SHOWN.add(self._batch)
             name = f"progress of {self._batch.group_id}"
