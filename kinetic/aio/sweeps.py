@@ -32,6 +32,7 @@ from typing import (
 )
 
 from kinetic._messages import handle_bundle, handle_repr, one_line
+from kinetic._progress.standing import Goal
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._tasks import one_loop_stream, release
@@ -83,11 +84,12 @@ MAX_REPEATS = 50
 class _Client(Protocol):
     """What a sweep needs of a client."""
 
-    async def run_async_map(
+    async def start_batch(
         self,
         function: Callable[..., Any],
         inputs: AsyncIterable[Any],
-        **options: Unpack[MapOptions],
+        settings: MapSettings,
+        goal: Goal | None = None,
     ) -> BatchHandle[Any, Any]: ...
 
     async def attach_batch(
@@ -755,10 +757,14 @@ async def start(
     if "input_mode" in options:
         raise ConfigurationError("a sweep takes no input_mode: its inputs are keyword arguments")
     checked = _optimizer_of(optimizer, space, name)
-    options["input_mode"] = "labelled"
-    options["prunable"] = settings.prunable or _prunes(checked)
-    if on_failure == "retry" and not settings.retries:
-        options["retries"] = RETRIES
+    settings = replace(
+        settings,
+        input_mode="labelled",
+        prunable=settings.prunable or _prunes(checked),
+        retries=settings.retries or (RETRIES if on_failure == "retry" else 0),
+    )
+    first, reduction = getattr(checked, "rungs", None) or (1, 2)
+    goal = Goal(direction=checked.direction, metric=metric, first=first, reduction=reduction)
     sweep = Sweep(
         checked,
         trials=trials,
@@ -767,7 +773,7 @@ async def start(
         limit=settings.max_concurrent,
     )
     if name is None:
-        batch = await client.run_async_map(function, sweep.proposals(), **options)
+        batch = await client.start_batch(function, sweep.proposals(), settings, goal)
         await sweep.follow(batch, rebuild=False)
         return sweep
     store = await client.store_of(function, settings.project, settings.cluster)
@@ -792,7 +798,7 @@ async def start(
         await current.resume(inputs=None if current.sealed else sweep.proposals())
         await sweep.follow(current, rebuild=True)
     elif sweep.is_short:
-        batch = await client.run_async_map(function, sweep.proposals(), **options)
+        batch = await client.start_batch(function, sweep.proposals(), settings, goal)
         try:
             ids = [earlier.group_id for earlier in (*batches, batch)]
             generation = record.generation if record is not None else 0
