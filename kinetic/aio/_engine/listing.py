@@ -65,11 +65,13 @@ async def records(
         for job_id, created in (await in_thread(_unstopped_jobs, directory.objects.root)).items():
             found.setdefault((job_id, 0), created)
     listable = ((appeared or NO_TIME, *job) for job, appeared in found.items())
-    jobs = sorted((job for job in listable if items or job[1].startswith("job-")), reverse=True)
+    jobs: list[_FoundJob] = sorted(
+        (job for job in listable if items or job[1].startswith("job-")), reverse=True
+    )
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
-    jobs, size = jobs if limit != 0 else [], limit or MAX_READS
-    while jobs:
+    size = limit or MAX_READS
+    while jobs and limit != 0:
         # More than one read may be needed: a job whose objects are in another store has no record
         # here.
         listed += await _read_records(session, jobs[:size], manifests)
