@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
 from kinetic._report.page import render_facts, render_live
 from kinetic._tasks import in_thread
 from kinetic.cli import output
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from kinetic import aio
     from kinetic._report.facts import BatchReport
     from kinetic.aio._engine.report import Snapshots
@@ -54,6 +54,8 @@ async def serve(batches: Sequence[aio.BatchHandle[Any]], snapshots: Snapshots) -
         NotFound: A batch was cleaned up.
         ConfigurationError: No result is a number of the metric.
     """
+    from aiohttp import web  # a slow import
+
     page = _LivePage(batches, snapshots)
     await page.read()  # its errors are those of the command
     runner = web.AppRunner(page.application(), access_log=None, shutdown_timeout=1.0)
@@ -89,10 +91,31 @@ class _LivePage:
         self._ended = False
         self._asked_at = -WATCHED_S
         self._told = asyncio.Event()  # a page has got the last facts
+        from aiohttp import web
+
+        self._respond = web.Response
 
     def application(self) -> web.Application:
         """Return the application that serves the page."""
-        application = web.Application(middlewares=[self._guard])
+        from aiohttp import web
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+            """Refuse requests of others, and add the headers to each answer."""
+            token = request.path.strip("/").partition("/")[0]
+            is_own = secrets.compare_digest(token.encode(), self.token.encode())
+            if request.host not in self.hosts or not is_own:
+                return web.Response(status=HTTPStatus.NOT_FOUND, headers=HEADERS)
+            try:
+                answer: web.StreamResponse = await handler(request)
+            except KineticError as exc:
+                answer = web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=str(exc))
+            except web.HTTPException as exc:  # such as a path that the page doesn't have
+                answer = web.Response(status=exc.status)
+            answer.headers.update(HEADERS)
+            return answer
+
+        application = web.Application(middlewares=[guard])
         application.router.add_get("/{token}/", self._send_page)
         application.router.add_get("/{token}/facts", self._send_facts)
         application.router.add_get(r"/{token}/log/{position:\d{1,9}}", self._send_log)
@@ -124,39 +147,23 @@ class _LivePage:
             if ended:
                 self._due = float("inf")
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Refuse requests of others, and add the headers to each answer."""
-        token = request.path.strip("/").partition("/")[0]
-        is_own = secrets.compare_digest(token.encode(), self.token.encode())
-        if request.host not in self.hosts or not is_own:
-            return web.Response(status=HTTPStatus.NOT_FOUND, headers=HEADERS)
-        try:
-            answer: web.StreamResponse = await handler(request)
-        except KineticError as exc:
-            answer = web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=str(exc))
-        except web.HTTPException as exc:  # such as a path that the page doesn't have
-            answer = web.Response(status=exc.status)
-        answer.headers.update(HEADERS)
-        return answer
-
     async def _send_page(self, request: web.Request) -> web.Response:
         await self.read()
         report = self._report
         assert report is not None
         text = await in_thread(lambda: render_live(report))
-        return web.Response(text=text, content_type="text/html")
+        return self._respond(text=text, content_type="text/html")
 
     async def _send_facts(self, request: web.Request) -> web.Response:
         self._asked_at = self._clock()
         await self.read()
         tag = f'"{self._version}"'
         if request.headers.get("If-None-Match") == tag:
-            return web.Response(status=HTTPStatus.NOT_MODIFIED)
+            return self._respond(status=HTTPStatus.NOT_MODIFIED)
         if self._due == float("inf"):
             self._told.set()
         headers = {"ETag": tag}
-        return web.Response(text=self._facts, content_type="application/json", headers=headers)
+        return self._respond(text=self._facts, content_type="application/json", headers=headers)
 
     async def _send_log(self, request: web.Request) -> web.Response:
         position, report = int(request.match_info["position"]), self._report
@@ -166,4 +173,4 @@ class _LivePage:
             if part.first <= position:
                 batch, index = candidate, position - part.first
         job = await batch.job(index)
-        return web.Response(text=await job.tail(LOG_LINES), content_type="text/plain")
+        return self._respond(text=await job.tail(LOG_LINES), content_type="text/plain")

@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kinetic import accelerators
 from kinetic._packing import payload
 from kinetic._packing.discover import Project
-from kinetic._progress.standing import Goal
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic.aio._engine import ids
@@ -24,6 +23,9 @@ from kinetic.errors import NotFound, WireError
 from kinetic.job_record import JobRecord, utc_now
 from kinetic.options import MapSettings, Options
 from kinetic.prices import Price, price_of
+
+if TYPE_CHECKING:
+    from kinetic._progress.standing import Goal
 
 KEPT_OPTIONS = tuple(
     name for name in MapSettings.__slots__ if name not in ("project", "cluster", "progress")
