@@ -788,7 +788,7 @@ function timelines() {
   const lined = () => {
     if (byItem()) return shown.rows.map((row) => ({ row, bars: barsOf(row) }));
     const some = parts.map((_, part) => lanesOf(shown.rows.filter((row) => batchColumn.value(row) === part)));
-    return parts.length ? some.flatMap((lanes) => lanes.slice(0, Math.floor(LANES / parts.length))) : lanesOf(shown.rows);
+    return parts.length ? some.flatMap((lanes, part) => lanes.slice(0, Math.floor(LANES / parts.length)).map((lane, at) => (at ? lane : { ...lane, label: parts[part].label }))) : lanesOf(shown.rows);
   };
   let lines = lined();
   const timeline = figure(place, {
@@ -807,14 +807,15 @@ function timelines() {
       const tall = (bottom - top) / Math.max(1, Math.min(lines.length, LANES));
       bottomAxis(chart, x, left, right, bottom, "", seconds(x));
       const paths = {}, placed = [];
-      lines.slice(0, LANES).forEach(({ bars, row }, at) => {
+      lines.slice(0, LANES).forEach(({ bars, row, label }, at) => {
         const y = top + (at + 0.5) * tall;
         for (const bar of bars) {
           const from = Math.min(x.pixel(bar.from), right - SHORTEST), to = Math.max(x.pixel(bar.to), from + SHORTEST);
           (paths[bar.state] ??= []).push(`M${px(from)} ${px(y)}H${px(to - (to - from > 3 ? 0.6 : 0))}`);
           placed.push({ at, from, to, row: bar.row });
         }
-        if (row !== undefined) chart.append(svg("text", { x: left - 6, y: px(y) + 4, "text-anchor": "end" }, String(indexOf(row))));
+        const name = row !== undefined ? String(indexOf(row)) : label ? short(label, 8) : "";
+        if (name) chart.append(svg("text", { x: left - 6, y: px(y) + 4, "text-anchor": "end" }, name));
       });
       for (const state of ["waiting", ...ORDER.filter((name) => name !== "waiting")]) if (paths[state])
         chart.append(svg("path", { class: `bar s-${state}`, "stroke-width": px(Math.min(10, tall * 0.8)), opacity: state === "waiting" ? 0.35 : 1, d: paths[state].join("") }));

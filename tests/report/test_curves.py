@@ -16,7 +16,7 @@ from kinetic.aio._engine.curves import CurveReader
 from kinetic.errors import ConfigurationError, Pruned
 from kinetic.sweeps import Choice, GridSearch
 from kinetic.testing import Run, memory_platform
-from tests.engine.test_metrics import store_slot, succeed
+from tests.engine.reports import store_slot, succeed
 from tests.engine.world import VIRTUAL, World, claim
 
 pytestmark = [VIRTUAL, pytest.mark.usefixtures("small_project")]
