@@ -154,6 +154,7 @@ def _print_trial(schema: str, prefix: str, trial: Trial, as_json: bool) -> None:
             "number": trial.number,
             "state": trial.state,
             "value": trial.value,
+            "step": trial.step,
             "params": dict(trial.params),
         }
         output.json_line(schema, content)
