@@ -17,7 +17,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -404,7 +404,9 @@ def _curves(curves: Curves, listed: Sequence[Item], budget: _ByteBudget) -> dict
         points = _thin_out(curves.by_item.get(item.index, ()))
         if not points:
             continue
-        dicts = [{"": value} if isinstance(value, float) else value for _, value in points]
+        dicts: list[Mapping[str, float]] = [
+            value if isinstance(value, Mapping) else {"": value} for _, value in points
+        ]
         for name in dict.fromkeys(name for values in dicts for name in values):
             if name not in names and len(names) < MAX_CURVE_NAMES:
                 names.append(name)

@@ -184,7 +184,7 @@ def largest(size: int) -> BatchReport:
     rng = random.Random(2)
 
     def text(length: int) -> str:
-        return "".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(length))
+        return "".join(map(chr, rng.choices(range(0x4E00, 0x9FA5), k=length)))
 
     items: list[Item] = []
     for index in range(size):

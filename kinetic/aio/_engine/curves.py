@@ -81,7 +81,7 @@ class CurveReader:
         at = _attempt_of(item)
         count = slots.get(at, 0)
         step = max(1, math.ceil(count / max(2, self._max_slots // curves)))
-        chosen = dict.fromkeys([*range(0, count, step), *([count - 1] if count else [])])
+        chosen = sorted({*range(0, count, step), count - 1}) if count else []
         return [*(_Piece(*at, slot) for slot in chosen), *([_Piece(*at, None)] * item.has_tail)]
 
     async def _read_piece(self, piece: _Piece) -> None:
