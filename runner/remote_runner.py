@@ -74,6 +74,9 @@ def main() -> int:
     """Carry out the order in the descriptor of ``KINETIC_ORDER_FD``, or else the pod's order."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    packages = os.environ.pop("KINETIC_RUNNER_PACKAGES", "")
+    if packages:  # `pod.bootstrap` has installed them; what the image has comes first
+        sys.path.append(packages)
     load_runner(folder)
     if "KINETIC_ORDER_FD" not in os.environ:
         return run_in_pod()

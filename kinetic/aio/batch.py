@@ -288,8 +288,12 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def sealed(self) -> bool:
-        """Whether the batch takes no more inputs, as far as this process has read the store."""
-        return self._batch.sealed
+        """Whether the batch takes no more inputs, as far as this process has read the store.
+
+        If it was stopped, their end may not be stored.
+        """
+        submission = self._batch.submission
+        return self._batch.inputs.total is not None or submission.requests.all_stopped
 
     async def input(self, index: int) -> X:
         """Return the input of one item: your own object, or one rebuilt from the store.
