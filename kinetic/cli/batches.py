@@ -25,7 +25,6 @@ from kinetic.cli.jobs import (
     job_row,
     print_log,
     read_rows,
-    status_name,
     timeout_option,
     without_log,
     yes_option,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic import aio
-    from kinetic.job_status import JobStatus
 
 MAX_ITEM_READS = 64
 """Maximum number of items that are read at once."""
@@ -67,7 +65,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
         "age": output.age(batch.created_at),
     }
     try:
-        counts = _count_statuses(await batch.statuses())
+        counts = _count_statuses(await batch.shown_statuses())
         estimate, reason = await batch.estimate(look=False), await batch.reason()
     except KineticError as exc:  # a damaged batch must not hide the others in a list
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
@@ -166,40 +164,61 @@ async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> int:
     return int(progress.finished and progress.failed + progress.lost > 0)
 
 
-@batches.command("report", short_help="Write an HTML report about a batch.")
+@batches.command("report", short_help="Write an HTML report about a batch, or compare batches.")
+@click.argument("group_ids", metavar="GROUP_ID...", nargs=-1, required=True)
 @click.option(
     "-o",
     "--output",
     "path",
     type=FilePath(dir_okay=False),
-    help="The file to write. Default: ID.html in the current directory.",
+    help="The file to write. Default: ID.html in the current directory, with the first ID.",
 )
 @click.option(
     "--direction",
     type=click.Choice(["minimize", "maximize"]),
-    default="minimize",
-    show_default=True,
-    help="Whether the lowest or the highest metric is best.",
+    help="Whether the lowest or the highest metric is best. Default: as a sweep searches; minimize "
+    "for other batches.",
 )
 @click.option(
     "--metric",
     metavar="NAME",
-    help="The result that ranks the items, such as loss. Default: kinetic chooses a result.",
+    help="The result that ranks the items, such as loss. Default: that of a sweep; for other "
+    "batches, kinetic chooses a result.",
+)
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Serve the page on this machine, and refresh it until the batches end; then write the "
+    "file.",
 )
 @json_option
-@with_batch
+@with_client
 async def _report(
-    batch: aio.BatchHandle[Any],
+    client: aio.Client,
+    group_ids: tuple[str, ...],
     path: Path | None,
-    direction: Literal["minimize", "maximize"],
+    direction: Literal["minimize", "maximize"] | None,
     metric: str | None,
+    live: bool,
     as_json: bool,
 ) -> None:
-    """Write an HTML report about a batch: one self-contained file."""
-    target = path or f"{batch.group_id}.html"
-    file = str(await batch.report(target, direction=direction, metric=metric))
+    """Write an HTML report about a batch: one self-contained file.
+
+    With several IDs, the page compares the batches.
+    """
+    first, *others = [
+        await client.attach_batch(await client.full_id(group_id)) for group_id in group_ids
+    ]
+    target = path or f"{first.group_id}.html"
+    if live:
+        from kinetic._report.file import check_path
+        from kinetic.cli import live_report  # it imports a web server
+
+        check_path(target)
+        await live_report.serve([first, *others], first.snapshots(direction, metric, others))
+    file = str(await first.report(target, direction=direction, metric=metric, compare=others))
     if as_json:
-        output.json_line("batches.report", {"group_id": batch.group_id, "file": file}, indent=2)
+        output.json_line("batches.report", {"group_id": first.group_id, "file": file}, indent=2)
     else:
         output.lines([file])
 
@@ -225,8 +244,8 @@ async def _results(
     from kinetic._tasks import all_or_none
 
     await _wait_until_ended(batch, timeout)
-    statuses = await batch.statuses()
-    wanted = [entry for entry in statuses if not failed or entry[1].value != "SUCCEEDED"]
+    statuses = await batch.shown_statuses()
+    wanted = [entry for entry in statuses if not failed or entry[1] not in ("SUCCEEDED", "PRUNED")]
     for start in range(0, len(wanted), MAX_ITEM_READS):
         chunk = wanted[start : start + MAX_ITEM_READS]
         for row in await all_or_none(*(_result_row(batch, *entry, unpickle) for entry in chunk)):
@@ -234,18 +253,18 @@ async def _results(
     return int("FAILED" in _count_statuses(statuses))
 
 
-def _count_statuses(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]:
-    return Counter(status_name(status) for _, status in statuses)
+def _count_statuses(statuses: Iterable[tuple[int, str]]) -> dict[str, int]:
+    return Counter(status for _, status in statuses)
 
 
 async def _result_row(
-    batch: aio.BatchHandle[Any], index: int, status: JobStatus, unpickle: bool
+    batch: aio.BatchHandle[Any], index: int, status: str, unpickle: bool
 ) -> dict[str, Any]:
     """Return what ``results`` shows of one item, by field."""
     job = await batch.job(index)
-    row: dict[str, Any] = {"index": index, "status": status_name(status)}
+    row: dict[str, Any] = {"index": index, "status": status}
     row |= {"reason": await job.reason(), "noted": await job.noted()}
-    if unpickle and status.value == "SUCCEEDED" and not row["reason"]:  # otherwise it was pruned
+    if unpickle and status == "SUCCEEDED":
         row["value"] = repr(await job.result(cleanup=False))
     return row
 
@@ -318,7 +337,7 @@ async def _resume(
     """
     await batch.resume(seal=seal)
     await _wait_until_ended(batch, timeout)
-    counts = _count_statuses(await batch.statuses())
+    counts = _count_statuses(await batch.shown_statuses())
     retryable = counts.get("FAILED", 0) + counts.get("CANCELLED", 0)
     command = f"kinetic batches retry {batch.group_id}"
     hint = f"; to run {output.items(retryable)} again: {command}" if retryable else ""
@@ -359,7 +378,7 @@ async def _retry(
     count = await batch.retry_failed(items or None)
     if count:
         await _wait_until_ended(batch, timeout)
-    statuses = await batch.statuses()
+    statuses = await batch.shown_statuses()
     counts = _count_statuses(statuses)
     fields = {"group_id": batch.group_id, "retried": count, "counts": counts}
     message = f"retried {output.items(count)}; now {_format_counts(counts)}"
@@ -394,7 +413,7 @@ def _cancel(options: TargetOptions, group_id: str, yes: bool, as_json: bool) -> 
     async def cancel(client: aio.Client) -> dict[str, int]:
         batch = await client.attach_batch(batch_id)
         await batch.cancel()
-        return _count_statuses(await batch.statuses())
+        return _count_statuses(await batch.shown_statuses())
 
     counts = options.run(cancel)
     state = "is cancelled" if counts.get("CANCELLED") else "had ended before"

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic import aio
-    from kinetic.job_status import JobStatus
 
 Handle = TypeVar("Handle")
 
@@ -62,11 +61,6 @@ async def read_rows(
     return [rows[index] for index in range(len(handles))]
 
 
-def status_name(status: JobStatus) -> str:
-    """Return the status as commands show it: CANCELLED where the API has NOT_FOUND."""
-    return "CANCELLED" if status.value == "NOT_FOUND" else status.value
-
-
 def without_log(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return *rows* for a table: reasons of lost jobs without the lines of their logs."""
     from kinetic._runner.protocol.outcomes import LAST_LINES
@@ -88,7 +82,7 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
     if job.backend == "local" and job.accelerator == DEFAULT_ACCELERATOR:
         fields["accelerator"] = None  # the user chose none, and this machine has no such TPU
     try:
-        status = status_name(await job.status())
+        status = await job.shown_status()
         fields["age"] = output.age(job.began_at())
         estimate, *times = await job.account()
         fields |= {
@@ -239,15 +233,16 @@ async def _result(
 
     if file is not None and not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
-    status = status_name(await job.wait(timeout))
+    await job.wait(timeout)
+    status = await job.shown_status()
     fields: dict[str, Any] = {"job_id": job.job_id, "status": status}
     reason = await job.reason()
-    if status != "SUCCEEDED":
+    if status not in ("SUCCEEDED", "PRUNED"):
         if as_json:
             output.fields("jobs.result", {**fields, "reason": reason}, as_json=True)
         raise JobError(reason, job_id=job.job_id)
-    if reason:
-        fields["reason"] = reason  # it was pruned, and has no value
+    if status == "PRUNED":
+        fields |= {"reason": reason, "noted": await job.noted()}
     elif unpickle:
         fields["value"] = repr(await job.result(cleanup=False))
     elif file is not None:
@@ -267,7 +262,7 @@ async def _result(
 async def _cancel(job: aio.JobHandle[Any], as_json: bool) -> None:
     """Stop a job. The files in its output directory stay."""
     await job.cancel()
-    status = status_name(await job.status())
+    status = await job.shown_status()
     state = "is cancelled" if status == "CANCELLED" else f"had ended before: {status}"
     fields = {"job_id": job.job_id, "status": status}
     output.done("jobs.cancel", fields, f"{job.job_id} {state}", as_json=as_json)

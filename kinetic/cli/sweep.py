@@ -156,6 +156,7 @@ def _print_trial(schema: str, prefix: str, trial: Trial, group_id: str, as_json:
             "number": trial.number,
             "state": trial.state,
             "value": trial.value,
+            "step": trial.step,
             "params": dict(trial.params),
         }
         output.json_line(schema, content)

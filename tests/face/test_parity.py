@@ -35,8 +35,10 @@ ONLY_SYNC = {
     "module": set(),
 }
 ONLY_ASYNC = {
-    "JobHandle": {"account", "began_at", "bound", "bundle", "debugger", "facts"},
-    "BatchHandle": {"bundle", "facts", "let_run", "running_times", "show"},
+    "JobHandle": {"account", "began_at", "bound", "bundle", "debugger", "facts", "shown_status"},
+    "BatchHandle": {
+        *("bundle", "facts", "let_run", "running_times", "show", "shown_statuses", "snapshots"),
+    },
     "Sweep": {"bundle", "facts", "follow", "is_short", "proposals", "read"},
     "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }

@@ -163,6 +163,21 @@ def test_a_batch_shows_itself_and_its_progress_until_its_end(kernel) -> None:
 
 
 @pytest.mark.full
+def test_a_sweep_shows_its_best_trial_so_far(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = """
+from kinetic.sweeps import Choice, GridSearch
+sweep = work.sweep(GridSearch({"n": Choice([3, 1, 2])}), trials=None, name="grid")
+sweep
+"""
+    assert result_of(outputs(kernel, code, mark=False))["text/plain"].startswith("Sweep('grp-local")
+    kernel[1].touch()
+    wait_for_output(kernel, "3 of 3 ended: 3 succeeded; best 1 (item 1); took")
+    shown = result_of(outputs(kernel, "sweep.wait(); sweep", mark=False))["text/html"]
+    assert '<th scope="row">best</th><td>1.0</td>' in shown and "n=1" in shown
+
+
+@pytest.mark.full
 def test_a_batch_without_progress_shows_only_known_facts(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = "batch = work.run_async_map(range(2), progress=False); batch"

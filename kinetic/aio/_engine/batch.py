@@ -19,6 +19,7 @@ from typing import Any
 from absl import logging
 
 from kinetic._collector import items_of
+from kinetic._progress.standing import Goal, Standing
 from kinetic._runner.protocol import metrics as metrics_protocol
 from kinetic._runner.protocol import signing, wire
 from kinetic._tasks import in_thread, release
@@ -81,6 +82,12 @@ class Batch:
         self._abandonment_watch: asyncio.Task[None] | None = None
         self._own_environment: Mapping[str, str] = {}
         self._own_retry: wire.Request | None = None
+        fields = manifest.get("sweep")  # an earlier version has stored none
+        self.goal = Goal(**fields) if fields else None
+        """What the batch searches for, if it is a sweep."""
+        self.standing = Standing(self.goal) if self.goal is not None else None
+        if self.standing is not None:
+            submission.listen(self._note_standing)
         submission.listen(self.wake)
         submission.batch_reader = self.reread
         submission.requests.listeners.append(self._on_request)
@@ -238,6 +245,15 @@ class Batch:
         """Wake all tasks that wait for a change of the batch."""
         for awake in self.watchers:
             awake.set()
+
+    def _note_standing(self, index: int, item: wire.Item | None) -> None:
+        outcome = item.outcome if item is not None else None
+        if self.standing is None or outcome is None or outcome.note is None:
+            return
+        if outcome.reason == wire.PRUNED:
+            self.standing.note_pruned(index, outcome.note)
+        elif outcome.kind is wire.Kind.VALUE:
+            self.standing.note_result(index, outcome.note)
 
     async def until_all_submitted(self) -> None:
         """Wait until this process has requested every item's job, or has stopped submitting."""
