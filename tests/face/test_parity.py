@@ -35,11 +35,14 @@ ONLY_SYNC = {
     "module": set(),
 }
 ONLY_ASYNC = {
-    "JobHandle": {"account", "began_at", "bound", "bundle", "debugger", "facts", "shown_status"},
+    "JobHandle": {
+        *("account", "began_at", "bound", "bundle", "debugger", "facts", "forward_debugger"),
+        "shown_status",
+    },
     "BatchHandle": {
         *("bundle", "facts", "let_run", "running_times", "show", "shown_statuses", "snapshots"),
     },
-    "Sweep": {"bundle", "facts", "follow", "is_short", "proposals", "read"},
+    "Sweep": {"abandon", "bundle", "facts", "follow", "is_over", "proposals", "read"},
     "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }
 
