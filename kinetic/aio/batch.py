@@ -1039,7 +1039,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self._detached = False
         return self
 
-    async def resume_alone(self, inputs: AsyncIterable[Any] | None) -> None:
+    async def resume_alone(self, inputs: AsyncIterable[Any] | None = None) -> None:
         """Do as `resume`, but raise `Conflict` even if workers have all inputs; internal."""
         self._here().submission.refuse_removed()
         await self._here().take_over(inputs=inputs, alone=True)
