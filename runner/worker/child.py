@@ -107,6 +107,8 @@ class ItemChild:
         order = replace(self._order) if self.stay else self._order
         arguments, is_bare = _decode_message(message, order)
         add_to_environment(order.variables())
+        if not self.stay:
+            os.chdir(self._workspace)  # an item may have removed this folder
         has_outputs = False
         with contextlib.suppress(OSError):  # the item's process tries again, and reports the error
             has_outputs = outputs.prepare_local(order.output_dir)
