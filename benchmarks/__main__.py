@@ -21,6 +21,7 @@ QUESTIONS = (
     "printing",
     "throughput",
     "fanout",
+    "sweeps",
     "pack",
     "kubernetes",
 )

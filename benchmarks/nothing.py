@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import pickle
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
@@ -20,7 +21,7 @@ from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
 from kinetic.testing import MemoryCluster, MemoryStore
 from kinetic.testing.platform import MemoryImages
 
-BODY = frames.pack([b"\x80\x05N."])  # None
+BODY = frames.pack([pickle.dumps(0.5)])
 DIGEST = hashlib.sha256(BODY).hexdigest()
 OUTCOME = wire.Outcome(kind=wire.Kind.VALUE, executor="nobody", phase="execute", body=DIGEST)
 

@@ -35,6 +35,14 @@ extensions = [
 llms_txt_uri_template = "_sources/{docname}{suffix}{sourcelink_suffix}"
 
 html_theme = "furo"
+html_logo = html_favicon = "_static/logo.svg"
+html_static_path = ["_static"]
+templates_path = ["_templates"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0f766e", "color-brand-content": "#0f766e"},
+    "dark_css_variables": {"color-brand-primary": "#2dd4bf", "color-brand-content": "#2dd4bf"},
+}
 html_title = "kinetic"
 html_show_sphinx = False
 
@@ -58,7 +66,10 @@ suppress_warnings = ["ref.python"]  # `JobHandle` is a name of two modules, with
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 notfound_urls_prefix = "/"
-ogp_site_url = ""
+ogp_site_url = ""  # services that show a link's card need `sphinx-build -D ogp_site_url=https://…/`
+ogp_image = "_static/card.png"
+ogp_image_alt = "kinetic: run any Python function on cloud TPUs and GPUs"
+ogp_custom_meta_tags = ['<meta name="twitter:card" content="summary_large_image" />']
 ogp_enable_meta_description = True
 ogp_social_cards = {"enable": False}
 
@@ -68,7 +79,8 @@ _ELSEWHERE = r"(asyncio|builtins|collections|logging|os|pathlib|subprocess|types
 _TYPE_VARIABLES = r"(kinetic\.(\w+\.)*)?(P|R|R_co|S|T|T_co|X)(\.args|\.kwargs)?|typing\.~P"
 _INTERNAL = (
     r"kinetic\.(\w+\.)*_.*|kinetic\.aio\.(infra\.\w+|kubernetes\.credentials)\.\w+"
-    r"|Archive|ByteStream|DebuggerAddress|Follow|Forwarder|Iteration|JobRef|OnFailure|Space|Study"
+    r"|Archive|ByteStream|Crew|DebuggerAddress|Follow|Forwarder|Iteration|JobRef|OnFailure|Space"
+    r"|Study|wire\.Order"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_ELSEWHERE}|{_TYPE_VARIABLES}|{_INTERNAL})"),

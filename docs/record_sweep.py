@@ -5,7 +5,8 @@
 
 The program runs in a real pseudo-terminal, and pyte interprets its output. The SVG stacks the
 screens as frames, and a CSS animation moves from frame to frame at the speed of the run. It uses
-no script and no font from the network. Readers who prefer reduced motion see the last frame.
+no script and no font from the network. Where nothing moves, readers see the last frame: if they
+prefer reduced motion, and in programs that draw no animation.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pyte.screens import Char
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python examples/sweep.py"
-COLUMNS, ROWS = 92, 14
+COLUMNS, ROWS = 46, 18  # so narrow that a phone shows letters of 11 pixels
 FRAME_S = 0.1  # minimum time between two frames
 HOLD_S = 4.0  # how long the last frame stays
 CELL, LINE, MARGIN, BAR = 8.4, 19, 14, 30  # pixels: width and height of a cell, margin, title bar
@@ -63,7 +64,10 @@ def record() -> list[Frame]:
     _, status = os.waitpid(child, 0)
     if status != 0:
         sys.exit(f"{COMMAND} failed: " + "\n".join(screen.display))
-    return frames
+    # Begin with the first result: a film that begins with an empty terminal looks broken.
+    results = ((at, n) for n, (at, rows) in enumerate(frames) if rows[1][0].data.isdigit())
+    begin, first = next(results)
+    return [(at - begin, rows) for at, rows in frames[first:]]
 
 
 def read(terminal: int) -> bytes:
@@ -118,13 +122,14 @@ def svg(frames: list[Frame]) -> str:
     last = -(len(frames) - 1) * height
     title = f"Recording of {COMMAND}: a sweep of 12 trials with a live line of progress"
     return f"""\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height + BAR}" role="img">
+<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height + BAR}"
+ viewBox="0 0 {width:.0f} {height + BAR}" role="img">
 <title>{title}</title>
 <style>
 text{{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre}}
-.film{{animation:play {length:.2f}s step-end infinite}}
+.film{{animation:play {length:.2f}s step-end infinite;transform:translateY({last}px)}}
 @keyframes play{{{steps}}}
-@media (prefers-reduced-motion:reduce){{.film{{animation:none;transform:translateY({last}px)}}}}
+@media (prefers-reduced-motion:reduce){{.film{{animation:none}}}}
 </style>
 <defs>{"".join(f'<g id="{name}">{text}</g>' for text, name in names.items())}</defs>
 <rect width="100%" height="100%" rx="8" fill="#242933"/>

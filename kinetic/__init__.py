@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kinetic.metric import JobMetric, Metric
     from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded
     from kinetic.progress import Progress
+    from kinetic.worker import Worker
 
 __all__ = [
     "BatchError",
@@ -47,6 +48,7 @@ __all__ = [
     "RemoteCallable",
     "RemoteFunction",
     "Succeeded",
+    "Worker",
     "aio",
     "attach",
     "attach_batch",
@@ -87,6 +89,7 @@ _MODULES = {
         "kinetic.metric": "JobMetric Metric",
         "kinetic.outcome": "Cancelled Completion Failed Lost Outcome Succeeded",
         "kinetic.progress": "Progress",
+        "kinetic.worker": "Worker",
     }.items()
     for name in names.split()
 }

@@ -53,6 +53,8 @@ FOOTER_BYTES = 64 * 1024
 
 _REFERENCE = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
 
+_BATCH = re.compile(rb'"(grp-[^"]+)"')
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -208,7 +210,8 @@ def collect(
     The shared contents of *store*, and the build contexts in *builds*, go after *unused_s* seconds
     without use (None: as *limits* say), but not within a day. The size limit applies only to a
     store in a directory. With `NOTHING`, all of *store* that isn't needed goes at once. Also remove
-    from *store* the remains of batches whose process died. Skip files that can't be removed.
+    from *store* the remains of batches whose process died, and the names of sweeps without a batch.
+    Skip files that can't be removed.
     """
     age_s = max(limits.age_s if unused_s is None else unused_s, STORE_KEPT_S)
     builds_limits = store_limits = Limits(age_s, math.inf, STORE_KEPT_S)
@@ -235,7 +238,7 @@ def collect(
 
 
 def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
-    """Remove shared content that nothing refers to, and the remains of batches.
+    """Remove shared content that nothing refers to, and the remains of batches and sweeps.
 
     After an error of the file system, remove nothing more: an unreadable manifest may refer to any
     content.
@@ -245,8 +248,11 @@ def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
         # renewed the content that it uses.
         units = store.units(SHARED)
         kinds = {unit.kind for unit in choose_units(units, (), limits, time.time())}
+        sweeps = store.objects.list("sweeps/")  # before the batches that they name
         batches = store.objects.list("batches/")
-        yield from store.remove_remains(batches)
+        entries = {listed.name.rpartition("/")[2] for listed in store.objects.list("groups/")}
+        yield from store.remove_remains(batches, entries)
+        yield from store.remove_records(sweeps, entries)
         if kinds:
             needed = store.needed_names(batches, data="data" in kinds)
             yield from store.remove_unneeded("store", units, needed, limits)
@@ -297,17 +303,19 @@ class _Store:
             return self.objects.collect(unit.members)
         return False
 
-    def remove_remains(self, batches: Sequence[ListedObject]) -> Iterator[Unit]:
+    def remove_remains(
+        self, batches: Sequence[ListedObject], entries: AbstractCollection[str]
+    ) -> Iterator[Unit]:
         """Delete the remains of batches whose process died; yield what was deleted.
 
         Remains are the items' objects of a batch whose results are collected. If a batch has
-        neither a manifest nor an entry in ``groups/``, its objects arrived after its cleanup, and
-        all are remains. Nothing of a batch is deleted if one of its objects was used within a day.
+        neither a manifest nor an ID in *entries*, those of ``groups/``, its objects arrived after
+        its cleanup, and all are remains. Nothing of a batch is deleted if one of its objects was
+        used within a day.
         """
         by_id: defaultdict[str, list[ListedObject]] = defaultdict(list)
         for listed in batches:
             by_id[listed.name.split("/")[1]].append(listed)
-        entries = {listed.name.rpartition("/")[2] for listed in self.objects.list("groups/")}
         for identity, objects in by_id.items():
             names = {listed.name.split("/", 2)[2] for listed in objects}
             if "manifest" not in names and identity not in entries:
@@ -323,6 +331,20 @@ class _Store:
                     sum(listed.size for listed in remains),
                     0,
                 )
+
+    def remove_records(
+        self, sweeps: Sequence[ListedObject], entries: AbstractCollection[str]
+    ) -> Iterator[Unit]:
+        """Delete the objects of sweeps' names whose batches are all gone; yield what was deleted.
+
+        List *sweeps* before *entries*: a batch has its entry before a name refers to it.
+        """
+        for listed in sweeps:
+            with contextlib.suppress(KeyError):  # another collection has removed it
+                content = self.objects.content(listed.name, 0)
+                has_batch = any(match[1].decode() in entries for match in _BATCH.finditer(content))
+                if not has_batch and self.objects.collect([listed]):
+                    yield Unit("store/sweeps", listed.name, 1, listed.size, 0)
 
     def needed_names(self, batches: Sequence[ListedObject], *, data: bool) -> set[str]:
         """Return the names of shared contents that a batch, or an unfinished job, still refers to.

@@ -458,7 +458,8 @@ def run(*args: Any, **settings: Any) -> Any:
     Args:
         accelerator: The hardware, such as ``tpu-v6e-8``, ``gpu-a100x4``, ``l4:spot``, ``cpu``.
         container_image: ``bundled`` or None: an image with the project's dependencies.
-            ``prebuilt``: an image that installs them when the job starts. Or an image's URI.
+            ``prebuilt``: an image that installs them when the job starts. Or the name of an image
+            with Python; if it lacks kinetic's runner, the job installs the runner first.
         base_image_repo: Where the base images for ``prebuilt`` are.
         zone, project, cluster, namespace: Where the job runs.
         capture_env_vars: Environment variables to pass on: names, or their

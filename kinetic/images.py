@@ -19,7 +19,8 @@ def write_runner(folder: str | Path) -> None:
     """Write the runner of this kinetic into *folder*, for ``/app`` of your own image.
 
     The runner needs the same minor version of Python as the process that submits, and
-    ``pip install cloudpickle google-cloud-storage absl-py``.
+    ``pip install cloudpickle google-cloud-storage absl-py``. In an image without it, each job
+    installs it when it starts.
 
     Args:
         folder: Created if it doesn't exist. ``remote_runner.py`` in it is the entry.
@@ -40,6 +41,7 @@ def write_base(
     category: str,
     folder: str | Path,
     *,
+    flavor: str | None = None,
     python: str | None = None,
     python_image: str | None = None,
 ) -> None:
@@ -48,18 +50,19 @@ def write_base(
     Args:
         category: ``cpu``, ``gpu``, or ``tpu``.
         folder: Created if it doesn't exist.
+        flavor: ``jax`` (default), or ``plain`` for an image without JAX and Keras.
         python: A version such as ``3.12``. Default: this Python's.
         python_image: As for `base_image`.
 
     Raises:
-        ConfigurationError: The category doesn't exist.
+        ConfigurationError: The category or flavor doesn't exist.
         OSError: The folder can't be written.
 
     Example::
 
         kinetic.images.write_base("tpu", "base-tpu")  # docker build base-tpu
     """
-    plan = base_image(category, "base", python=python, python_image=python_image)
+    plan = base_image(category, "base", flavor=flavor, python=python, python_image=python_image)
     _write(plan.context, folder)
 
 
@@ -79,13 +82,20 @@ def main(arguments: list[str] | None = None) -> None:
     base = commands.add_parser("base", help="write the build context of a base image")
     base.add_argument("category", choices=("cpu", "gpu", "tpu"))
     base.add_argument("folder")
+    base.add_argument("--flavor", choices=("jax", "plain"), help="plain: without JAX and Keras")
     base.add_argument("--python", help="the Python of the image (default: this one's)")
     base.add_argument("--from", dest="start", help="the image to start from (python:{python}-slim)")
     parsed = parser.parse_args(arguments)
     if parsed.command == "runner":
         write_runner(parsed.folder)
     else:
-        write_base(parsed.category, parsed.folder, python=parsed.python, python_image=parsed.start)
+        write_base(
+            parsed.category,
+            parsed.folder,
+            flavor=parsed.flavor,
+            python=parsed.python,
+            python_image=parsed.start,
+        )
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
 from kinetic.sweeps.protocol import Optimizer, Space, Study, Trial
+from kinetic.worker import Worker
 
 if TYPE_CHECKING:
     from kinetic.metric import JobMetric, Metric
@@ -373,6 +374,17 @@ class JobHandle(JobRecord, Generic[T]):
             JobError: The job has ended.
         """
         return PORTAL.call(self._aio.debug_attach, local_port, working_dir, worker)
+
+    def worker(self) -> str | None:
+        """Return the name of the worker that has the item's last attempt, as `Worker.name`.
+
+        None if no worker has taken the item, or if each attempt is a job of its own, as on a
+        cluster.
+
+        Raises:
+            NotFound: The job was cleaned up, or `results` has removed what is known of it.
+        """
+        return PORTAL.call(self._aio.worker)
 
     @property
     def output_dir(self) -> str:
@@ -883,6 +895,48 @@ class BatchHandle(NoSequence, Generic[T, X]):
                     batch.prune(index, attempt)
         """
         PORTAL.call(self._aio.prune, index, attempt)
+
+    def scale(self, workers: int) -> int:
+        """Change how many workers the batch has, and so how many items run at once.
+
+        Any process can do this, while the batch runs or before `retry_failed`. More workers start
+        as soon as the platform has room. Of fewer ones, those that wait leave first; a worker that
+        runs an item ends it, and then leaves. No item is interrupted. The number replaces
+        ``max_concurrent``, also for items that are retried later.
+
+        Args:
+            workers: How many workers, at least 1.
+
+        Returns:
+            How many of them can run at once: at most one for each item and for each place of this
+            machine.
+
+        Raises:
+            ConfigurationError: *workers* isn't an int of at least 1, or the batch has no workers.
+            NotFound: The batch was cleaned up.
+            BackendError: The store or the platform does not answer.
+
+        Example::
+
+            batch.scale(8)
+        """
+        return PORTAL.call(self._aio.scale, workers)
+
+    def workers(self) -> list[Worker]:
+        """Return the workers that wait or run now, in the order of their numbers.
+
+        Empty if the batch has ended, or if each of its attempts is a job of its own.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+            BackendError: The store or the platform does not answer.
+
+        Example::
+
+            for worker in batch.workers():
+                print(worker.number, worker.state, worker.item, worker.done)
+        """
+        return PORTAL.call(self._aio.workers)
 
     def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``with`` block.

@@ -122,6 +122,7 @@ _RULES = {
         (_ID, "group_id job_id submission"),
         (_int_rule(), "index"),
         (_int_rule(0), "n retries"),
+        (_int_rule(1), "workers"),
         (_or_none(_int_rule(0)), "limit"),
         (_or_none(_int_rule(1)), "attempt max_concurrent trials window"),
         (_DURATION, "poll_interval"),

@@ -74,6 +74,9 @@ def main() -> int:
     """Carry out the order in the descriptor of ``KINETIC_ORDER_FD``, or else the pod's order."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    packages = os.environ.pop("KINETIC_RUNNER_PACKAGES", "")
+    if packages:  # `pod.bootstrap` has installed them; what the image has comes first
+        sys.path.append(packages)
     load_runner(folder)
     if "KINETIC_ORDER_FD" not in os.environ:
         return run_in_pod()
@@ -115,12 +118,13 @@ REPORT_EXIT_S = 0.1
 """If the exit takes longer (seconds), the job tells the supervisor that its function returned."""
 
 
-def exit_process(code: int) -> NoReturn:
+def exit_process(code: int, report: Callable[[], object] | None = None) -> NoReturn:
     """Exit as an interpreter does, but don't wait for the user's threads.
 
     Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
     of `atexit` run. If they take longer than `REPORT_EXIT_S` seconds, this process tells the
-    supervisor that the job has ended, so that the client doesn't wait for them. After
+    supervisor (or with *report*, its worker) that the job has ended, so that the client doesn't
+    wait for them. After
     `EXIT_LIMIT_S` seconds the process exits without the remaining callbacks, and the supervisor
     kills the other processes of the job.
     """
@@ -130,7 +134,7 @@ def exit_process(code: int) -> NoReturn:
             import _thread  # `threading` would copy more of the parent's memory pages
 
             try:  # noqa: SIM105 - `suppress` would touch more of the memory
-                _thread.start_new_thread(_limit_exit, (code, os.getpid()))
+                _thread.start_new_thread(_limit_exit, (code, os.getpid(), report))
             except (RuntimeError, MemoryError):  # no thread is available: don't limit the exit
                 pass
         for callback in reversed(callbacks):
@@ -189,12 +193,14 @@ def _has_exitfuncs() -> bool:
     return _count_exitfuncs() > (len(handlers) == 1)
 
 
-def _limit_exit(code: int, job_pid: int) -> None:
+def _limit_exit(code: int, job_pid: int, report: Callable[[], object] | None) -> None:
     """Report an exit that takes long, and end the process after `EXIT_LIMIT_S` seconds."""
     time.sleep(REPORT_EXIT_S)
     if os.getpid() == job_pid:
-        try:  # noqa: SIM105 - `suppress` would touch more of the memory
-            importlib.import_module("kinetic_runner.job.processes").report_exit()
+        try:
+            if report is None:
+                report = importlib.import_module("kinetic_runner.job.processes").report_exit
+            report()
         except Exception:  # the supervisor notices later that the process has ended
             pass
     time.sleep(EXIT_LIMIT_S - REPORT_EXIT_S)

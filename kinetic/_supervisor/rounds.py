@@ -83,8 +83,13 @@ class Rounds:
 
     def scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> Iterator[Start]:
         """Begin a round, or add workers to one; fewer workers than it has change nothing."""
-        found = self._rounds.setdefault(header.name, Round(header, body, number, self._job))
-        while not found.over and len(found.ranks) < workers:
+        self._rounds.setdefault(header.name, Round(header, body, number, self._job))
+        yield from self.grow(header.name, workers)
+
+    def grow(self, name: str, workers: int) -> Iterator[Start]:
+        """Add workers to a round, unless it is over or unknown; see `scale`."""
+        found = self._rounds.get(name)
+        while found is not None and not found.over and len(found.ranks) < workers:
             found.ranks.append(_Rank())
             yield found.start(len(found.ranks) - 1)
 

@@ -93,6 +93,7 @@ class Server:
         delete: Callable[[Job], None],
         remove_logs: Callable[[Collection[str], str], None],
         scale: Callable[[JobHeader, bytes, int, int], int],
+        grow: Callable[[str, int], int],
         end_rounds: Callable[[Collection[str], Mapping[str, str] | None], None],
         pause: Callable[[Job], None],
     ) -> None:
@@ -102,6 +103,7 @@ class Server:
         self._delete = delete
         self._remove_logs = remove_logs
         self._scale = scale
+        self._grow = grow
         self._end_rounds = end_rounds
         self._pause = pause
         self._end_waiters: dict[str, list[tuple[Connection, int]]] = {}
@@ -197,6 +199,15 @@ class Server:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
+    def _on_grow(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Add workers to a round that was begun."""
+        reply: dict[str, Any] = {"id": header["id"], "workers": 0}
+        try:
+            reply["workers"] = self._grow(header["name"], header["workers"])
+        except (ShuttingDown, OSError) as exc:
+            reply |= _refusal(exc)
+        self._reply(connection, reply)
+
     def _on_worker(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Note that the connection is that of a worker's process; send no answer."""
         connection.worker = worker = self._table.running(header["executor"])
@@ -254,6 +265,7 @@ class Server:
         "leaving": _on_leaving,
         "watch": _on_watch,
         "scale": _on_scale,
+        "grow": _on_grow,
         "worker": _on_worker,
         "idle": _on_idle,
         "item": _on_item,

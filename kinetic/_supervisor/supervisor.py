@@ -161,7 +161,7 @@ class Supervisor:
         self._delayed: list[tuple[float, rounds.Start]] = []  # replacements of workers
         self._server = Server(
             *(table, self._launch, self._delete, self._remove_logs),
-            *(self._scale, self._end_rounds, table.pause),
+            *(self._scale, self._grow, self._end_rounds, table.pause),
         )
         self._sweeper = Sweeper(paths.trash, paths.spares)
         self._parents = Parents(paths, environ, self._sweeper)
@@ -269,11 +269,18 @@ class Supervisor:
 
     def _scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> int:
         """Begin a round of workers, or add workers to it; return how many it has."""
+        return self._start_workers(header.name, self._rounds.scale(header, body, number, workers))
+
+    def _grow(self, name: str, workers: int) -> int:
+        """Add workers to a round that was begun; return how many it has."""
+        return self._start_workers(name, self._rounds.grow(name, workers))
+
+    def _start_workers(self, name: str, starts: Iterable[rounds.Start]) -> int:
         if self._ending:
             raise ShuttingDown
-        for start in self._rounds.scale(header, body, number, workers):
+        for start in starts:
             self._launch(start.header, start.body, 0)
-        return self._rounds.count(header.name)
+        return self._rounds.count(name)
 
     def _end_rounds(self, names: Collection[str], labels: Mapping[str, str] | None) -> None:
         ended = self._rounds.delete(names, labels).names

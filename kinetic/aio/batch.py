@@ -40,6 +40,7 @@ from kinetic.options import check, check_indices
 from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
+from kinetic.worker import Worker
 
 __all__ = ["BatchHandle"]
 
@@ -277,8 +278,12 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def sealed(self) -> bool:
-        """Whether the batch takes no more inputs, as far as this process has read the store."""
-        return self._batch.sealed
+        """Whether the batch takes no more inputs, as far as this process has read the store.
+
+        If it was stopped, their end may not be stored.
+        """
+        submission = self._batch.submission
+        return self._batch.inputs.total is not None or submission.requests.all_stopped
 
     async def input(self, index: int) -> X:
         """Return the input of one item: your own object, or one rebuilt from the store.
@@ -474,8 +479,13 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """The most jobs that may be unfinished at once; None means no limit."""
-        limit = self._batch.manifest["terms"].get("max_concurrent")
+        """The most jobs that may be unfinished at once; None means no limit.
+
+        `scale` changes it.
+        """
+        limit = self._batch.submission.requests.workers
+        if limit is None:
+            limit = self._batch.manifest["terms"].get("max_concurrent")
         return int(limit) if limit is not None else None
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
@@ -890,6 +900,56 @@ class BatchHandle(NoSequence, Generic[T, X]):
             await self._here().seal()
         self._detached = True
 
+    # --- workers ---
+
+    async def scale(self, workers: int) -> int:
+        """Change how many workers the batch has, and so how many items run at once.
+
+        Any process can do this, while the batch runs or before `retry_failed`. More workers start
+        as soon as the platform has room. Of fewer ones, those that wait leave first; a worker that
+        runs an item ends it, and then leaves. No item is interrupted. The number replaces
+        ``max_concurrent``, also for items that are retried later.
+
+        Args:
+            workers: How many workers, at least 1. ``Client(max_concurrent=)`` limits how many
+                more this client asks for; a warning then says how many the batch gets.
+
+        Returns:
+            How many of them can run at once: at most one for each item and for each place of this
+            machine.
+
+        Raises:
+            ConfigurationError: *workers* isn't an int of at least 1, or the batch has no workers.
+            NotFound: The batch was cleaned up.
+            BackendError: The store or the platform does not answer.
+
+        Cancelled: the number may be stored; then workers that start later follow it.
+
+        Example::
+
+            await batch.scale(8)
+        """
+        check(workers=workers)
+        self._here().submission.refuse_removed()
+        return await self._here().scale(workers)
+
+    async def workers(self) -> list[Worker]:
+        """Return the workers that wait or run now, in the order of their numbers.
+
+        Empty if the batch has ended, or if each of its attempts is a job of its own.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+            BackendError: The store or the platform does not answer.
+
+        Example::
+
+            for worker in await batch.workers():
+                print(worker.number, worker.state, worker.item, worker.done)
+        """
+        self._here().submission.refuse_removed()
+        return await self._here().workers()
+
     # --- continuing ---
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
@@ -940,6 +1000,12 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self._detached = False
         return self
 
+    async def resume_alone(self, inputs: AsyncIterable[Any] | None) -> None:
+        """Do as `resume`, but raise `Conflict` even if workers have all inputs; internal."""
+        self._here().submission.refuse_removed()
+        await self._here().take_over(inputs=inputs, alone=True)
+        self._detached = False
+
     async def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
         """Stop and remove the batch; output directories stay.
 
@@ -965,7 +1031,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             return 0
         batch.coordinator.window.lift()
         pump = batch.coordinator.pump
-        is_cut_off = not (pump.has_known_length or pump.finished)
+        is_cut_off = pump.has_iterator and not pump.finished
         await batch.seal()
         if is_cut_off and batch.stored:
             logging.warning(

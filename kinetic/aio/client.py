@@ -565,9 +565,9 @@ class Client:
 
         In the store, kinetic removes code, functions, requirements, and `Data` that nothing refers
         to and nothing has used for a day. It also removes the remains of batches whose process
-        died, and build contexts from the bucket of builds. A job refers to its content until it
-        ends, a batch until `results` or `cleanup`. To remove a job's or batch's own
-        objects, call ``cleanup(gcs=True)`` on it.
+        died, the names of sweeps whose batches are gone, and build contexts from the bucket of
+        builds. A job refers to its content until it ends, a batch until `results` or `cleanup`. To
+        remove a job's or batch's own objects, call ``cleanup(gcs=True)`` on it.
 
         The caches are the archives of projects, and the unpacked projects and `Data`, in
         ``KINETIC_HOME/cache``. KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB limit them, and a

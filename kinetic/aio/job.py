@@ -866,6 +866,22 @@ class JobHandle(JobRecord, Generic[T]):
 
         return await engine.debugging.until_ready(ref, self.job_id, worker, ended_error, timeout)
 
+    async def worker(self) -> str | None:
+        """Return the name of the worker that has the item's last attempt, as `Worker.name`.
+
+        None if no worker has taken the item, or if each attempt is a job of its own, as on a
+        cluster.
+
+        Raises:
+            NotFound: The job was cleaned up, or `results` has removed what is known of it.
+        """
+        ref = await self._look()
+        attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
+        if not attempts:
+            await ref.submission.refuse_collected()
+        claimants = [it.worker for _, it in sorted(attempts.items()) if it.worker]
+        return engine.workers.name_of(claimants[-1]) if claimants else None
+
     @property
     def output_dir(self) -> str:
         """The job's value of ``KINETIC_OUTPUT_DIR``; empty before the handle's first request."""

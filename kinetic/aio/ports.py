@@ -173,13 +173,17 @@ class Image:
     """Where a job's interpreter comes from.
 
     ``uri`` names a container image, or is empty for a process of this machine; ``command`` starts
-    the interpreter. ``requirements`` is an object of the store: a requirements file that the job
-    installs first. ``user`` is the unprivileged user ID that the image is made for; None: unknown.
+    the interpreter, and may need the variables in ``environment``. ``requirements`` is an object of
+    the store: a requirements file that the job installs first. ``runner`` names the object with the
+    runner, for an image that may lack it. ``user`` is the unprivileged user ID that the image is
+    made for; None: unknown.
     """
 
     uri: str
     command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, hash=False)
     requirements: Input | None = None
+    runner: str = ""
     user: int | None = None
 
 
@@ -381,6 +385,20 @@ class Workers(Protocol):
 
         Raises:
             LaunchError: The platform refused the workers.
+        """
+        ...
+
+    async def grow(self, name: str, workers: int) -> int:
+        """Start more workers of a round that has some; fewer than there are change nothing.
+
+        Unlike `scale`, this needs no captured variables, so any process can do it.
+
+        Args:
+            name: The name of the round.
+            workers: How many there are to be.
+
+        Returns:
+            How many run, or will run. 0: the round is over, or was never begun here.
         """
         ...
 

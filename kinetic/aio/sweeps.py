@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -59,6 +59,8 @@ __all__ = ["OnFailure", "Sweep", "start"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_Begin: TypeAlias = Callable[[], Awaitable["BatchHandle[Any, Any]"]]
 
 OnFailure: TypeAlias = Literal["tell", "retry", "ignore"]
 """What a sweep does with a failed trial."""
@@ -136,7 +138,7 @@ class Sweep:
         self._wanted = math.inf if trials is None else trials
         self._on_failure: OnFailure = on_failure
         self._metric = metric
-        self._limit = math.inf if limit is None else limit
+        self._first_limit = limit
         # The optimizer's methods run in this thread only, one after the other.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kinetic sweep")
         self._asked: dict[int, Proposal] = {}
@@ -156,6 +158,8 @@ class Sweep:
         self._best: Trial | None = None
         self._first = 0
         """The number of the batch's first trial; other trials are in earlier batches."""
+        self._ready: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """The inputs that are proposed, and that the batch hasn't taken yet."""
         self._cancelled = 0
         self._stopped = self._rebuilt = False
         self._error: Exception | None = None
@@ -314,9 +318,10 @@ class Sweep:
             try:
                 proposed = self._ask_one()
             except Exception as exc:
-                of_the_caller(exc)
-                name = f"trial {number + len(asked)}"
-                exc.add_note(f"the optimizer raised this when kinetic asked it for {name}")
+                if exc is not self._ask_error:
+                    of_the_caller(exc)
+                    name = f"trial {number + len(asked)}"
+                    exc.add_note(f"the optimizer raised this when kinetic asked it for {name}")
                 if not asked:
                     raise
                 self._ask_error = exc
@@ -343,7 +348,12 @@ class Sweep:
         for _ in range(label["skipped"]):
             if (skipped := self._optimizer.ask()) is not None:
                 self._optimizer.tell(skipped.number, State.CANCELLED)
-        proposal = self._optimizer.adopt(params, label["memo"])
+        try:
+            proposal = self._optimizer.adopt(params, label["memo"])
+        except Exception as exc:
+            of_the_caller(exc)
+            exc.add_note(f"the optimizer raised this when it was to adopt trial {number}")
+            raise
         if proposal is not None and label["memo"] is None and proposal.params != params:
             self._optimizer.tell(proposal.number, State.CANCELLED)
             proposal = None
@@ -364,6 +374,11 @@ class Sweep:
         self._open_params -= Counter([_key_of(proposal.params)])
         self._optimizer.tell(proposal.number, result)
 
+    async def abandon(self) -> None:
+        """Tell the optimizer that what `is_over` has asked it for won't run; internal."""
+        for label, _ in self._ready:
+            await self._call(self._tell, label["trial"], State.CANCELLED)
+
     def _tell_cancelled(self) -> None:
         """Tell the optimizer that no open trial will have a value."""
         for number in [*self._asked]:
@@ -377,7 +392,9 @@ class Sweep:
         try:
             while not self._rebuilt and self._error is None:
                 await self._until_change()
-            while not self._stopped and self.is_short:
+            while self._ready:
+                yield self._ready.pop(0)
+            while not self._stopped and self._is_short:
                 changed = self._changed
                 if self._open_count < self._limit:
                     if self._limit - self._open_count < self._limit / FEW:
@@ -394,13 +411,29 @@ class Sweep:
             self._fail(exc)
         while self._error is not None:
             if not self._open_count or self._following is None or self._following.done():
-                raise self._error  # so that the batch has no end, and can be resumed
+                # So that the batch has no end, and can be resumed.
+                raise SweepError(f"no more trials are proposed: {self._error!r}") from self._error
             await self._until_change()
 
+    async def is_over(self) -> bool:
+        """Return whether there is nothing to propose, while no trial is open; internal.
+
+        The next `proposals` begin with what the optimizer has proposed for the answer.
+        """
+        if self._is_short and not self._ready:
+            self._ready = await self._propose()
+        return not self._ready
+
     @property
-    def is_short(self) -> bool:
-        """Whether more trials are wanted than were proposed; internal."""
+    def _is_short(self) -> bool:
+        """Whether more trials are wanted than were proposed."""
         return len(self._trials) - self._cancelled < self._wanted
+
+    @property
+    def _limit(self) -> float:
+        """How many trials may be open at once."""
+        limit = self._first_limit if self._following is None else self.batch.max_concurrent
+        return math.inf if limit is None else limit
 
     @property
     def _open_count(self) -> int:
@@ -428,16 +461,23 @@ class Sweep:
 
     # --- following ---
 
-    async def follow(self, batch: BatchHandle[Any, Any], *, rebuild: bool) -> None:
+    async def follow(
+        self,
+        batch: BatchHandle[Any, Any],
+        *,
+        rebuild: bool = False,
+        begin_next: _Begin | None = None,
+    ) -> None:
         """Follow the batch that runs the trials; *rebuild* its trials first; internal.
+
+        If that batch takes no more inputs, *begin_next* begins another one for the missing trials.
 
         Raises:
             ConfigurationError: The optimizer can't propose one of these trials.
         """
-        self.batch, self._first = batch, len(self._trials)
-        self._limit = math.inf if batch.max_concurrent is None else batch.max_concurrent
+        self._take(batch)
         self._following = asyncio.create_task(
-            self._follow(rebuild), name=f"kinetic sweep {batch.group_id}"
+            self._follow(rebuild, begin_next), name=f"kinetic sweep {batch.group_id}"
         )
         self._following.add_done_callback(self._notify)
         while not (self._rebuilt or self._following.done()):
@@ -445,12 +485,29 @@ class Sweep:
         if not self._rebuilt and self._error is not None:
             raise self._error
 
-    async def _follow(self, rebuild: bool) -> None:
+    def _take(self, batch: BatchHandle[Any, Any]) -> None:
+        self.batch, self._first = batch, len(self._trials) - len(self._ready)
+
+    async def _follow(self, rebuild: bool, begin_next: _Begin | None) -> None:
+        try:
+            await self._follow_batch(rebuild)
+            if begin_next is not None and not self._stopped and not await self.is_over():
+                self._rebuilt = False  # nothing runs before the batch's ID is stored
+                self._take(await begin_next())
+                await self._follow_batch(rebuild=False)
+        except Exception as exc:
+            self._fail(exc)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _follow_batch(self, rebuild: bool) -> None:
         reports: asyncio.Task[None] | None = None
         try:
             async with contextlib.aclosing(self.batch.outcomes()) as outcomes:
                 if rebuild:
                     await self._rebuild(self.batch, outcomes)
+                if isinstance(self._optimizer, StudyOptimizer):
+                    await self._call(self._optimizer.end_unknown)
                 self._rebuilt = True
                 self._notify()
                 if _prunes(self._optimizer):
@@ -467,7 +524,6 @@ class Sweep:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
-            self._thread.shutdown(wait=False)
 
     async def _follow_reports(self) -> None:
         """Pass on what the jobs report, and prune the trials that the optimizer wants to end."""
@@ -522,7 +578,14 @@ class Sweep:
         """Ask and tell the optimizer what the batch's inputs say, in the same order."""
         arrived: dict[int, Completion[Any, Any]] = {}
         for index in range(batch.stored):
-            label, params = await batch.input(index)
+            try:
+                label, params = await batch.input(index)
+            except NotFound as exc:
+                raise NotFound(
+                    f"trial {len(self._trials)} can't be read, because results() or cleanup() has "
+                    f"removed the inputs of {batch.group_id}: clean it up to begin the sweep anew, "
+                    "or give the new sweep another name"
+                ) from exc
             for number in label["told"]:
                 while number not in arrived and number >= self._first:
                     completion = await anext(outcomes)
@@ -767,8 +830,7 @@ async def start(
         limit=settings.max_concurrent,
     )
     if name is None:
-        batch = await client.run_async_map(function, sweep.proposals(), **options)
-        await sweep.follow(batch, rebuild=False)
+        await sweep.follow(await client.run_async_map(function, sweep.proposals(), **options))
         return sweep
     store = await client.store_of(function, settings.project, settings.cluster)
     record = await _Record.read(store, name)
@@ -785,13 +847,8 @@ async def start(
             f"the sweep {name!r} was begun to {record.direction} its value, and the optimizer is "
             f"to {checked.direction} it: continue the sweep with the direction of its begin"
         )
-    current = batches.pop() if batches and not batches[-1].finished else None
-    for batch in batches:
-        await sweep.read(batch)
-    if current is not None:
-        await current.resume(inputs=None if current.sealed else sweep.proposals())
-        await sweep.follow(current, rebuild=True)
-    elif sweep.is_short:
+
+    async def begin() -> BatchHandle[Any, Any]:
         batch = await client.run_async_map(function, sweep.proposals(), **options)
         try:
             ids = [earlier.group_id for earlier in (*batches, batch)]
@@ -800,7 +857,22 @@ async def start(
         except BaseException:
             await release(batch.cleanup(), operation=f"removing {batch.group_id}")
             raise
-        await sweep.follow(batch, rebuild=False)
+        return batch
+
+    current = batches[-1] if batches and not batches[-1].finished else None
+    try:
+        for batch in batches:
+            if batch is not current:
+                await sweep.read(batch)
+        if current is not None:
+            takes_inputs = not current.sealed
+            await current.resume_alone(sweep.proposals() if takes_inputs else None)
+            await sweep.follow(current, rebuild=True, begin_next=None if takes_inputs else begin)
+        elif not batches or not await sweep.is_over():
+            await sweep.follow(await begin())
+    except BaseException:
+        await release(sweep.abandon(), operation=f"ending the proposals of {name!r}")
+        raise
     return sweep
 
 

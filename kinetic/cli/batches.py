@@ -44,8 +44,9 @@ MAX_BATCH_READS = 8
 
 COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
 ITEM_COLUMNS = ("job_id", "status", "age", "waited", "ran", "reason")
+WORKER_COLUMNS = ("worker", "round", "state", "item", "done", "reason")
 
-JSON_ONLY_FIELDS = ("each", "counts", "estimate")
+JSON_ONLY_FIELDS = ("each", "counts", "estimate", "workers")
 """Fields of a batch that only JSON shows."""
 
 
@@ -137,6 +138,7 @@ def _parse_tags(options: tuple[str, ...]) -> dict[str, str] | None:
 async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) -> None:
     """Show what is known about a batch."""
     fields = await _batch_row(batch)
+    fields["workers"] = [worker.to_dict() for worker in await batch.workers()]
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
         fields["each"] = await read_rows(handles, job_row, MAX_ITEM_READS)
@@ -145,8 +147,38 @@ async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) 
         return
     shown = {name: value for name, value in fields.items() if name not in JSON_ONLY_FIELDS}
     output.fields("batches.status", shown, as_json=False)
+    if fields["workers"]:
+        rows = [
+            {
+                **worker,
+                "worker": str(worker["number"]),
+                "state": "leaving" if worker["leaving"] else worker["state"],
+            }
+            for worker in fields["workers"]
+        ]
+        output.table("batches.workers", WORKER_COLUMNS, rows, as_json=False)
     if fields.get("each"):
         output.table("batches.items", ITEM_COLUMNS, without_log(fields["each"]), as_json=False)
+
+
+@batches.command("scale", short_help="Change how many workers a batch has.")
+@json_option
+@with_batch
+@click.argument("workers", type=click.IntRange(min=1))
+async def _scale(batch: aio.BatchHandle[Any], workers: int, as_json: bool) -> None:
+    """Change how many workers a batch has, and so how many items run at once.
+
+    A worker that has to leave first ends its item. The number also holds for items that run later.
+    """
+    able = await batch.scale(workers)
+    if as_json:
+        shown = [worker.to_dict() for worker in await batch.workers()]
+        fields = {"group_id": batch.group_id, "asked": workers, "able": able, "workers": shown}
+        output.fields("batches.scale", fields, as_json=True)
+        return
+    fewer = f"; {able} of them can run at once" if able < workers else ""
+    count = "1 worker" if workers == 1 else f"{workers:,} workers"
+    output.note(f"{batch.group_id} has {count} from now on{fewer}")
 
 
 @batches.command("watch", short_help="Show a batch's progress until the batch ends.")

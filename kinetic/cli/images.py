@@ -41,6 +41,11 @@ CATEGORIES = ("cpu", "gpu", "tpu")
     help="Build only this category. Repeatable. Default: all.",
 )
 @click.option(
+    "--flavor",
+    type=click.Choice(("jax", "plain")),
+    help="plain: without JAX and Keras, in the folder plain of the repository. Default: jax.",
+)
+@click.option(
     "--tag", metavar="TEXT", help="Tag of the images. Default: kinetic's version, which jobs use."
 )
 @click.option(
@@ -62,6 +67,7 @@ def build_image(
     options: TargetOptions,
     repo: str | None,
     categories: tuple[str, ...],
+    flavor: str | None,
     tag: str | None,
     dockerfile: Path | None,
     prints: bool,
@@ -87,7 +93,7 @@ def build_image(
     except UnicodeDecodeError as exc:
         raise click.UsageError(f"{dockerfile} is not a Dockerfile: {exc}") from exc
     plans = [
-        base_image(category, repository or "images", tag=tag, dockerfile=text)
+        base_image(category, repository or "images", flavor=flavor, tag=tag, dockerfile=text)
         for category in dict.fromkeys(categories or CATEGORIES)
     ]
     if prints:
@@ -106,7 +112,8 @@ def build_image(
     if failures:
         raise next(iter(failures.values()))
     if not dry_run:
-        output.note(f"to use the images, set KINETIC_BASE_IMAGE_REPO={repository}")
+        used = plans[0].image.rpartition("/")[0]
+        output.note(f"to use the images, set KINETIC_BASE_IMAGE_REPO={used}")
 
 
 def _update_credentials(target: Target) -> None:

@@ -110,6 +110,7 @@ def _status(as_json: bool) -> None:
     fields: dict[str, Any] = {"home": str(home), "running": supervisor is not None}
     if supervisor is not None:
         fields |= {"pid": supervisor.pid, "log": supervisor.log, "jobs": dict(supervisor.jobs)}
+        fields["workers"] = dict(supervisor.workers)
     for folder, content in _collector.sizes(home, os.environ).items():
         if as_json:
             fields.setdefault("folders", {})[folder] = {

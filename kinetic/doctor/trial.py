@@ -42,7 +42,7 @@ async def _run_job(target: Target, container_image: str | None) -> Finding:
     if target.backend != "local" and target.project is None and not container_image:
         return failed(
             "without a project, kinetic can't build an image",
-            "kinetic doctor --run --image NAME; the image must contain kinetic's runner",
+            "kinetic doctor --run --image python:3.12-slim, with the minor version of your Python",
         )
     function = run(
         accelerator="cpu",

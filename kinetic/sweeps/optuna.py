@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -47,17 +47,14 @@ class StudyOptimizer:
         self._space = space
         self._states = importlib.import_module("optuna.trial").TrialState
         self._open: dict[int, Any] = {}
+        self._known_steps: dict[int, Collection[int]] = {}
+        """Open trial → the steps that an earlier process has reported to the study's storage."""
         self._over = False
         self._sweep = sweep
-        self._has_adopted = False
 
     def ask(self) -> Proposal | None:
         """Implement `Optimizer`."""
-        if self._over:
-            return None
-        if self._has_adopted:
-            self._end_unknown()
-        return self._ask()
+        return None if self._over else self._ask()
 
     def _ask(self) -> Proposal:
         if self._sweep is not None and not self._study.get_trials(False, (self._states.WAITING,)):
@@ -88,6 +85,7 @@ class StudyOptimizer:
     def tell(self, number: int, result: float | State) -> None:
         """Implement `Optimizer`."""
         trial = self._open.pop(number)
+        self._known_steps.pop(number, None)
         if trial is None:  # the study's storage has kept the result
             return
         try:
@@ -109,7 +107,8 @@ class StudyOptimizer:
         trial = self._open.get(number)
         if trial is None:
             return False
-        trial.report(value, step)
+        if step not in self._known_steps.get(number, ()):
+            trial.report(value, step)
         return bool(trial.should_prune())
 
     def adopt(self, params: Mapping[str, Any], memo: Any) -> Proposal | None:
@@ -119,13 +118,13 @@ class StudyOptimizer:
         trial nevertheless gets the parameters of the earlier one, as the sampler may have no seed.
         """
         number, suggested = memo["number"], memo["suggested"]
-        self._has_adopted = self._sweep is not None
         known = self._study.get_trials(deepcopy=False)
         if number < len(known) and known[number].params == suggested:
             # The study's storage has outlived the process, so the study has the trial already.
             self._advance(known[number])
             is_open = not known[number].state.is_finished()
             trial_id = known[number]._trial_id
+            self._known_steps[number] = {*known[number].intermediate_values}
             self._open[number] = (
                 importlib.import_module("optuna").Trial(self._study, trial_id) if is_open else None
             )
@@ -143,9 +142,13 @@ class StudyOptimizer:
             with suppress(Exception):  # not every sampler samples single parameters
                 self._study.sampler.sample_independent(self._study, trial, name, distribution)
 
-    def _end_unknown(self) -> None:
-        """End the trials that an earlier process has asked for, and then not started."""
-        self._has_adopted = False
+    def end_unknown(self) -> None:
+        """End the trials that an earlier process has asked for, and then not started.
+
+        Call it only while no other process runs the sweep of this name.
+        """
+        if self._sweep is None:
+            return
         for trial in self._study.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
             if trial.user_attrs.get("kinetic") == self._sweep and trial.number not in self._open:
                 self._study.tell(trial.number, state=self._states.FAIL)

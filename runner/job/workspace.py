@@ -318,7 +318,10 @@ class JobPlace:
     def install_advice(self, library: str) -> str:
         """Return the steps that make *library* available to the job."""
         if self.exclusive:
-            return f"add {library} to the dependencies in pyproject.toml or requirements.txt"
+            return (
+                f"add {library} to the dependencies in pyproject.toml or requirements.txt, or to "
+                "your own image (container_image=)"
+            )
         return f"install {library} for {sys.executable}, which runs local jobs"
 
 

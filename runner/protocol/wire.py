@@ -756,7 +756,7 @@ def attempts_of(
         attempt = item_attempts.get(int(match[2]), Attempt())
         if match[3] == "claim":
             executor, worker = metadata.get("executor", ""), metadata.get("worker", "")
-            attempt = Attempt(executor, attempt.outcome, _claim_time(metadata), worker)
+            attempt = Attempt(executor, attempt.outcome, claim_time(metadata), worker)
         else:
             try:
                 outcome = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
@@ -767,7 +767,8 @@ def attempts_of(
     return found
 
 
-def _claim_time(metadata: Mapping[str, str]) -> float | None:
+def claim_time(metadata: Mapping[str, str]) -> float | None:
+    """Return when an attempt was claimed; see `Attempt.claimed`."""
     try:
         seconds = float(metadata["at"])
     except (LookupError, ValueError, TypeError):

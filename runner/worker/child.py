@@ -149,7 +149,8 @@ class ItemChild:
         if has_result and remote_runner.exits_at_once():
             remote_runner.flush()
             self._report(DONE)  # the I/O process goes on while the kernel ends this process
-        remote_runner.exit_process(code)
+        report = (lambda: self._report(DONE)) if has_result else _report_nothing
+        remote_runner.exit_process(code, report)
 
     def _list_imports(self) -> Sequence[imports.Candidate]:
         return [] if self._recorder is None else self._recorder.candidates()
@@ -185,3 +186,7 @@ class ItemChild:
         """Clean up what ``init`` has made, and end the event loop."""
         if self._session is not None:
             self._session.close()
+
+
+def _report_nothing() -> None:
+    """Report no slow exit: the worker reads the result when the process has ended."""

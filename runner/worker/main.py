@@ -254,6 +254,8 @@ class Worker:
             code: int = end.value
             return code
         finally:
+            if not self._terminating:
+                self._await_end()
             self._retire_interpreter()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)
@@ -426,17 +428,22 @@ class Worker:
 
     # --- waiting ---
 
-    def _ready(self, operation: pull.Ready) -> None:
-        """Let other submissions have the slots for a while, if the platform asks for them."""
+    def _ready(self, operation: pull.Ready) -> bool:
+        """Let other submissions have the slots for a while, if the platform asks for them.
+
+        Return whether the platform has told meanwhile that the store may have changed.
+        """
         channel = self._channel
         if channel is None:
-            return
+            return False
         if channel.asked_back:
             self._await_end()
             self._retire_interpreter()
             channel.give_back()
         while not channel.has_slots and not self._terminating:
             self._poll(None)
+        changed, self._changed = self._changed, False
+        return changed
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
         if (not_started := self._not_started) is not None:
@@ -489,8 +496,8 @@ class Worker:
         return end
 
     def _await_end(self) -> None:
-        """Wait until no process of the last item is left."""
-        while self._leaving is not None:
+        """Wait until no process of the last item is left, or this worker must end."""
+        while self._leaving is not None and not self._terminating:
             self._leaving.act()
             self._poll(min(EXIT_S, self._leaving.next_at - time.monotonic()))
 

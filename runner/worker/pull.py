@@ -99,7 +99,10 @@ class Fetch(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The worker has work. The platform may let it wait for its turn. There is no answer."""
+    """The worker has work. The platform may let it wait for its turn.
+
+    The answer says whether the store may have changed.
+    """
 
 
 class Start(NamedTuple):
@@ -231,7 +234,8 @@ class Pull:
             if index is not None:
                 pause, next_pass = PASS_S, self._clock()
                 self._surplus_since = None
-                yield Ready()
+                if (yield Ready()):  # as a request to leave, which came with the end of an item
+                    yield from self._read_requests()
                 if self._may_take(index):  # the wait may have been long
                     yield from self._run(index)
             elif self._clock() >= next_pass:
@@ -541,11 +545,12 @@ class Pull:
         if dead or self._candidates:
             self._surplus_since = None
             return True
-        if not duties:
+        shall_leave = self._shall_leave()
+        if not duties and (self.items.total is not None or not shall_leave):
             yield from self._finish()
         elif self._is_surplus(duties):
             since = self._surplus_since = self._surplus_since or self._clock()
-            if self._clock() - since >= SURPLUS_S:
+            if shall_leave or self._clock() - since >= SURPLUS_S:
                 raise Leave(EXIT_SURPLUS)
         else:
             self._surplus_since = None
@@ -572,9 +577,9 @@ class Pull:
 
     def _is_surplus(self, duties: Mapping[int, Duty]) -> bool:
         """Return whether others are responsible for all that is open."""
-        if self.items.total is None:
-            return False  # an input may come that is nobody's
         fresh_is_others = self._shall_leave()
+        if self.items.total is None and not fresh_is_others:
+            return False  # an input may come that is nobody's
         return all(
             it is Duty.OTHERS or (it is Duty.FRESH and fresh_is_others) for it in duties.values()
         )

@@ -23,6 +23,7 @@ from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object, Store
+from kinetic.sweeps import Choice, GridSearch
 from kinetic.testing import MemoryCluster, carry_out, memory_platform
 from tests.gcs.server import GcsServer
 
@@ -196,3 +197,17 @@ async def test_what_a_process_that_died_left_of_a_batch_goes(stores: Stores) -> 
         assert {name.removeprefix(scope) for name in names} == {"manifest", "lease", "collected"}
         assert await stores.names(unknown) == [] and await stores.names(starting) == [starting]
         assert await batch.status_counts() == {"SUCCEEDED": 2}
+
+
+async def test_the_name_of_a_sweep_goes_after_its_last_batch(stores: Stores) -> None:
+    async with aio.Client(platform=stores.platform()) as client:
+        for name in ("kept", "removed"):
+            search = GridSearch({"x": Choice([1, 2])})
+            async with await client.sweep(value, search, trials=None, name=name) as sweep:
+                await sweep.wait()
+        names = await stores.names("sweeps/")
+        assert len(names) == 2 and "store/sweeps" not in (await client.collect()).freed
+        await sweep.batch.cleanup()
+        assert (await client.collect()).freed["store/sweeps"].files == 1
+        (kept,) = await stores.names("sweeps/")
+        assert b'"kept"' in (await stores.store.get(kept)).body

@@ -21,6 +21,7 @@ from tests import programs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIRST_PAGES = ("README.md", "docs/index.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHECKED = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REASON = re.compile(r"# needs .+, so the tests of this page don't run it\n")
@@ -33,8 +34,7 @@ def blocks() -> Iterator[Any]:
         for block in BLOCK.finditer(text):
             line = text.count("\n", 0, block.start()) + 2
             name = f"{page.relative_to(ROOT).as_posix()}:{line}"
-            tier = () if page.name == "README.md" else pytest.mark.full
-            yield pytest.param(block[1], id=name, marks=tier)
+            yield pytest.param(block[1], id=name, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize("block", [*blocks()])
@@ -91,6 +91,15 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_every_variable_is_documented() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     assert [name for name in configuration.VARIABLES if f"`{name}`" not in page] == []
+
+
+def test_the_first_program_is_the_first_example_and_short() -> None:
+    example = (ROOT / "examples" / "sweep.py").read_text()
+    program = example.partition('"""\n\n')[2]
+    readme, index = ([*BLOCK.findall((ROOT / page).read_text())] for page in FIRST_PAGES)
+    assert readme[0] == program and readme[:2] == index[:2]
+    lengths = [sum(bool(line.strip()) for line in block.splitlines()) for block in readme]
+    assert max(lengths) <= 15
 
 
 def test_readme_has_the_commands_that_ci_runs() -> None:

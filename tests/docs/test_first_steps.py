@@ -1,4 +1,4 @@
-"""Whoever types README's commands in order ends with a value; the cluster's part isn't run here."""
+"""Whoever types the commands for a first job on a TPU ends with a value, here and there."""
 
 from __future__ import annotations
 
@@ -7,23 +7,38 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import programs
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+STEPS = re.compile(r"^```\w*\n(git clone [^`]*?tpu-v6e-8\n)```$", re.MULTILINE)
 
 
-def test_the_commands_of_readme_run_its_program(tmp_path: Path, home: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README.partition("## Try it")[0], re.S)
-    (commands,) = re.findall(
-        r"four\ncommands:\n\n```\n(.*?)```|four commands:\n\n```\n(.*?)```", README, re.S
-    )
-    last = "".join(commands).strip().splitlines()[-1].split()
-    (tmp_path / "train.py").write_text(program)
-    at = last.index("--accelerator")
-    here = [*last[1:at], *last[at + 2 :]]  # this machine has no TPU
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = programs.run(sys.executable, "-m", "kinetic", *here, cwd=tmp_path, env=environ)
-    assert (ran.returncode, ran.stdout) == (0, f"{0.9**5!r}\n"), ran.stderr
-    ran = programs.run(sys.executable, "train.py", cwd=tmp_path, env=environ)
-    assert ran.returncode == 0 and ran.stdout.count("->") == 3, ran.stderr
+def steps(page: str) -> str:
+    (found,) = STEPS.findall((ROOT / page).read_text())
+    return found
+
+
+def test_readme_and_the_index_have_the_same_commands() -> None:
+    """test_console.py parses those of the index."""
+    assert steps("README.md") == steps("docs/index.md")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_the_commands_end_with_a_value(tmp_path: Path, home: Path) -> None:
+    """All but the cloud's part: the last command runs here, because this machine has no TPU."""
+    script = steps("README.md")
+    for command, here in (
+        ("git clone URL-OF-THIS-REPOSITORY kinetic\n", f"ln -s {ROOT} kinetic\n"),
+        ("python3 -m venv", f"{sys.executable} -m venv"),
+        ("gcloud auth application-default login\n", ""),
+        (re.findall(r"kinetic up .*\n", script)[0], ""),
+        (" --accelerator tpu-v6e-8", ""),
+    ):
+        assert command in script
+        script = script.replace(command, here)
+    environ = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
+    ran = programs.run("bash", "-euc", script, cwd=tmp_path, env=environ, timeout=280)
+    assert (ran.returncode, ran.stdout) == (0, f"{0.9**5!r}\n" * 2), ran.stderr

@@ -22,7 +22,7 @@ def last_lines(recording: Path) -> list[str]:
     uses = list(root.iter(f"{SVG}use"))
     first = max(n for n, use in enumerate(uses) if texts[use.attrib["href"][1:]].startswith("$ "))
     lines = [texts[use.attrib["href"][1:]] for use in uses[first:]]
-    return [line for line in lines if line.startswith(("$", "best of"))]
+    return [line for line in lines if line.startswith(("$", "best:"))]
 
 
 @pytest.mark.full
@@ -30,7 +30,17 @@ def test_the_recording_shows_what_the_example_prints(tmp_path: Path) -> None:
     recorded = tmp_path / "sweep.svg"
     programs.python("-W", "error", "docs/record_sweep.py", recorded)
     assert last_lines(RECORDING) == last_lines(recorded)
-    assert last_lines(recorded)[-1].startswith("best of 12: accuracy 0.9")
+    assert last_lines(recorded)[-1].startswith("best: {'rate': 0.001")
+
+
+def test_the_first_frame_shows_a_result_and_a_phone_shows_the_letters() -> None:
+    root = ElementTree.fromstring(RECORDING.read_text(encoding="utf-8"))
+    texts = {group.get("id"): "".join(group.itertext()) for group in root.iter(f"{SVG}g")}
+    (film,) = root.findall(f"{SVG}svg")
+    height = int(film.attrib["height"])
+    uses = [(int(use.attrib["y"]), texts[use.attrib["href"][1:]]) for use in film.iter(f"{SVG}use")]
+    assert [text for y, text in uses if y < height and re.match(r"0\.\d+ \{'rate'", text)]
+    assert 14 * 368 / int(root.attrib["width"]) > 11  # 368 pixels: a page on a screen of 400
 
 
 def test_the_recording_is_small_and_needs_no_network() -> None:

@@ -15,12 +15,15 @@ from types import ModuleType
 import pytest
 
 from tests import programs
+from tests.docs import looks
 from tests.docs.prose import PAGES
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site"), pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
+GENERATED = {"genindex.html", "py-modindex.html", "search.html"}
+"""Pages that have no source, so they have no text for a description."""
 NO_NETWORK = "http://127.0.0.1:9"
 
 
@@ -56,22 +59,6 @@ def browser() -> Iterator[Browser]:
         pytest.skip(MISSING)
     with Browser() as browser:
         yield browser
-
-
-def show(browser: Browser, page: Path, query: str = "", *, width: int, dark: bool = False) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.call("Page.navigate", url="about:blank")
-    browser.until("location.href === 'about:blank'")
-    browser.complaints.clear()
-    browser.call("Emulation.setDeviceMetricsOverride", **size)
-    browser.call("Emulation.setEmulatedMedia", media="", features=[scheme])
-    browser.call("Page.navigate", url=page.as_uri() + query)
-    browser.until(f"document.readyState === 'complete' && location.href.includes('{page.name}')")
-
-
-def complaints(browser: Browser) -> list[str]:
-    return [text for text in browser.complaints if not text.startswith("it asked for data:")]
 
 
 def test_every_public_name_has_an_entry(site: Path) -> None:
@@ -115,25 +102,65 @@ def test_the_list_for_language_models_links_to_files_beside_it(site: Path) -> No
     assert [link for link in links if link.startswith("/") or not (site / link).is_file()] == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_pages_fit_the_width_of_a_desktop_and_of_a_phone(
-    site: Path, browser: Browser, width: int, dark: bool
+@pytest.mark.parametrize("theme", looks.THEMES)
+@pytest.mark.parametrize("width", looks.WIDTHS)
+def test_pages_are_readable_on_a_desktop_and_on_a_phone(
+    site: Path, browser: Browser, width: int, theme: str
 ) -> None:
-    backgrounds = set()
+    """Each page once for each width, and once for each theme; pages of each kind for both."""
     skipped = {site / "404.html", *(site / "_downloads").rglob("*")}  # the host's page, examples
-    pages = {*site.rglob("*.html")} - skipped
-    for page in sorted(pages) if not dark else [site / "index.html", site / "api/kinetic.html"]:
-        show(browser, page, width=width, dark=dark)
-        page_width = browser.ask("document.documentElement.scrollWidth")
-        assert page_width <= width, page.name
-        assert complaints(browser) == [], page.name
+    all_pages = {page.relative_to(site).as_posix() for page in {*site.rglob("*.html")} - skipped}
+    pages = all_pages if (width, theme) in ((1280, "light"), (400, "dark")) else {*looks.PAGES}
+    found, backgrounds = {}, set()
+    for page in sorted(pages):
+        looks.show(browser, site / page, width=width, theme=theme)
+        expected = ["no description"] if page in GENERATED else []
+        found[page] = [text for text in looks.findings(browser) if text not in expected]
         backgrounds.add(browser.ask("getComputedStyle(document.body).backgroundColor"))
+    assert {page: findings for page, findings in found.items() if findings} == {}
     (background,) = backgrounds
-    assert (max(map(int, re.findall(r"\d+", background)[:3])) < 128) is dark
+    assert (max(map(int, re.findall(r"\d+", background)[:3])) < 128) is (theme == "dark")
+
+
+def test_figures_follow_the_theme_that_a_reader_chooses(site: Path, browser: Browser) -> None:
+    looks.show(browser, site / "index.html", width=1280)
+    images = "[...document.images].filter((one) => one.checkVisibility()).map((one) => one.src)"
+    for theme, other in (("dark", "light"), ("light", "dark")):
+        browser.ask(f"document.body.dataset.theme = '{theme}'")
+        shown = browser.ask(images)
+        assert [src for src in shown if f"-{other}." in src] == []
+        assert len([src for src in shown if f"-{theme}." in src]) == 3
+
+
+def test_a_page_has_an_icon_and_a_card(site: Path) -> None:
+    head = (site / "index.html").read_text().partition("</head>")[0]
+    for pattern in (
+        r'<link rel="shortcut icon" href="([^"]*)"',
+        r'property="og:image" content="([^"]*)"',
+    ):
+        (file,) = re.findall(pattern, head)
+        assert (site / file).stat().st_size > 100
+
+
+def test_what_makes_a_page_hard_to_read_is_found(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<!doctype html><h1>a</h1><h3 id=x>b</h3><p id=x style='color: #999'>pale</p>"
+        "<img src='none.png'><a href='#'>here</a><a href='#'></a><button></button><input>"
+        "<p style='width: 2000px'>wide</p><script>console.error('an error')</script>"
+    )
+    looks.show(browser, page, width=400)
+    found = "\n".join(looks.findings(browser))
+    for expected in (
+        *("an error", "ERR_FILE_NOT_FOUND", "contrast: 2.85", "no alt text", "image missing"),
+        *("link text says nothing", "link without text", "button without text"),
+        *("field without label", "heading skips a level", "id twice: x", "no language"),
+        *("no title", "no description", "wider than 400"),
+    ):
+        assert expected in found
 
 
 def test_the_search_finds_pages_without_a_server(site: Path, browser: Browser) -> None:
-    show(browser, site / "search.html", "?q=run_async_map", width=1280)
+    looks.show(browser, site / "search.html", "?q=run_async_map", width=1280)
     links = "[...document.querySelectorAll('#search-results li a')].map((one) => one.href)"
     browser.until(f"{links}.some((one) => one.includes('api/kinetic.html'))")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from kinetic.aio.images import bootstrap
 from kinetic.aio.images.current import find_uv
 from kinetic.errors import ConfigurationError
 
@@ -43,3 +45,22 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package(folder, "knsix", "2.0")
     package(folder, "jaxlib", "0.1")
     return folder
+
+
+def repack_runner(folder: Path) -> None:
+    """Write wheels of the packages that a pod installs for the runner to *folder*."""
+    for line in bootstrap.CONSTRAINTS.read_text().splitlines():
+        name = line.partition("==")[0]
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # its marker excludes this platform
+            continue
+        about = found.read_text("WHEEL") or ""
+        tag = about.partition("Tag: ")[2].partition("\n")[0]
+        stem = f"{found.name.replace('-', '_')}-{found.version}"
+        with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
+            for file in found.files or ():
+                path = str(file)
+                if not path.startswith("..") and "__pycache__" not in path:
+                    is_record = path.endswith(".dist-info/RECORD")
+                    archive.writestr(path, "" if is_record else file.read_binary())

@@ -90,5 +90,7 @@ def test_the_folder_of_a_base_image_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "base/app/remote_runner.py").read_bytes() == RUNNER.read_bytes()
     (own,) = (tmp_path / "base/install").iterdir()
     assert own.name in text
+    images.main(["base", "cpu", str(tmp_path / "plain"), "--flavor", "plain"])
+    assert "jax" not in (tmp_path / "plain" / "Dockerfile").read_text()
     with pytest.raises(ConfigurationError, match="cpu, gpu, tpu"):
         images.write_base("npu", tmp_path)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
 from kinetic import __version__
+from kinetic.aio.images import bootstrap
 from kinetic.aio.images.container import COMMAND
 from kinetic.aio.ports import Image
 from kinetic.errors import ConfigurationError
+from kinetic.images import base_image
 from tests.images.conftest import Cloud
 
 
@@ -83,6 +86,59 @@ async def test_without_access_to_the_registry_the_cluster_decides(cloud: Cloud, 
 
 async def test_a_custom_image_is_used_unchanged(cloud: Cloud, request_of, project: Path) -> None:
     (project / "requirements.txt").write_text("-e .\n")  # a custom image ignores it
-    image = await cloud.images().resolve(request_of(mode="ghcr.io/me/mine:1"))
-    assert image == Image(uri="ghcr.io/me/mine:1", command=COMMAND)
+    images, request = cloud.images(), request_of(mode="ghcr.io/me/mine:1")
+    image = await images.resolve(request)
+    name, content = bootstrap.runner_archive()
+    variables = bootstrap.variables(cloud.jobs.url, name, request.python)
+    assert image == Image(
+        uri="ghcr.io/me/mine:1", command=bootstrap.COMMAND, environment=variables, runner=name
+    )
+    assert (await cloud.jobs.get(name, limit=None)).body == content
+    sent = len(cloud.jobs.requests)
+    assert await images.resolve(request) == image and len(cloud.jobs.requests) == sent
     assert not (cloud.registry.asked or cloud.bucket.requests or cloud.builds.calls)
+
+
+@pytest.mark.parametrize(
+    ("image", "certain"),
+    [
+        ("python:3.12-slim", True),
+        ("python", True),
+        ("mirror.gcr.io/library/python:3.12", True),
+        ("ghcr.io/me/mine:1", False),
+        ("me/mine", False),
+    ],
+)
+async def test_an_image_without_the_runner_is_said_once(
+    cloud: Cloud, request_of, caplog: pytest.LogCaptureFixture, image: str, certain: bool
+) -> None:
+    images = cloud.images()
+    with caplog.at_level("INFO", "absl"):
+        for _ in range(2):
+            await images.resolve(request_of(mode=image))
+    (said,) = (one for one in caplog.records if "kinetic's runner" in one.getMessage())
+    assert (said.levelname == "WARNING") == certain
+    assert re.match(f"{image} (may lack|lacks) kinetic's runner", said.getMessage())
+
+
+@pytest.mark.parametrize(
+    "image", ["python:3.13", "python:3.13.1-slim", "docker.io/library/python:3.9-slim"]
+)
+async def test_a_public_image_of_another_python_is_refused(
+    cloud: Cloud, request_of, image: str
+) -> None:
+    instead = f"container_image='{image.partition(':')[0]}:3.12-slim'"
+    with pytest.raises(ConfigurationError, match=instead):
+        await cloud.images().resolve(request_of(mode=image))
+    assert not cloud.jobs.requests
+
+
+async def test_a_plain_base_image_has_no_jax_and_jobs_install_it_if_the_project_lists_it(
+    cloud: Cloud, request_of, project: Path
+) -> None:
+    (project / "requirements.txt").write_text("jax\n")
+    repo = "r.io/me/plain"
+    image = await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo=repo))
+    assert image.uri == f"r.io/me/plain/base-cpu:{__version__}" == base_image("cpu", repo).image
+    assert image.requirements is not None
+    assert (await cloud.jobs.get(image.requirements.name)).body == b"jax\n"

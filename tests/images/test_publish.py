@@ -53,6 +53,21 @@ def test_a_wrong_name_is_refused(category: str, repo: str, message: str) -> None
         base_image(category, repo)
 
 
+def test_plain_images_have_no_jax_and_a_folder_of_their_own() -> None:
+    plain = base_image("tpu", "r.io/me/", flavor="plain")
+    assert plain.image == f"r.io/me/plain/base-tpu:{__version__}"
+    assert "jax" not in plain.dockerfile and "keras" not in plain.dockerfile.lower()
+    assert "cloudpickle" in plain.dockerfile and "libtpu" not in plain.dockerfile
+    assert "nvidia" in base_image("gpu", "r.io/me", flavor="plain").dockerfile
+    again = base_image("tpu", "r.io/me/plain")
+    assert (again.image, again.digest) == (plain.image, plain.digest)
+    assert base_image("cpu", "r.io/complain").image.startswith("r.io/complain/base-cpu:")
+    with pytest.raises(ConfigurationError, match=r"r\.io/me/plain is for images of .* plain"):
+        base_image("tpu", "r.io/me/plain", flavor="jax")
+    with pytest.raises(ConfigurationError, match="no flavor 'torch'; there are jax, plain"):
+        base_image("tpu", "r.io/me", flavor="torch")
+
+
 def test_a_custom_dockerfile_gets_the_same_context() -> None:
     own = base_image("cpu", "r.io/me", tag="7", dockerfile="FROM mine\n")
     assert own.image == "r.io/me/base-cpu:7" and own.dockerfile == "FROM mine\n"
@@ -112,7 +127,13 @@ async def test_the_command_publishes_them_side_by_side(cloud: Cloud, tmp_path: P
     assert cloud.registry.images == {cpu, items["tpu"]["image"]}
 
     code, _, err = await run_kinetic(cloud, tmp_path, *command, "--category", "tpu")
-    assert code == 0 and f"KINETIC_BASE_IMAGE_REPO={repo}" in err
+    assert code == 0 and f"KINETIC_BASE_IMAGE_REPO={repo}\n" in err
+
+    code, _, err = await run_kinetic(
+        cloud, tmp_path, *command, "--category", "cpu", "--flavor", "plain"
+    )
+    assert code == 0 and f"KINETIC_BASE_IMAGE_REPO={repo}/plain\n" in err
+    assert base_image("cpu", repo, flavor="plain").image in cloud.registry.images
 
 
 async def test_a_build_without_a_project_or_with_a_foreign_registry_is_a_usage_error(

@@ -321,6 +321,8 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("no credentials", exited(1, message="no credentials for Cloud Storage here"), Reason.SETUP, FINAL, ("exit code 1", "service account of the pod", "STORAGE_EMULATOR_HOST")),
     ("no identity", exited(1, message="Failed to retrieve http://metadata/ from the Google Compute Engine metadata service. Status: 404"), Reason.SETUP, FINAL, ("Status: 404", "GKE_METADATA")),
     ("no runner in the image", exited(2, message="python3: can't open file '/app/remote_runner.py': [Errno 2] No such file"), Reason.SETUP, FINAL, ("doesn't contain kinetic's runner", "kinetic.images runner")),
+    ("the job cannot be run in its image", exited(42, message="pip says much\nkinetic: this job cannot be run: its image has Python 3.9.1; use another"), Reason.SETUP, FINAL, ("exit code 42: this job cannot be run: its image has Python 3.9.1; use another",)),
+    ("no Python in the image", unstarted('exec: "python3": executable file not found in $PATH: unknown'), Reason.SETUP, BLOCKED, ("no python3 on its PATH", "python:3.12-slim")),
     ("a disruption of later versions", removed(by="DeletionByTomorrow", message="the rack is moved"), Reason.NODE_LOST, FINAL, ("the platform ended it: the rack is moved",)),
     ("no such user", unstarted(RUNC + "unable to find user trainer: no matching entries in passwd file"), Reason.SETUP, BLOCKED, ("unable to find user trainer", "KINETIC_RUN_AS_USER")),
     ("the node is slow", unstarted("failed to sync secret cache: timed out waiting for the condition", "CreateContainerConfigError"), None, OPEN, ("not created container 'main' yet",)),

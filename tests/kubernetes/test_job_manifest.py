@@ -62,6 +62,12 @@ def test_the_container_starts_the_runner_once() -> None:
     assert container_of(image=image)["command"] == ["python3", "-u", "/app/remote_runner.py"]
 
 
+def test_a_command_arrives_unchanged() -> None:
+    words = ("python3", "-c", "print('$(HOME)', '$$')")
+    command = container_of(image=Image(uri="ghcr.io/me/mine:1", command=words))["command"]
+    assert tuple(map(expanded, command[:3])) == words
+
+
 # --- the Job ------------------------------------------------------------------------------
 
 

@@ -58,16 +58,12 @@ def files_with_the_secret(home: Path) -> list[Path]:
 async def test_no_file_has_a_captured_value_whoever_is_killed(
     submitter: Script, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Accepted jobs continue; a process that has the variables submits the rest."""
+    """Workers go on; if they die, a process that has the variables starts others."""
     group = await submitter.line()
     await until_started(tmp_path, 2)
     assert files_with_the_secret(home) == [], "while jobs run, and wait for a slot"
     await submitter.kill()
     assert files_with_the_secret(home) == [], "after the submitter's death"
-    for name in ("well", "go"):
-        (tmp_path / name).touch()
-    # A job that still runs would be lost with its supervisor.
-    await eventually(lambda: len([*home.glob("store/batches/*/attempts/**/*outcome")]) == 3)
     signal_supervisor(home, signal.SIGKILL)
     monkeypatch.delenv("MY_TOKEN")
     async with aio.Client(backend="local") as client:
@@ -76,7 +72,11 @@ async def test_no_file_has_a_captured_value_whoever_is_killed(
             await batch.resume()
         assert files_with_the_secret(home) == [], "under another supervisor"
         monkeypatch.setenv("MY_TOKEN", SECRET)
+        for name in ("well", "go"):
+            (tmp_path / name).touch()
         await batch.resume()
+        await batch.wait()
+        assert await batch.retry_failed() == 2, "the items that ran died with the supervisor"
         assert await batch.results(cleanup=False) == DIGESTS
         assert files_with_the_secret(home) == [], "after the batch"
 

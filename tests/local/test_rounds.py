@@ -28,6 +28,16 @@ def test_a_round_grows_and_never_shrinks() -> None:
     assert WorkerId.parse(third.header.worker) == WorkerId(0, "s1", 2)
 
 
+def test_a_round_that_was_begun_grows_without_its_secrets() -> None:
+    rounds = begun(2)
+    assert [*rounds.grow("grp-a-0", 2)] == [*rounds.grow("grp-b-0", 5)] == []
+    (third,) = rounds.grow("grp-a-0", 3)
+    assert third.header.name == "grp-a-0.s1.2.0" and third.body == b"secret"
+    assert rounds.count("grp-a-0") == 3
+    rounds.ended("grp-a-0.s1.0.0", EXIT_DONE, 60.0)
+    assert [*rounds.grow("grp-a-0", 9)] == [], "a round that is over has grown"
+
+
 def test_a_worker_that_dies_is_replaced_after_pauses_that_grow() -> None:
     rounds = begun(1)
     pauses = []

@@ -253,10 +253,11 @@ async def test_an_item_that_dies_with_its_worker_is_reported_with_the_cause(
 ) -> None:
     mark = tmp_path / "mark"
     batch = Batch(tmp_path / "b", mark_and_wait, [str(mark)], retries=1)
-    watch = cluster.watch(LABELS)
     await scale(cluster, batch, 1, backoff_s=0.01)
     found = await running_item(cluster)
     await eventually(lambda: mark.exists() and mark.read_text())
+    watch = cluster.watch(LABELS)
+    await anext(watch)  # it is connected
     child = psutil.Process(int(mark.read_text()))
     interpreter = child.parent()
     assert interpreter is not None

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+import kinetic
 from kinetic import aio
 from kinetic.aio.images import recipe
+from tests.cluster import children
 from tests.cluster.fixtures import Namespace, settings
 from tests.gcs.server import GcsServer
+from tests.images.packages import repack_runner
 from tests.images.services import BuildServer, RegistryServer
 from tests.images.steps import run_steps
 from tests.node import machine
-from tests.node.images import PYTHON, Builder
+from tests.node.images import PYTHON, SANDBOX, Builder
 from tests.node.node import Node
 
 from .conftest import gone
@@ -48,6 +53,48 @@ def writes():
         Path(folder, "written").write_text("by the job")
     return os.getuid(), sorted(os.listdir("/set/deep")), Path("/models/model.txt").read_text()
 """
+
+
+OWN = ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST", "STORAGE_EMULATOR_HOST")
+
+
+@kinetic.run(accelerator="cpu", container_image=SANDBOX, cpu=0.5, capture_env_vars=[*OWN])
+def where() -> tuple[str, bool]:
+    import kinetic_runner
+
+    return kinetic_runner.__file__, Path("/app").exists()
+
+
+@pytest.fixture
+def index(tmp_path: Path, node: Node) -> Iterator[str]:
+    """Serve the runner's packages to containers, and yield the address of their list."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    repack_runner(folder)
+    port = str(children.free_port(machine.ADDRESS))
+    command = [sys.executable, "-m", "http.server", "--bind", machine.ADDRESS, port]
+    server = children.start([*command, "--directory", str(folder)], tmp_path / "index.log", {})
+    yield f"http://{machine.ADDRESS}:{port}/"
+    server.kill()
+    server.wait()
+
+
+@pytest.mark.parametrize("user", ["", "1000"])
+async def test_a_public_image_without_the_runner_gets_it(
+    configured: Namespace, index: str, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", index)
+    monkeypatch.setenv("PIP_TRUSTED_HOST", machine.ADDRESS)
+    monkeypatch.setenv("KINETIC_RUN_AS_USER", user)
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        job = await client.submit(where)
+        runner, has_app = await job.result(cleanup=False)
+        assert runner.startswith("/tmp/kinetic-") and not has_app
+        log = "\n".join([line async for line in job.logs()])
+        assert re.search(r"installed the runner in \d+\.\d s", log), log
+        await job.cleanup()
+        await gone(configured)
 
 
 @pytest.fixture

@@ -51,3 +51,10 @@ def learns(rate: float) -> float:
         time.sleep(0.02)
         kinetic.report(step, abs(rate - 0.3) + 1 / step)
     return abs(rate - 0.3)
+
+
+@kinetic.run(backend="local", accelerator="cpu")
+def goes_back(value: float) -> float:
+    for step in (5, 3, 6):
+        kinetic.report(step, {"loss": value, "step": step})
+    return value

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from kinetic.aio import Client
-from kinetic.errors import ConfigurationError, Conflict
-from kinetic.sweeps import Float, Int, RandomSearch, State
+from kinetic.errors import ConfigurationError, Conflict, NotFound
+from kinetic.sweeps import Float, GridSearch, Int, RandomSearch, State
 from tests.programs import ROOT
-from tests.sweeps.jobs import SPACE, train, waits
+from tests.sweeps.jobs import GRID, SPACE, train, waits
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'kinetic-aio[optuna]'")
 
@@ -82,6 +82,14 @@ def test_a_killed_sweep_continues(project: Project, kind: str) -> None:
     # Once more: every trial has ended, and nothing runs again.
     assert project.finished("valley", kind, 14, 3)["batch"] == result["batch"]
     assert project.attempts == 14
+
+
+@pytest.mark.full
+def test_a_study_keeps_no_trial_that_was_asked_for_and_never_stored(project: Project) -> None:
+    project.killed("valley", "optuna-sqlite", 6, 3, -1)  # before the batch has an input
+    project.killed("valley", "optuna-sqlite", 6, 3, -5)
+    told = project.finished("valley", "optuna-sqlite", 6, 3)["told"]
+    assert told.count("COMPLETE") == 6 and {*told} == {"COMPLETE", "FAIL"}
 
 
 @pytest.mark.parametrize("kind", ["random", "optuna"])
@@ -156,6 +164,85 @@ async def test_a_cancelled_sweep_continues_with_other_trials(local: Client, tmp_
     assert third.trials()[8].state is State.COMPLETE and third.best.value == min(
         trial.value for trial in third.trials() if trial.value is not None
     )
+
+
+async def test_a_sweep_whose_space_is_exhausted_begins_no_further_batch(local: Client) -> None:
+    for _ in range(3):
+        async with await local.sweep(
+            train, GridSearch(GRID), trials=None, name="grid", resume=True
+        ) as sweep:
+            assert len([trial async for trial in sweep]) == 6
+    assert len(await local.list_batches()) == 1
+
+
+async def test_more_trials_join_a_sweep_that_has_proposed_all_of_its_own(
+    local: Client, tmp_path: Path
+) -> None:
+    space = {"folder": _only(str(tmp_path)), "number": Int(1, 99)}
+    async with Client(backend="local") as other:
+        first = await other.sweep(waits, RandomSearch(space), trials=2, name="more")
+        while not first.batch.sealed:
+            await asyncio.sleep(0.01)
+        await first.batch.detach()
+    async with await local.sweep(
+        waits, RandomSearch(space), trials=5, name="more", resume=True
+    ) as sweep:
+        Path(tmp_path, "go").touch()
+        assert len([trial async for trial in sweep]) == 5
+    assert {trial.state for trial in sweep.trials()} == {State.COMPLETE}
+    assert len(await local.list_batches()) == 2
+
+
+async def test_a_changed_space_is_refused_while_trials_run(local: Client, tmp_path: Path) -> None:
+    def space(first: int) -> dict[str, Any]:
+        return {"folder": _only(str(tmp_path)), "number": Int(first, 99)}
+
+    async with Client(backend="local") as other:
+        first = await other.sweep(waits, RandomSearch(space(1)), trials=4, name="live")
+        while len([*tmp_path.glob("ran.*")]) < 2:
+            await asyncio.sleep(0.01)
+        await first.batch.detach()
+    with pytest.raises(ConfigurationError, match="trial 0"):
+        await local.sweep(waits, RandomSearch(space(99)), trials=4, name="live", resume=True)
+    async with await local.sweep(
+        waits, RandomSearch(space(1)), trials=4, name="live", resume=True
+    ) as sweep:
+        Path(tmp_path, "go").touch()
+        await sweep.wait()
+    assert [trial.state for trial in sweep.trials()] == [State.COMPLETE] * 4
+
+
+async def test_a_sweep_whose_results_are_collected_says_how_to_go_on(local: Client) -> None:
+    async with Client(backend="local") as other:
+        async with await other.sweep(train, RandomSearch(SPACE), trials=2, name="gone") as sweep:
+            await sweep.wait()
+        await sweep.batch.results()
+
+    async def resume() -> int:
+        search = RandomSearch(SPACE)
+        async with await local.sweep(train, search, trials=3, name="gone", resume=True) as again:
+            return len([trial async for trial in again])
+
+    with pytest.raises(NotFound, match=r"trial 0 can't be read.*clean it up"):
+        await resume()
+    await (await local.attach_batch(sweep.batch.group_id)).cleanup()
+    assert await resume() == 3
+
+
+async def test_an_optimizer_that_raises_when_it_adopts_a_trial_is_named(local: Client) -> None:
+    class Forgetful(RandomSearch):
+        def adopt(self, params: Any, memo: Any) -> Any:
+            if params["layers"] == layers:
+                raise KeyError("unknown")
+            return super().adopt(params, memo)
+
+    async with await local.sweep(train, RandomSearch(SPACE), trials=3, name="adopt") as sweep:
+        await sweep.wait()
+    layers = sweep.trials()[2].params["layers"]
+    number = [trial.params["layers"] for trial in sweep.trials()].index(layers)
+    with pytest.raises(KeyError, match="unknown") as caught:
+        await local.sweep(train, Forgetful(SPACE), trials=4, name="adopt", resume=True)
+    assert f"trial {number}" in caught.value.__notes__[0]
 
 
 async def test_a_changed_space_is_refused_and_nothing_is_lost(local: Client) -> None:

@@ -11,7 +11,16 @@ import pytest
 
 from kinetic.errors import ConfigurationError, SweepError
 from kinetic.sweeps import ASHA, Choice, Float, GridSearch, Int, Proposal, RandomSearch, State
-from tests.sweeps.jobs import GRID, SPACE, fails_once, learns, returns, train, waits
+from tests.sweeps.jobs import (
+    GRID,
+    SPACE,
+    fails_once,
+    goes_back,
+    learns,
+    returns,
+    train,
+    waits,
+)
 
 
 class Recorder:
@@ -169,6 +178,52 @@ async def test_an_optimizer_that_raises_when_told_ends_the_sweep(local) -> None:
             await sweep.wait()
     assert any("trial 1" in note for note in caught.value.__notes__)
     assert sweep.trials()[1].value == 1.0 and len(optimizer.told) == len(sweep.trials()) < 20
+
+
+class Curious(Recorder):
+    """A recorder that gets the reports, and may raise."""
+
+    prunes = True
+
+    def __init__(self, *proposed: dict[str, Any], fails: bool = False) -> None:
+        super().__init__(*proposed)
+        self._fails = fails
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        if self._fails:
+            raise KeyError("no room")
+        self.calls.append(("report", number, (step, value)))
+        return False
+
+
+async def test_a_step_that_goes_back_never_reaches_the_optimizer(local) -> None:
+    curious = Curious({"value": 1.0}, {"value": 2.0})
+    async with await local.sweep(goes_back, curious, trials=2, metric="loss") as sweep:
+        await sweep.wait()
+    assert curious.told == {0: 1.0, 1: 2.0}
+    for number, value in curious.told.items():
+        curve = [what for kind, n, what in curious.calls if kind == "report" and n == number]
+        assert curve == [(5, value), (6, value)]
+
+
+async def test_an_optimizer_that_raises_at_a_report_ends_the_sweep(local) -> None:
+    curious = Curious({"value": 1.0}, {"value": 2.0}, {"value": 3.0}, fails=True)
+    with pytest.raises(KeyError, match="no room") as caught:
+        async with await local.sweep(
+            goes_back, curious, trials=3, metric="loss", max_concurrent=1
+        ) as sweep:
+            await sweep.wait()
+    (note,) = caught.value.__notes__
+    assert "trial 0 reported step 5" in note
+    assert sweep.trials()[0].value == 1.0, "its value isn't lost"
+
+
+async def test_a_report_of_several_numbers_needs_the_name_of_one(local) -> None:
+    curious = Curious({"value": 1.0}, {"value": 2.0})
+    with pytest.raises(SweepError, match=r"trial 0 reported .*metric="):
+        async with await local.sweep(goes_back, curious, trials=2, max_concurrent=1) as sweep:
+            await sweep.wait()
+    assert sweep.trials()[0].value == 1.0
 
 
 async def test_stop_ends_the_proposals(local, tmp_path: Path) -> None:

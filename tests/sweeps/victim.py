@@ -1,11 +1,13 @@
 """A sweep that tests kill: ``victim.py NAME OPTIMIZER TRIALS MAX_CONCURRENT [KILL_AFTER]``.
 
-It prints a line for each trial that ends, and kills itself after the given number of them. At the
-end it prints the numbers, parameters, and states of all trials, and the states in the study.
+It prints a line for each trial that ends, and kills itself after the given number of them. With a
+number below 0, it kills itself when Optuna is asked for the trial of that number. At the end it
+prints the numbers, parameters, and states of all trials, and the states in the study.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -26,7 +28,9 @@ def train(rate: float, layers: int, folder: str) -> float:
     return (rate - 0.01) ** 2 + layers
 
 
-def optuna_space(trial: Any) -> dict[str, Any]:
+def optuna_space(trial: Any, kill_at: int = 0) -> dict[str, Any]:
+    if kill_at and trial.number == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
     return {
         "rate": trial.suggest_float("rate", 1e-5, 1e-1, log=True),
         "layers": trial.suggest_int("layers", 1, 4),
@@ -48,7 +52,7 @@ def main(name: str, kind: str, trials: int, limit: int, kill_after: int) -> None
         optimizer = optuna.create_study(
             sampler=sampler, storage=storage, study_name="study", load_if_exists=True
         )
-        space = optuna_space
+        space = functools.partial(optuna_space, kill_at=-kill_after)
     with train.sweep(
         optimizer, space, trials=trials, max_concurrent=limit, name=name, resume=True
     ) as sweep:

@@ -397,9 +397,7 @@ async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
             assert len([job for job in batch.jobs if job is not None]) == count
             async with aio.Client() as other:
                 listed = await other.list_jobs()
-                assert len(listed) == count + 1
-                statuses = [await job.status() for job in (listed[0], listed[-1])]
-                assert {*statuses} <= {JobStatus.PENDING, JobStatus.RUNNING}
+                assert [await job.status() for job in listed] == [JobStatus.RUNNING]
             assert (supervisor := scene.supervisor()) is not None
             assert supervisor.memory_info().rss < 80 << 20
             await batch.cancel()

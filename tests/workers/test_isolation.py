@@ -438,7 +438,6 @@ def test_init_cleans_up_when_the_interpreter_ends(tmp_path: Path, isolation: str
 @pytest.mark.parametrize("isolation", ["process", "worker"])
 def test_an_error_in_init_has_a_phase_of_its_own(tmp_path: Path, isolation: str) -> None:
     broken = tmp_path / "broken"
-    broken.touch()
 
     def load() -> str:
         if broken.exists():
@@ -447,15 +446,33 @@ def test_an_error_in_init_has_a_phase_of_its_own(tmp_path: Path, isolation: str)
         return "model"
 
     def use(number: int, model: str) -> str:
+        if not number:
+            broken.touch()
         return model
 
-    batch = Batch(tmp_path / "b", use, range(2), isolation=isolation, init={"model": load})
+    recycle = 1 if isolation == "worker" else None
+    init = {"model": load}
+    batch = Batch(tmp_path / "b", use, range(3), isolation=isolation, init=init, recycle=recycle)
     batch.run()
-    assert batch.states() == [FAILED, SUCCEEDED]
-    outcome, error = batch.outcomes(0)[0], batch.error(0)
+    assert batch.states() == [SUCCEEDED, FAILED, SUCCEEDED], "init works elsewhere"
+    outcome, error = batch.outcomes(1)[0], batch.error(1)
     assert (outcome.phase, outcome.reason) == ("init", "setup")
     assert error["message"] == "kinetic init failed: ValueError: no model"
     assert error["traceback"].count("File ") == 1
+
+
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+def test_the_first_error_of_init_ends_the_submission(tmp_path: Path, isolation: str) -> None:
+    def load() -> str:
+        raise ValueError("no model")
+
+    def use(number: int, model: str) -> str:
+        return model
+
+    batch = Batch(tmp_path / "b", use, range(9), isolation=isolation, init={"model": load})
+    batch.run()
+    assert batch.states() == [FAILED] + 8 * [CANCELLED]
+    assert batch.outcomes(0)[0].phase == "init"
 
 
 def test_the_environment_that_init_sets_stays(tmp_path: Path) -> None:

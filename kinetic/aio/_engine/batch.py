@@ -34,6 +34,8 @@ from kinetic.aio._engine.recovery import changes_since, read_inputs, recover_sta
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
+from kinetic.aio._engine.worker_launcher import WorkerLauncher
+from kinetic.aio._engine.workers import count_workers, describe, fit
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
@@ -49,6 +51,7 @@ from kinetic.job_status import JobStatus
 from kinetic.options import MapSettings
 from kinetic.outcome import Succeeded
 from kinetic.prices import HOUR_S, Estimate, Price
+from kinetic.worker import Worker
 
 LEAVING_S = 15.0
 """How long a closing client waits, in seconds, to store inputs and release the lease."""
@@ -80,6 +83,9 @@ class Batch:
         self._abandonment_watch: asyncio.Task[None] | None = None
         self._own_environment: Mapping[str, str] = {}
         self._own_retry: wire.Request | None = None
+        self._places = 0
+        """How many places of the client's limit this process holds for workers that `scale` has
+        asked for."""
         submission.listen(self.wake)
         submission.batch_reader = self.reread
         submission.requests.listeners.append(self._on_request)
@@ -269,6 +275,7 @@ class Batch:
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
         self._own_environment = uploaded.environment
+        self._keep_places(0)
         submission.reclaim()
         context = BatchContext(
             session=self.session,
@@ -380,8 +387,12 @@ class Batch:
         *,
         seal: bool = False,
         force: bool = False,
+        alone: bool = False,
     ) -> None:
         """Submit the rest of the batch; take it from another process only with *force*.
+
+        If workers have all inputs, this returns while another process submits the batch, unless
+        *alone*.
 
         Raises:
             Conflict: Another process submits the batch; or this process does, and the caller has
@@ -410,8 +421,9 @@ class Batch:
                     platform.store, identity.scope, identity.submitter, platform.clock, force=force
                 )
             except Conflict:
-                if inputs is None and self.submission.workers is not None and self.inputs.sealed:
-                    return  # its workers run it
+                has_workers = self.submission.workers is not None and self.inputs.sealed
+                if has_workers and not alone:
+                    return
                 raise
             try:
                 await self._coordinate_again(lease, uploaded, inputs, seal=seal)
@@ -611,6 +623,63 @@ class Batch:
         """Pull no more inputs, and record in the store that the inputs have ended."""
         if self.coordinator is not None and self.submits:
             await self.coordinator.finish_inputs(seal=True)
+
+    # --- workers ---
+
+    async def scale(self, count: int) -> int:
+        """Have *count* workers from now on; return how many of them can run at once."""
+        submission, workers = self.submission, self.submission.workers
+        if workers is None:
+            raise ConfigurationError(
+                f"{self.group_id} has no workers to scale: each of its attempts is a job of its "
+                "own. To limit how many run at once, pass max_concurrent= to run_async_map"
+            )
+        if not await self.exists():
+            raise submission.identity.gone_error
+        await self.refresh()
+        await submission.requests.append(wire.Request(kind="scale", cause=str(count)))
+        resources = uploaded_call_of(self.manifest, {}).resources
+        platform, limit = self.session.platform, self.session.limit
+
+        def wanted() -> int:
+            return count_workers(platform, resources, submission.requests.workers, self.total)
+
+        async def allow(more: int) -> int:
+            taken = await limit.take(more)
+            if limit.is_bounded:
+                self._places += taken
+            if taken < more:
+                logging.warning(
+                    "%s gets %d of %d more workers, because this client's max_concurrent allows no "
+                    "others; scale it again later, or from another client",
+                    *(self.group_id, taken, more),
+                )
+            return taken
+
+        async def allow_all(more: int) -> int:
+            return more
+
+        launcher = self.coordinator.launcher if self.coordinator and self.submits else None
+        if isinstance(launcher, WorkerLauncher):  # it has its places of the client's limit
+            await fit(submission, workers, lambda: launcher.allowed, allow_all)
+        else:
+            submission.on_workers_gone = lambda: self._keep_places(0)
+            await fit(submission, workers, wanted, allow)
+            self._keep_places(wanted())
+        return wanted()
+
+    def _keep_places(self, count: int) -> None:
+        """Give back the places in the client's limit above *count*."""
+        while self._places > count:
+            self._places -= 1
+            self.session.limit.release()
+
+    async def workers(self) -> list[Worker]:
+        """Return the workers that wait or run."""
+        await self.refresh()
+        if self.submission.workers is None:
+            return []
+        return await describe(self.submission, self.known)
 
     # --- ending ---
 

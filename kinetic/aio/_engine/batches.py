@@ -100,6 +100,7 @@ async def _create(
         "name": manifest["name"] or "",
         "tags": json.dumps(manifest["tags"]),
         "created": f"{identity.created:017.6f}",  # zero-padded, so that the texts sort by time
+        "workers": "yes" if manifest["workers"] else "",
     }
     await store.create(wire.group_key(identity.id), b"", entry)
     await beginning.store_manifest(session, identity, manifest)

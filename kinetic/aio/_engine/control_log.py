@@ -29,6 +29,8 @@ class ControlLog:
         """The number of retry requests so far, which is the round of a job that is launched now."""
         self.done = False
         """Whether the workers have said that their round is over; see `workers`."""
+        self.workers: int | None = None
+        """How many workers a client has asked for last; None if none has."""
         self._store = store
         self._scope = scope
         self._key = key
@@ -153,6 +155,8 @@ class ControlLog:
         self.done = (self.done or request.kind == "done") and not (
             request.kind == "round" or request.opens_round
         )
+        if request.kind == "scale":
+            self.workers = int(request.cause)
         is_whole_batch = request.kind == "stop" and request.items is None
         for index in [*self._standings] if is_whole_batch else (request.items or request.bases):
             self._standings[index] = self.standing(index).after(index, request, number)

@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from absl import logging
@@ -88,6 +89,8 @@ class BatchCoordinator:
         budget: float,
         ends_inputs: bool,
     ) -> None:
+        if (scaled := context.submission.requests.workers) is not None:
+            settings = replace(settings, max_concurrent=scaled)
         self.state = scheduler.State(settings, budget=budget)
         self.window = Backpressure(
             settings.window_for(length), lambda: self.post(scheduler.StartLimit(self.window.bound))
@@ -99,6 +102,7 @@ class BatchCoordinator:
         self.lease = context.lease
         self.inputs = context.inputs
         self._context = context
+        self._length = length
         self._session = context.session
         self._submission = context.submission
         self._events: deque[scheduler.Event] = deque()
@@ -170,6 +174,8 @@ class BatchCoordinator:
 
     def _on_request(self, request: wire.Request) -> None:
         """In the background, carry out a new request to stop or retry, of any process."""
+        if request.kind == "scale" and isinstance(self.launcher, WorkerLauncher):
+            self._rescale(self.launcher, int(request.cause))
         if request.kind not in KINDS:
             return
         if request.kind == "stop" and request.items is None:
@@ -183,6 +189,14 @@ class BatchCoordinator:
             work = self._apply(request, attempts)
         number = len(self._submission.requests.entries)
         self._in_background(work, f"request {number} to {self._submission.identity.id}")
+
+    def _rescale(self, launcher: WorkerLauncher, workers: int) -> None:
+        """Let *workers* run, and store as many inputs ahead as they need."""
+        settings = self.state.settings = replace(self.state.settings, max_concurrent=workers)
+        if self.window.limit is not None:
+            self.window.limit = settings.window_for(self._length)
+        self.post(scheduler.StartLimit(self.window.bound))
+        launcher.rescale()
 
     def _in_background(self, work: Coroutine[Any, Any, object], name: str) -> None:
         task = self._session.spawn(work, name=name)
@@ -340,7 +354,12 @@ class BatchCoordinator:
             await self.pump.end()
 
     async def leave(self) -> None:
-        """Store the pulled inputs, start nothing, and release the lease; running jobs go on."""
+        """Store the pulled inputs, start nothing, and release the lease; running jobs go on.
+
+        A list is stored whole, so a window doesn't limit it any more.
+        """
+        if not self.pump.has_iterator:
+            self.window.lift()
         await self.finish_inputs(seal=False)
         self._leaving = True
         await self.launcher.halt()

@@ -30,6 +30,16 @@ class AttemptLimit:
         if self._slots is not None:
             await self._slots.acquire()
 
+    async def take(self, count: int) -> int:
+        """Take up to *count* places, as many as are free now; return how many."""
+        if self._slots is None:
+            return count
+        taken = 0
+        while taken < count and not self._slots.locked():
+            await self._slots.acquire()  # this doesn't wait, because a place is free
+            taken += 1
+        return taken
+
     def release(self) -> None:
         """Let another attempt start, because one has its outcome, or was not started."""
         if self._slots is not None:

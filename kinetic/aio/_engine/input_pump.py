@@ -132,6 +132,11 @@ class InputPump:
         """Whether the number of inputs is known; if so, all are stored before the first job."""
         return self._source.length is not None and not self._stores_window
 
+    @property
+    def has_iterator(self) -> bool:
+        """Whether the inputs come from an iterator, not from a list."""
+        return self._source.known_inputs is None
+
     def wake(self) -> None:
         """Let the pump check again whether it may pull more inputs, or must end."""
         self._room.set()

@@ -75,7 +75,7 @@ class JobSpecBuilder:
         self._job = functools.partial(
             JobSpec,
             image=uploaded.image,
-            environment=uploaded.environment,
+            environment={**uploaded.environment, **uploaded.image.environment},
             key=identity.key,
             resources=uploaded.resources,
             timeout=options.timeout,

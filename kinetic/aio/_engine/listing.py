@@ -15,6 +15,7 @@ from absl import logging
 from kinetic._collector import directory_of
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread
+from kinetic.aio._engine.ids import scope_of
 from kinetic.aio._engine.manifest import job_record, read_manifest
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
@@ -54,6 +55,8 @@ async def records(
     """
     found: _FoundJobs = {}
     await _find_jobs(session, found)
+    if items and session.platform.workers is not None:
+        await _find_worker_items(session, found, limit)
     for other in other_sessions:
         try:
             await _find_jobs(other, found)
@@ -115,9 +118,35 @@ def _unstopped_jobs(store: Path) -> dict[str, str]:
 
 async def _find_jobs(session: Session, found: _FoundJobs) -> None:
     for observation in await session.platform.cluster.find(labels={"app": session.platform.app}):
-        if LABEL_INDEX in observation.labels:
+        if LABEL_INDEX in observation.labels:  # a worker has none
             job = (observation.labels[LABEL_SUBMISSION], int(observation.labels[LABEL_INDEX]))
             found[job] = max(found.get(job, ""), observation.created_at)
+
+
+async def _find_worker_items(session: Session, found: _FoundJobs, limit: int | None) -> None:
+    """Add the items that workers have taken, of the newest batches with *limit* items.
+
+    The platform knows only those that run now.
+    """
+    store, count = session.platform.store, 0
+    batches = [
+        (info.metadata.get("created", ""), info.name.rpartition("/")[2])
+        for info in await store.list(wire.group_key(""))
+        if info.metadata.get("workers")
+    ]
+    for _, batch in sorted(batches, reverse=True):
+        if limit is not None and count >= limit:
+            break
+        items = dict[int, str]()
+        for info in await store.list(f"{scope_of(batch)}attempts/"):
+            if not info.name.endswith(".claim"):
+                continue
+            index, _ = wire.parse_attempt_key(info.name)
+            claimed = wire.claim_time(info.metadata)
+            appeared = "" if claimed is None else datetime.fromtimestamp(claimed, UTC).isoformat()
+            items[index] = max(items.get(index, ""), appeared)
+        found.update(((batch, index), appeared) for index, appeared in items.items())
+        count += len(items)
 
 
 async def _read_records(

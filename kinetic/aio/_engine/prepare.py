@@ -113,6 +113,7 @@ class UploadedCall:
         return [
             *(self.code.names if self.code is not None else ()),
             *(part.name for part in parts if part is not None),
+            *filter(None, [self.image.runner]),
         ]
 
 

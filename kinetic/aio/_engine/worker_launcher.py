@@ -20,32 +20,17 @@ from kinetic.aio._engine import ending, job_spec, scheduler
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence
+from kinetic.aio._engine.workers import count_workers, read_roster
 from kinetic.aio._net.retry import FOREVER, Outage, is_final, retry, retry_forever
-from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Observation, Phase, Resources, Workers
+from kinetic.aio.ports import Observation, Phase, Workers
 from kinetic.errors import BackendError, KineticError, SubmitterLost
 from kinetic.job_status import Reason
-
-MOST_WORKERS = 10_000
-"""Maximum number of workers of a round."""
 
 WAIT_CHECK_S = 5.0
 """How often to check whether a worker runs, in seconds, if the wait is limited."""
 
 BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
-
-
-def count_workers(
-    platform: Platform, resources: Resources, max_concurrent: int | None, items: int | None
-) -> int:
-    """Return how many workers a batch gets: no more than can run at once, and one at least."""
-    limits = [MOST_WORKERS, max_concurrent or MOST_WORKERS, items or MOST_WORKERS]
-    if (capacity := platform.capacity) is not None:
-        limits.append(int(capacity.cpus // max(1.0, resources.cpu)))
-        if resources.accelerator.kind != "cpu" and capacity.gpus:
-            limits.append(capacity.gpus // max(1, resources.accelerator.count))
-    return max(1, min(limits))
 
 
 class WorkerLauncher:
@@ -72,9 +57,8 @@ class WorkerLauncher:
         self._workers = workers
         settings, uploaded = state.settings, context.uploaded
         options = uploaded.call.options
-        self._count = count = count_workers(
-            context.session.platform, uploaded.resources, settings.max_concurrent, length
-        )
+        self._length = length
+        self._count = count = self._find_count()
         terms = Terms(
             workers=count,
             budgets=context.submission.identity.budgets,
@@ -100,8 +84,10 @@ class WorkerLauncher:
         self._requests = Requests()
         self._running: int | None = None  # the round that has workers, as far as is known
         self._has_news = False
+        self._lacks_workers = False
         self._allowed = 0 if context.session.limit.is_bounded else count
         self._needed = asyncio.Event()
+        self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
         self._was_accepted = False
         batch = f"batch {context.submission.identity.id}"
@@ -111,7 +97,12 @@ class WorkerLauncher:
     @property
     def pending(self) -> bool:
         """Whether the platform hasn't confirmed the workers yet."""
-        return self._needed.is_set()
+        return self._lacks_workers or self._needed.is_set()
+
+    @property
+    def allowed(self) -> int:
+        """How many workers this client may ask for now."""
+        return self._allowed
 
     @property
     def _round(self) -> int:
@@ -123,19 +114,39 @@ class WorkerLauncher:
     def start(self, start: scheduler.Start) -> None:
         """Have workers for an item that may start."""
         if self._running != self._round:
-            self._needed.set()
+            self._need_workers()
         elif self._state.total is None or start.index in self._state.reopened:
             self._has_news = True  # idle workers look for it seldom
             self._needed.set()
 
     def relaunch(self, start: scheduler.Start) -> None:
         """Check whether there are workers: an item that may start was not taken for long."""
-        self._needed.set()
+        self._need_workers()
 
     def _on_workers_gone(self) -> None:
         self._running = None
         if not self._state.complete:
-            self._needed.set()
+            self._need_workers()
+
+    def _need_workers(self) -> None:
+        self._lacks_workers = True
+        self._needed.set()
+
+    def _find_count(self) -> int:
+        platform, resources = self._context.session.platform, self._context.uploaded.resources
+        wanted = self._state.settings.max_concurrent
+        return count_workers(platform, resources, wanted, self._length)
+
+    def rescale(self) -> None:
+        """Follow a change of ``max_concurrent``, also in later rounds."""
+        limit = self._context.session.limit
+        self._count = self._find_count()
+        if not limit.is_bounded:
+            self._allowed = self._count
+        while self._allowed > self._count:
+            self._allowed -= 1
+            limit.release()
+        self._may_grow.set()
 
     def free(self, index: int) -> None:
         """Do nothing: a worker keeps its place in the client's limit until the batch ends."""
@@ -172,11 +183,19 @@ class WorkerLauncher:
     async def _grow(self) -> None:
         """Ask for one more worker whenever the client's limit has a place."""
         limit = self._context.session.limit
-        while limit.is_bounded and self._allowed < self._count:
+        while limit.is_bounded:
+            if self._allowed >= self._count:
+                self._may_grow.clear()
+                await self._may_grow.wait()
+                continue
             await limit.acquire()
+            if self._allowed >= self._count:  # the batch was scaled meanwhile
+                limit.release()
+                continue
             self._allowed += 1
             if self._running is not None:
-                self._needed.set()
+                self._lacks_workers = True
+            self._needed.set()
 
     async def _limit_wait(self) -> None:
         """End the open items if no worker has run for ``start_timeout``, while some wait."""
@@ -208,14 +227,14 @@ class WorkerLauncher:
             await self._needed.wait()
             async with self._busy:
                 self._needed.clear()
-                if self._has_news and self._running == self._round:
+                if self._lacks_workers and self._allowed and not self.halted:
+                    self._lacks_workers = False
+                    await self._start_workers()
+                if self._has_news:
                     self._has_news = False
                     await self._workers.tell(
                         {LABEL_SUBMISSION: self._context.submission.identity.id}
                     )
-                    continue
-                if self._allowed and not self.halted:
-                    await self._start_workers()
             self._on_change()
 
     async def _start_workers(self) -> None:
@@ -245,8 +264,10 @@ class WorkerLauncher:
         """Ask for the workers of a round; return how many it has."""
         job = self._builder.worker(number)
 
-        def scale() -> Coroutine[Any, Any, int]:
-            return self._workers.scale(job, self._crew, number=number, workers=self._allowed)
+        async def scale() -> int:
+            roster = await read_roster(self._context.submission, self._requests)
+            size = roster.size_for(self._allowed)
+            return await self._workers.scale(job, self._crew, number=number, workers=size)
 
         def is_unclear(failure: Exception) -> bool:
             return isinstance(failure, BackendError) and not is_final(failure)

@@ -19,6 +19,7 @@ def base_image(
     category: str,
     repo: str,
     *,
+    flavor: str | None = None,
     tag: str | None = None,
     dockerfile: str | None = None,
     python: str | None = None,
@@ -29,6 +30,9 @@ def base_image(
     Args:
         category: ``cpu``, ``gpu``, or ``tpu``.
         repo: The registry and path that base images are pushed to.
+        flavor: ``jax``, or ``plain`` for images without JAX and Keras. These are in the folder
+            ``plain`` of *repo*, so ``base_image_repo=`` selects them. Default: ``plain`` if *repo*
+            is such a folder, else ``jax``.
         tag: Default: the version of kinetic, which jobs look for.
         dockerfile: The text of a Dockerfile to build instead of kinetic's, from the same files.
         python: A version such as ``3.12``. Default: this Python's.
@@ -39,7 +43,8 @@ def base_image(
         The plan, for `publish`.
 
     Raises:
-        ConfigurationError: The category doesn't exist, or *repo* and *tag* don't form a valid name.
+        ConfigurationError: The category or flavor doesn't exist, *repo* has the other flavor, or
+            *repo* and *tag* don't form a valid name.
 
     Example::
 
@@ -52,10 +57,21 @@ def base_image(
     if category not in recipe.CATEGORIES:
         known = ", ".join(recipe.CATEGORIES)
         raise ConfigurationError(f"images have no category {category!r}; there are {known}")
+    present = recipe.flavor_of(repo)
+    flavor = flavor or present
+    if flavor not in (recipe.JAX_FLAVOR, recipe.PLAIN):
+        raise ConfigurationError(f"images have no flavor {flavor!r}; there are jax, plain")
+    if present == recipe.PLAIN and flavor != present:
+        raise ConfigurationError(
+            f"{repo} is for images of the flavor plain; choose another repository for {flavor}"
+        )
+    if present != flavor:
+        repo = f"{repo.rstrip('/')}/{flavor}"
     context = recipe.image_context(
         category,
         python or platform.python_version(),
         python_image=python_image or container.python_image_from(os.environ),
+        flavor=flavor,
     )
     if dockerfile is not None:
         context["Dockerfile"] = dockerfile.encode()
@@ -100,7 +116,10 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
         root=project.root,
         scripts=scripts_of(plain),
     )
-    requirements = dependencies.dependencies_of(request, set())
+    is_plain = recipe.flavor_of(request.base_image_repo or "") == recipe.PLAIN
+    requirements = dependencies.dependencies_of(
+        request, set(), keep_accelerator=mode == "prebuilt" and is_plain
+    )
     if mode == "prebuilt":
         base = base_image(category, container.require_repository(request.base_image_repo))
         return replace(base, requirements=requirements.text, source=requirements.source)

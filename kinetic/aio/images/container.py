@@ -19,7 +19,7 @@ from kinetic._runner.protocol.wire import Input
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _shared_objects
 from kinetic.aio._net.tokens import Credentials
-from kinetic.aio.images import recipe
+from kinetic.aio.images import bootstrap, recipe
 from kinetic.aio.images.cloud_build import Builder
 from kinetic.aio.images.dependencies import dependencies_of
 from kinetic.aio.images.docker_hub import has_token
@@ -90,23 +90,23 @@ class ContainerImages:
 
         Raises:
             PackError: The dependencies can't be read, or exist on this machine only.
-            ConfigurationError: The image's name is invalid, a base image isn't published, or a
-                bundled image is requested and no project is configured.
+            ConfigurationError: The image's name is invalid, a base image isn't published, a bundled
+                image is requested and no project is configured, or the image has another Python.
             BuildError: The build failed.
             AuthError: A permission is missing.
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
 
         Cancelled: the build is cancelled, unless another call of this object waits for the same
-        build. The requirements file for a prebuilt image may stay in the store, where jobs share
-        it.
+        build. The requirements file for a prebuilt image, or the runner for an image of the user,
+        may stay in the store, where jobs share it.
         """
         match request.mode:
             case "bundled":
                 return await self._resolve_bundled(request)
             case "prebuilt":
                 return await self._resolve_prebuilt(request)
-            case _:  # not checked: the cluster may pull an image that this machine can't see
-                return Image(uri=request.mode, command=COMMAND)
+            case _:
+                return await self._resolve_own(request)
 
     async def publish(
         self, uri: str, context: Mapping[str, bytes], *, rebuild: bool = False
@@ -189,8 +189,14 @@ class ContainerImages:
         logging.info("Built %s", uri)
 
     async def _resolve_prebuilt(self, request: ImageRequest) -> Image:
-        uri = base_uri(require_repository(request.base_image_repo), request.category)
-        dependencies = await in_thread(dependencies_of, request, self._logged_notices)
+        repository = require_repository(request.base_image_repo)
+        uri = base_uri(repository, request.category)
+        dependencies = await in_thread(
+            dependencies_of,
+            request,
+            self._logged_notices,
+            keep_accelerator=recipe.flavor_of(repository) == recipe.PLAIN,
+        )
         await self._ensure(uri, lambda: self._check_published(uri))
         requirements = None
         if dependencies.has_packages:
@@ -200,6 +206,27 @@ class ContainerImages:
             await self._ensure(name, lambda: _shared_objects.ensure(self._jobs, name, body))
             requirements = Input(name=name, start=0, stop=len(body), digest=digest)
         return Image(uri=uri, command=COMMAND, requirements=requirements, user=recipe.USER)
+
+    async def _resolve_own(self, request: ImageRequest) -> Image:
+        """Return the image that the user names, with the runner in the store if it lacks it.
+
+        Nothing asks the registry: the cluster may pull an image that this machine can't see.
+        """
+        uri = request.mode
+        bootstrap.check_python(uri, request.python)
+        name, content = await in_thread(bootstrap.runner_archive)
+        await self._ensure(name, lambda: _shared_objects.ensure(self._jobs, name, content))
+        if uri not in self._logged_notices:
+            self._logged_notices.add(uri)
+            is_certain = bootstrap.OFFICIAL.fullmatch(uri) is not None
+            level, has = (logging.WARNING, "lacks") if is_certain else (logging.INFO, "may lack")
+            logging.log(level, bootstrap.NOTICE, uri, has, bootstrap.INSTALL_S)
+        return Image(
+            uri=uri,
+            command=bootstrap.COMMAND,
+            environment=bootstrap.variables(self._jobs.url, name, request.python),
+            runner=name,
+        )
 
     async def _check_published(self, uri: str) -> None:
         """Check that a base image exists, if it belongs to Google's registry.

@@ -9,6 +9,7 @@ version of JAX fails the build.
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import importlib.metadata
 import io
@@ -29,13 +30,25 @@ DISTRIBUTION = "kinetic-aio"
 PACKAGE = Path(__file__).parents[2]
 """The folder of the package kinetic; in a git clone, ``_runner`` in it is a symbolic link."""
 
-RUNNER_NEEDS = ("absl-py>=2.1", "cloudpickle>=3.1.1", "google-cloud-storage>=2.18")
-"""The runner's libraries."""
+RUNNER_NEEDS: Mapping[str, str] = MappingProxyType(
+    {
+        "absl-py>=2.1": "absl",
+        "cloudpickle>=3.1.1": "cloudpickle",
+        "google-cloud-storage>=2.18": "google.cloud.storage",
+    }
+)
+"""The runner's libraries, and a module of each."""
 
 CATEGORIES: Mapping[str, str] = MappingProxyType(
     {"cpu": "jax", "gpu": "jax[cuda12]", "tpu": "jax[tpu]"}
 )
 """The categories of images, and the requirement that installs JAX in each."""
+
+JAX_FLAVOR, PLAIN = "jax", "plain"
+"""The flavors of base images: `PLAIN` has neither JAX nor Keras.
+
+Its images are in the folder of this name, so a repository's name tells the flavor.
+"""
 
 JAX = "0.10.2"
 """The version of JAX in every image: the newest that supports all Pythons of this release."""
@@ -133,6 +146,11 @@ def bundled_plan(
     )
 
 
+def flavor_of(repository: str) -> str:
+    """Return the flavor of the base images in *repository*."""
+    return PLAIN if f"/{repository.rstrip('/')}".endswith(f"/{PLAIN}") else JAX_FLAVOR
+
+
 def image_context(
     category: str,
     python: str,
@@ -140,11 +158,13 @@ def image_context(
     *,
     wheel: Wheel | None = None,
     python_image: str = PYTHON_IMAGE,
+    flavor: str = JAX_FLAVOR,
 ) -> dict[str, bytes]:
     """Return everything that an image is built from, by its path in the context.
 
-    Without *dependencies*, the image is a base image. *wheel* is kinetic's wheel; default: that of
-    the running kinetic. *python_image* is the image to start from, in the form of `PYTHON_IMAGE`.
+    Without *dependencies*, the image is a base image of this *flavor*. *wheel* is kinetic's wheel;
+    default: that of the running kinetic. *python_image* is the image to start from, in the form of
+    `PYTHON_IMAGE`.
     """
     dependencies = dependencies or Dependencies()
     wheel = wheel or installed_wheel()
@@ -154,19 +174,27 @@ def image_context(
         context[f"install/{FILES[option]}"] = text.encode()
     minor = ".".join(python.split(".")[:2])  # pickled code depends on the minor version
     base_image = python_image.replace("{python}", minor)
-    context["Dockerfile"] = _dockerfile(category, base_image, minor, wheel, dependencies).encode()
+    context["Dockerfile"] = _dockerfile(
+        category, base_image, minor, wheel, dependencies, flavor
+    ).encode()
     return context
 
 
 def _dockerfile(
-    category: str, base_image: str, minor: str, wheel: Wheel, dependencies: Dependencies
+    category: str,
+    base_image: str,
+    minor: str,
+    wheel: Wheel,
+    dependencies: Dependencies,
+    flavor: str,
 ) -> str:
+    has_jax = flavor == JAX_FLAVOR
     jax = CATEGORIES[category]
-    packages = [jax if dependencies.brings_jax else f"{jax}=={JAX}", "keras", *RUNNER_NEEDS]
+    frameworks = [jax if dependencies.brings_jax else f"{jax}=={JAX}", "keras"]
     install = [
         "uv pip install --system --no-cache --compile-bytecode",
-        *([f"--find-links {_LIBTPU}"] if category == "tpu" else []),
-        *map(json.dumps, packages),
+        *([f"--find-links {_LIBTPU}"] if has_jax and category == "tpu" else []),
+        *map(json.dumps, [*(frameworks if has_jax else []), *RUNNER_NEEDS]),
         f"/tmp/install/{wheel.name}",
         *(f"{option} /tmp/install/{FILES[option]}" for option in dependencies.parts),
     ]
@@ -180,7 +208,7 @@ def _dockerfile(
         f"RUN {' '.join(install)} && rm -rf /tmp/install /tmp/uv-*.lock && {_CHOWN}",
         "WORKDIR /app",
         "COPY app/ /app/",
-        "ENV KERAS_BACKEND=jax PYTHONUNBUFFERED=1",
+        f"ENV {'KERAS_BACKEND=jax ' if has_jax else ''}PYTHONUNBUFFERED=1",
         *([_GPU] if category == "gpu" else []),
         f"LABEL dev.kinetic.category={category} dev.kinetic.python={minor}",
         f"USER {USER}",
@@ -226,8 +254,7 @@ def installed_wheel() -> Wheel:
 def wheel(files: Mapping[str, bytes], version: str, metadata: Mapping[str, str]) -> Wheel:
     """Make kinetic's wheel from *files* and the metadata files *metadata*. No I/O.
 
-    The same input gives the same bytes on every machine: nothing is compressed, because
-    libraries compress differently, and every entry has the oldest time that a zip can name.
+    The same input gives the same bytes on every machine.
     """
     stem = f"kinetic_aio-{version}"
     tag = "py3-none-any"
@@ -238,14 +265,23 @@ def wheel(files: Mapping[str, bytes], version: str, metadata: Mapping[str, str])
     # Installers need the names in RECORD. Its hashes are optional, and `digest` covers the wheel.
     record = f"{info}/RECORD"
     entries[record] = "".join(f"{path},,\n" for path in [*entries, record]).encode()
+    return Wheel(f"{stem}-{tag}.whl", stored_zip(entries))
+
+
+def stored_zip(entries: Mapping[str, bytes]) -> bytes:
+    """Return a zip archive of *entries*, contents by path; equal entries give equal bytes.
+
+    Nothing is compressed, because libraries compress differently, and every entry has the oldest
+    time that a zip can name.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path, body in entries.items():
             entry = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3  # Unix, also if another system makes the wheel
+            entry.create_system = 3  # Unix, also if another system makes the archive
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, body)
-    return Wheel(f"{stem}-{tag}.whl", buffer.getvalue())
+    return buffer.getvalue()
 
 
 def digest(context: Mapping[str, bytes]) -> str:
@@ -259,11 +295,14 @@ def digest(context: Mapping[str, bytes]) -> str:
 
 
 def pack_context(context: Mapping[str, bytes]) -> bytes:
-    """Return *context* as a ``tar.gz``, the form in which Cloud Build takes it."""
+    """Return *context* as a ``tar.gz``, the form in which Cloud Build takes it.
+
+    Equal contexts give equal bytes, so the file has no time.
+    """
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in sorted(context):
             entry = tarfile.TarInfo(name)
             entry.size = len(context[name])
             archive.addfile(entry, io.BytesIO(context[name]))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), mtime=0)

@@ -45,7 +45,9 @@ def build_settings(target: configuration.Target, registry: str = "") -> BuildSet
     if project is None:
         raise ConfigurationError(
             "bundled images are built by Cloud Build in a GCP project, and none is configured: "
-            'pass project= or set KINETIC_PROJECT, or name an image with container_image="..."'
+            "pass project= or set KINETIC_PROJECT, or name an image, such as "
+            'container_image="python:3.12-slim" with the minor version of your Python: each job '
+            "then installs kinetic's runner itself"
         )
     continent = target.region.partition("-")[0]
     host = registry or f"{continent if continent in CONTINENTS else target.region}-docker.pkg.dev"

@@ -536,10 +536,11 @@ def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
 
 
 def _container(spec: JobSpec, placement: Placement, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    command = [*(spec.image.command or ("python3",)), "-u", RUNNER]
     return {
         "name": CONTAINER,
         "image": spec.image.uri,
-        "command": [*(spec.image.command or ("python3",)), "-u", RUNNER],
+        "command": [_escape(word) for word in command],
         "env": _environment(spec, placement),
         "resources": _resources(spec.resources),
         "securityContext": {
@@ -580,12 +581,15 @@ def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
         for name, key in secret_entries(spec).items()
     }
     sources |= {name: {"fieldRef": {"fieldPath": path}} for name, path in _FIELDS.items()}
-    # Kubernetes expands $(NAME) and turns $$ into $.
-    escaped = {name: value.replace("$", "$$") for name, value in plain.items()}
     return [
-        *({"name": name, "value": value} for name, value in escaped.items()),
+        *({"name": name, "value": _escape(value)} for name, value in plain.items()),
         *({"name": name, "valueFrom": source} for name, source in sources.items()),
     ]
+
+
+def _escape(text: str) -> str:
+    """Return *text* so that Kubernetes, which expands $(NAME) and turns $$ into $, restores it."""
+    return text.replace("$", "$$")
 
 
 def _resources(resources: Resources) -> dict[str, Any]:

@@ -128,6 +128,18 @@ class LocalCluster:
         count: int = (await self._send(job, fields, order))["workers"]
         return count
 
+    async def grow(self, name: str, workers: int) -> int:
+        """Start more workers of a round; see `Workers.grow`."""
+        answer = await self._ask({"op": "grow", "name": name, "workers": workers})
+        if "error" in answer:
+            raise LaunchError(
+                f"the local supervisor refused workers of {name}: {answer['error']} ({self._home})",
+                reason=str(answer.get("kind", "")),
+                passing=True,
+            )
+        count: int = answer["workers"]
+        return count
+
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Tell the workers with *labels* that the store has changed."""
         await self._ask({"op": "news", "labels": labels})

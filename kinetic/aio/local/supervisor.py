@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from kinetic._runner.protocol.private import make_folder
 from kinetic._supervisor.protocol import (
+    INDEX,
     VERSION,
     ChannelError,
     Decoder,
@@ -312,16 +313,17 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A running supervisor: its process, its log, and its number of jobs by phase.
+    """A running supervisor: its process, its log, and its numbers of jobs and workers by phase.
 
-    ``protocol`` is the version of its protocol. ``jobs`` is empty if this client has another
-    version of the protocol.
+    ``protocol`` is the version of its protocol. ``jobs`` and ``workers`` are empty if this client
+    has another version of the protocol.
     """
 
     pid: int
     protocol: tuple[int, ...]
     log: str
     jobs: Mapping[str, int]
+    workers: Mapping[str, int]
 
 
 async def running(home: Path) -> Running | None:
@@ -335,11 +337,13 @@ async def running(home: Path) -> Running | None:
         raise Unavailable(f"the local platform doesn't answer: {exc}") from exc
     try:
         connection, hello = await _greet(sock)
-        jobs: Counter[str] = Counter()
+        jobs, workers = Counter[str](), Counter[str]()
         with contextlib.closing(connection):
             if tuple(hello["protocol"]) == VERSION:
                 answer = await connection.ask({"op": "find", "names": [], "labels": {}})
-                jobs.update(str(job["state"]) for job in answer["jobs"])
+                for job in answer["jobs"]:
+                    counts = jobs if INDEX in job["labels"] else workers
+                    counts[str(job["state"])] += 1
     except ConnectionLost:  # the supervisor was about to shut down
         return None
     return Running(
@@ -347,6 +351,7 @@ async def running(home: Path) -> Running | None:
         protocol=tuple(hello["protocol"]),
         log=str(paths.own_log),
         jobs=jobs,
+        workers=workers,
     )
 
 

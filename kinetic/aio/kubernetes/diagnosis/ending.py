@@ -198,6 +198,12 @@ _OUTPUT_RULES = (
 )
 """Advice for the last lines of a program's output."""
 
+_REFUSAL = re.compile(r"^kinetic: (this job cannot be run: .+)$", re.MULTILINE)
+"""The line with which the runner, or `kinetic._runner.pod.bootstrap`, refuses a job.
+
+It says what to do.
+"""
+
 _CRASHES = (132, 133, 134, 135, 136, 139)
 """Exit codes after SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, and SIGSEGV: a program crashed."""
 
@@ -229,6 +235,8 @@ def exit_cause(container: Container, log: str = "its log") -> Cause:
     elif 129 <= code <= 192:
         reason = Reason.LOST
         summary = f"signal {_describe_signal(code - 128)} ended {subject}"
+    if (refusal := _REFUSAL.search(message)) is not None:
+        reason, output, advice = Reason.SETUP, shorten_middle(refusal[1], 800), ""
     email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", output)
     account = email[0] if email else "the service account of the pod"
     otherwise = _open_rule("", advice, reason)

@@ -174,6 +174,10 @@ _START_RULES = (
     ),
     Rule("unable to find (user|group)", "correct KINETIC_RUN_AS_USER, or the USER of the image"),
     Rule("exec format error", "build the image for the architecture of the node"),
+    Rule(
+        'exec: "python3": executable file not found',
+        "the image has no python3 on its PATH: choose one with Python, such as python:3.12-slim",
+    ),
     Rule(r'exec: "[^"]+"|exec \S+: ', "correct the command or the image"),
 )
 

@@ -1,0 +1,187 @@
+"""The workers of a batch: which ones live, how many there are to be, and how to change that.
+
+The page about the protocol of workers (``docs/workers.md``) says what rounds and ranks are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, WorkerId
+from kinetic.aio._engine.submission import (
+    LABEL_INDEX,
+    LABEL_ROUND,
+    LABEL_SUBMISSION,
+    Submission,
+)
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Observation, Phase, Resources, Workers
+from kinetic.worker import Worker
+
+MOST_WORKERS = 10_000
+"""Maximum number of workers of a round."""
+
+
+def count_workers(
+    platform: Platform, resources: Resources, max_concurrent: int | None, items: int | None
+) -> int:
+    """Return how many workers a batch gets: no more than can run at once, and one at least."""
+    limits = [MOST_WORKERS, max_concurrent or MOST_WORKERS, items or MOST_WORKERS]
+    if (capacity := platform.capacity) is not None:
+        limits.append(int(capacity.cpus // max(1.0, resources.cpu)))
+        if resources.accelerator.kind != "cpu" and capacity.gpus:
+            limits.append(capacity.gpus // max(1, resources.accelerator.count))
+    return max(1, min(limits))
+
+
+class _Seen(NamedTuple):
+    """A worker that the platform shows."""
+
+    worker: WorkerId
+    observation: Observation
+
+    @property
+    def is_alive(self) -> bool:
+        return self.observation.phase in (Phase.PENDING, Phase.RUNNING)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the platform won't replace the worker."""
+        return not self.is_alive and self.observation.exit_code in (EXIT_DONE, EXIT_SURPLUS)
+
+
+def _seen(submission: Submission, observations: Iterable[Observation]) -> list[_Seen]:
+    """Return the workers among *observations*, of all rounds."""
+    found: list[_Seen] = []
+    for it in observations:
+        if LABEL_INDEX in it.labels or LABEL_ROUND not in it.labels:
+            continue
+        number = int(it.labels[LABEL_ROUND])
+        place = it.name.removeprefix(f"{submission.identity.round_name(number)}.")
+        # The name lacks the number of disruptions, which doesn't matter here.
+        if (worker := WorkerId.parse(f"{number}.{place}.0")) is not None:
+            found.append(_Seen(worker, it))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The ranks of the current round.
+
+    ``active`` are those that take items, in the order in which they are to stay. ``size`` is how
+    many ranks the round has begun with; 0 if the platform shows no living worker. ``leaving`` says
+    how many ranks of the round were asked to leave.
+    """
+
+    active: tuple[int, ...]
+    size: int
+    leaving: int
+
+    def size_for(self, workers: int) -> int:
+        """Return how many ranks the round must have, for *workers* that take items."""
+        if not self.size:
+            return workers + self.leaving
+        return self.size + max(0, workers - len(self.active))
+
+
+async def read_roster(submission: Submission, requests: Requests) -> Roster:
+    """Ask the platform for the workers of the current round."""
+    found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    seen = [it for it in _seen(submission, found) if it.worker.round == requests.round]
+    living = [it for it in seen if it.is_alive]
+    if not living:
+        return Roster((), 0, len(requests.leaving))
+    # If the round was started again, the workers of its first start have all ended.
+    job = living[0].worker.job
+    last = dict[int, _Seen]()
+    for it in sorted(seen, key=lambda it: it.worker.restarts):
+        if it.worker.job == job:
+            last[it.worker.rank] = it
+    active = [rank for rank, it in last.items() if not (it.has_left or rank in requests.leaving)]
+    # One that waits for a place has nothing to finish, so it leaves first.
+    active.sort(key=lambda rank: (last[rank].observation.phase is Phase.PENDING, rank))
+    return Roster(tuple(active), max(last) + 1, len(requests.leaving))
+
+
+def replay(entries: Iterable[wire.Request]) -> Requests:
+    """Return the effect of requests on workers."""
+    requests = Requests()
+    for request in entries:
+        requests.add(request)
+    return requests
+
+
+async def fit(
+    submission: Submission,
+    workers: Workers,
+    wanted: Callable[[], int],
+    allow: Callable[[int], Awaitable[int]],
+) -> None:
+    """Have as many workers in the current round as *wanted* says, if any of them lives.
+
+    Several processes may do this at once: each follows the last request to scale. *allow* says how
+    many more workers this process may ask for.
+    """
+    log = submission.requests
+    while True:
+        entries = tuple(await log.read())
+        requests, count = replay(entries), wanted()
+        if requests.done or requests.removing:
+            return
+        roster = await read_roster(submission, requests)
+        if not roster.size:
+            return
+        if len(roster.active) < count:
+            more = await allow(count - len(roster.active))
+            size = roster.size_for(len(roster.active) + more)
+            await workers.grow(submission.identity.round_name(requests.round), size)
+            if len(await log.read()) == len(entries) or wanted() == count:
+                return
+        elif len(roster.active) == count:
+            return
+        else:
+            leave = wire.Request(kind="leave", ranks=tuple(sorted(roster.active[count:])))
+            if await log.append_at(len(entries), leave):
+                await workers.tell({LABEL_SUBMISSION: submission.identity.id})
+                return
+
+
+async def describe(submission: Submission, known: int) -> list[Worker]:
+    """Return the workers that wait or run; *known* is how many items there are."""
+    requests = replay(await submission.requests.read())
+    found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    living = [it for it in _seen(submission, found) if it.is_alive]
+    if not living:
+        return []
+    items = {it.executor: int(it.labels[LABEL_INDEX]) for it in found if LABEL_INDEX in it.labels}
+    done = Counter[tuple[int, str, int]]()
+    for attempts in (await submission.all_attempts(range(known))).values():
+        writers = (it.outcome.writer for it in attempts.values() if it.outcome is not None)
+        done.update(it.place for it in map(WorkerId.parse, writers) if it is not None)
+    described: list[Worker] = []
+    for worker, observation in sorted(living, key=lambda it: it.worker):
+        waits = observation.phase is Phase.PENDING
+        item = None if waits else items.get(observation.executor)
+        described.append(
+            Worker(
+                name=name_of(str(worker)),
+                number=worker.rank,
+                round=worker.round,
+                restarts=worker.restarts,
+                state="waiting" if waits else "idle" if item is None else "running",
+                leaving=worker.round == requests.round and worker.rank in requests.leaving,
+                reason=observation.message if waits else "",
+                item=item,
+                done=done[worker.place],
+            )
+        )
+    return described
+
+
+def name_of(worker: str) -> str:
+    """Return the name that a user sees of a `WorkerId`, which lacks the number of disruptions."""
+    return worker.rpartition(".")[0]
