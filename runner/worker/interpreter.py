@@ -216,7 +216,7 @@ class Interpreter:
     def _serve(self, commands: int, reports: int) -> NoReturn:
         os.setsid()  # signals of a terminal are for the I/O process
         _signal.pthread_sigmask(_signal.SIG_BLOCK, processes.STOP_SIGNALS)
-        for number in (*processes.STOP_SIGNALS, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+        for number in (*processes.STOP_SIGNALS, signal.SIGCHLD):
             _signal.signal(number, _signal.SIG_DFL)
         self._items.prepare()
         if self._items.stay:

@@ -15,8 +15,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..job import processes, workspace
+from ..job import outputs, processes, workspace
 from ..job.ends import End
+from ..job.environment import add_to_environment
 from ..protocol import wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
@@ -45,6 +46,8 @@ DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 
 START_CHECK_S = 0.01
 """How often to check whether the process of a stopped item exists, in seconds."""
+
+GPUS = "CUDA_VISIBLE_DEVICES"
 
 EXIT_S = 10.0
 """How long the process of an item may take to exit, in seconds."""
@@ -145,11 +148,13 @@ class Channel(Protocol):
     """The connection of a worker to its platform.
 
     ``has_slots`` says whether the worker may run items. ``asked_back`` says that the platform wants
-    the slots after the current item, because another submission waits for them.
+    the slots after the current item, because another submission waits for them. ``gpus`` is the
+    value of ``CUDA_VISIBLE_DEVICES`` for the slots that the worker got last; None: as it began.
     """
 
     has_slots: bool
     asked_back: bool
+    gpus: str | None
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -401,6 +406,7 @@ class Worker:
             import shutil  # it maps compression libraries, which every fork would inherit
 
             shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
+        outputs.drop_if_empty(guard.order.output_dir)
         self._output_end = _output_size()
         return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
 
@@ -442,6 +448,11 @@ class Worker:
             channel.give_back()
         while not channel.has_slots and not self._terminating:
             self._poll(None)
+        if channel.gpus is not None and channel.gpus != os.environ.get(GPUS):
+            self._await_end()
+            if self._interpreter is not None:
+                self._interpreter.end(self._submission.order.grace)  # it uses the other GPUs
+            add_to_environment({GPUS: channel.gpus})
         changed, self._changed = self._changed, False
         return changed
 
