@@ -206,9 +206,8 @@ def _limit_exit(code: int, job_pid: int, report: Callable[[], object] | None) ->
     time.sleep(REPORT_EXIT_S)
     if os.getpid() == job_pid:
         try:
-            if report is None:
-                report = importlib.import_module("kinetic_runner.job.processes").report_exit
-            report()
+            processes: Any = importlib.import_module("kinetic_runner.job.processes")
+            (report or processes.report_exit)()
         except Exception:  # the supervisor notices later that the process has ended
             pass
     time.sleep(EXIT_LIMIT_S - REPORT_EXIT_S)
