@@ -206,8 +206,11 @@ def _limit_exit(code: int, job_pid: int, report: Callable[[], object] | None) ->
     time.sleep(REPORT_EXIT_S)
     if os.getpid() == job_pid:
         try:
-            processes: Any = importlib.import_module("kinetic_runner.job.processes")
-            (report or processes.report_exit)()
+            if report is None:
+                processes: Any = importlib.import_module("kinetic_runner.job.processes")
+                processes.report_exit()
+            else:
+                report()
         except Exception:  # the supervisor notices later that the process has ended
             pass
     time.sleep(EXIT_LIMIT_S - REPORT_EXIT_S)
