@@ -80,16 +80,24 @@ def main() -> int:
     load_runner(folder)
     if "KINETIC_ORDER_FD" not in os.environ:
         return run_in_pod()
-    attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
+    prepare_streams()
     workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
     wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
     with open(int(os.environ.pop("KINETIC_ORDER_FD")), "rb") as file:
         local, secrets, order_line = read_order(file.read())
-    order = wire.Order.decode(order_line)
-    os.environ.update(order.variables())
+    key, executor = bytes.fromhex(secrets["key"]), local["executor"]
     workspace.prefer_jax(os.environ)
     place = workspace.JobPlace.of(local)
-    code: int = attempt.main(order, bytes.fromhex(secrets["key"]), local["executor"], place)
+    code: int
+    if name := local.get("worker"):
+        worker: Any = importlib.import_module("kinetic_runner.worker.local")
+        lines, memory = order_line.encode(), local["memory_bytes"]
+        code = worker.main(name, key, executor, lines, place, memory)
+        return code
+    order = wire.Order.decode(order_line)
+    os.environ.update(order.variables())
+    attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
+    code = attempt.main(order, key, executor, place)
     return code
 
 

@@ -211,6 +211,50 @@ class TellNews:
 Action = Start | SendSignal | SetTimer | Report | RemoveLog | TellNews
 
 
+class Queue:
+    """Jobs that wait for slots: their submissions take turns, each with its jobs in order."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, deque[Job]] = {}  # the submission whose turn is next comes first
+
+    def append(self, job: Job) -> None:
+        """Add *job* as the last one of its submission."""
+        self._turns.setdefault(_submission(job), deque()).append(job)
+
+    def put_back(self, job: Job) -> None:
+        """Add *job* as the next one of all."""
+        jobs = self._turns.pop(_submission(job), deque())
+        jobs.appendleft(job)
+        self._turns = {_submission(job): jobs, **self._turns}
+
+    def first(self) -> Job | None:
+        """Return the next job; drop those that don't wait any more."""
+        while self._turns:
+            submission, jobs = next(iter(self._turns.items()))
+            while jobs and not _waits(jobs[0]):
+                jobs.popleft()
+            if jobs:
+                return jobs[0]
+            del self._turns[submission]
+        return None
+
+    def take(self, job: Job) -> None:
+        """Remove the first job; the turn goes to the next submission."""
+        jobs = self._turns.pop(_submission(job))
+        jobs.popleft()
+        if jobs:
+            self._turns[_submission(job)] = jobs
+
+    def __iter__(self) -> Iterator[Job]:
+        """Iterate over the jobs that wait, by their submissions."""
+        return (job for jobs in self._turns.values() for job in jobs if _waits(job))
+
+    def submissions(self) -> set[str]:
+        """Return the first submissions that have a waiting job, two at most."""
+        waiting = (name for name, jobs in self._turns.items() if any(map(_waits, jobs)))
+        return {*itertools.islice(waiting, 2)}
+
+
 class Table:
     """All known jobs, and the queues for *slots*."""
 
@@ -220,7 +264,7 @@ class Table:
         self._kept_s = kept_s
         self._ended_jobs: dict[str, Job] = {}  # in the order of their ends
         self._running: dict[str, Job] = {}
-        self._queues: dict[bool, deque[Job]] = {True: deque(), False: deque()}  # True: needs GPUs
+        self._queues = {True: Queue(), False: Queue()}  # True: needs GPUs
         self._queued_count = 0
 
     @property
@@ -244,19 +288,16 @@ class Table:
     def take_next(self) -> Job | None:
         """Take slots for the job that starts next, and return it; None if no job can start.
 
-        Jobs with GPUs and jobs without have separate queues, in order of arrival. While the first
-        job with GPUs lacks a GPU, jobs without GPUs may start. While it lacks only CPUs, jobs
-        without GPUs wait, so that the first job gets the next free CPUs.
+        Jobs with GPUs and jobs without have separate queues, in which submissions take turns. While
+        the first job with GPUs lacks a GPU, jobs without GPUs may start. While it lacks only CPUs,
+        jobs without GPUs wait, so that the first job gets the next free CPUs.
         """
         for with_gpus in (True, False):
             queue = self._queues[with_gpus]
-            while queue and queue[0].state is not State.QUEUED and not queue[0].paused:
-                queue.popleft()
-            if not queue:
+            if (job := queue.first()) is None:
                 continue
-            job = queue[0]
             if (grant := self.slots.take(job.need)) is not None:
-                queue.popleft()
+                queue.take(job)
                 job.grant, job.paused = grant, False
                 return job
             if with_gpus and self.slots.has_free_gpus(job.need):
@@ -276,11 +317,7 @@ class Table:
         While a job waits, these are all workers of other submissions: any of them may be the next
         that ends an item. Workers of the submission that waits would gain it nothing.
         """
-        waiting = {
-            _submission(next(it for it in queue if it.state is State.QUEUED or it.paused))
-            for queue in self._queues.values()
-            if any(it.state is State.QUEUED or it.paused for it in queue)
-        }
+        waiting = {name for queue in self._queues.values() for name in queue.submissions()}
         changed: list[Job] = []
         for job in self._running.values():
             is_worker = job.header is not None and bool(job.header.worker)
@@ -359,7 +396,7 @@ class Table:
         self._release(job)
         self._queued_count += 1
         job.state, job.executor, job.message = State.QUEUED, "", message
-        self._queues[job.need.gpus > 0].appendleft(job)
+        self._queues[job.need.gpus > 0].put_back(job)
         return [Report(job), _start_timer(job, now)]
 
     def record_exit(
@@ -518,6 +555,10 @@ def _start_timer(job: Job, now: float) -> SetTimer:
     """Return the timer that limits how long the queued *job* still waits for its slots."""
     limit = job.header.start_timeout if job.header is not None else None
     return SetTimer(job, job.created + limit - now if limit is not None else None)
+
+
+def _waits(job: Job) -> bool:
+    return job.state is State.QUEUED or job.paused
 
 
 def _submission(job: Job) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import signal
 import socket
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import processes, spares, time_limit
+from kinetic._runner.job import outputs, processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
@@ -331,9 +330,6 @@ SPARE_PARENTS = 4
 MAX_STDERR_BYTES = 2000
 _SOCKET_FD = 3
 
-_OUTPUT_FOLDER = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
-"""Matches output directories that kinetic named; kinetic removes no directory that a user named."""
-
 
 class Parents:
     """The warm parents of a supervisor, and the folders of their jobs."""
@@ -358,7 +354,7 @@ class Parents:
             self.clear_folders()
         work, runner = self.work_folder(job), f"{header.runner}/remote_runner.py"
         self._sweeper.make_folder(work, header.project)
-        if _OUTPUT_FOLDER.fullmatch(header.output_dir):
+        if outputs.OWN_FOLDER.fullmatch(header.output_dir):
             self._output_folders[job] = header.output_dir
             # If the job made this folder, `_drop_outputs` could remove the folder above it before.
             with contextlib.suppress(OSError):  # the job reports the error
@@ -426,13 +422,12 @@ class Parents:
         Leave a directory that another attempt uses already.
         """
         folder = self._output_folders.pop(job, "")
-        matched = _OUTPUT_FOLDER.fullmatch(folder)
+        matched = outputs.OWN_FOLDER.fullmatch(folder)
         if matched is None or folder in self._output_folders.values():
             return
-        with contextlib.suppress(OSError):  # the folder isn't empty
-            os.rmdir(folder)
-            if matched[2]:
-                os.rmdir(matched[1])
+        outputs.drop_if_empty(folder)
+        if matched[2]:
+            outputs.drop_if_empty(matched[1])
 
     @property
     def connected_parents(self) -> list[Parent]:

@@ -459,7 +459,7 @@ class Supervisor:
             return
         while not self._ending and (job := self._table.take_next()) is not None:
             if job.state is State.RUNNING:  # a worker that had given its slots back
-                self._server.tell_worker(job, {"slots": True})
+                self._server.tell_worker(job, {"slots": True, "gpus": self._visible_gpus(job)})
                 continue
             self._kills.refresh_if_stale(time.monotonic())
             try:
@@ -518,10 +518,15 @@ class Supervisor:
     def _start(self, job: Job) -> None:
         assert job.header is not None and job.grant is not None
         job.started = time.monotonic()
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._has_gpus else {}
-        parent = self._parents.start(job, job.header, gpus)
+        gpus = self._visible_gpus(job)
+        variables = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+        parent = self._parents.start(job, job.header, variables)
         if not parent.ready and parent.fileno() not in self._selector.get_map():
             self._register(parent, lambda: self._on_parent(parent))
+
+    def _visible_gpus(self, job: Job) -> str | None:
+        """Return the GPUs that *job* has, as ``CUDA_VISIBLE_DEVICES``; None if there are none."""
+        return ",".join(job.grant.gpus) if self._has_gpus and job.grant is not None else None
 
     def _flush(self) -> None:
         """Rewrite the journal if it is stale; send this turn's messages to parents and clients."""

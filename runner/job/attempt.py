@@ -100,7 +100,7 @@ class Invocation:
         """Prepare the process for the call; return the function and its arguments."""
         order = self._order
         self._phase = "environment setup"
-        _check_python(order.client.get("python", ""))
+        check_python(order.client.get("python", ""))
         if order.requirements is not None:
             self._phase = "requirements"
             requirements: Any = importlib.import_module(".requirements", __package__)
@@ -245,7 +245,7 @@ class Invocation:
 
     def _hint(self, error: BaseException, prefix: str, suffix: str = "") -> str:
         """Return advice about *error* between *prefix* and *suffix*; empty without advice."""
-        hint = _advice(error, self._phase, self._place)
+        hint = advice(error, self._phase, self._place)
         return hint and f"{prefix}{hint}{suffix}"
 
     def _own_frames(self, error: BaseException) -> int:
@@ -303,7 +303,7 @@ def _failure_reason(error: BaseException, phase: str) -> str:
     return "user error" if phase in ("execute", "result serialization") else "setup"
 
 
-def _check_python(submitted: str) -> None:
+def check_python(submitted: str) -> None:
     """Raise RuntimeError if this Python can't run the bytecode of the caller's (*submitted*)."""
     running = ".".join(map(str, sys.version_info[:3]))
     if submitted and submitted.split(".")[:2] != running.split(".")[:2]:
@@ -317,7 +317,7 @@ def _load_debugger() -> Any:
     return importlib.import_module(".debugger", __package__)
 
 
-def _advice(error: BaseException, phase: str, place: workspace.JobPlace) -> str:
+def advice(error: BaseException, phase: str, place: workspace.JobPlace) -> str:
     """Return advice that the message of *error* lacks; empty if there is none."""
     if _is_disk_full(error) and phase != "execute":
         return f"The disk of {place.cache} is full: free some space there"

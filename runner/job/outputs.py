@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import stat
 import sys
 import threading
@@ -72,6 +73,17 @@ def prepare_local(url: str) -> bool:
     private.make_folder(url)
     os.environ[VARIABLE] = url
     return True
+
+
+OWN_FOLDER = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
+"""Matches output directories that kinetic named; kinetic removes no directory that a user named."""
+
+
+def drop_if_empty(folder: str) -> None:
+    """Remove an output directory that kinetic has named, if it is empty."""
+    if OWN_FOLDER.fullmatch(folder):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 class _FileState(NamedTuple):

@@ -15,11 +15,33 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 WORKSPACE, RECORD = "workspace", ".record"
+BYTECODE = "__pycache__"
+"""A folder that no project has, because kinetic never packs one."""
+
 TICK_S, TICKS = 0.001, 50
 """The pause (seconds) and the number of checks whether a file system's clock has advanced."""
+
+
+class Record(NamedTuple):
+    """The mode of each folder and the state of each file in a workspace, by their paths there."""
+
+    folders: dict[str, int]
+    files: dict[str, list[int]]
+
+    @property
+    def newest(self) -> int:
+        """The time of the last change of a file, in nanoseconds."""
+        return max((state[-1] for state in self.files.values()), default=0)
+
+
+def take_record(root: str) -> Record:
+    """Return the state of all folders and files in the workspace *root*, without bytecode."""
+    record = Record({"": os.lstat(root).st_mode}, {})
+    _scan(root, "", record)
+    return record
 
 
 def can_keep(folder: str) -> bool:
@@ -38,7 +60,7 @@ def can_keep(folder: str) -> bool:
             with mmap.mmap(file.fileno(), 1) as content:
                 content[0] += 1
                 created = os.stat(probe).st_ctime_ns
-            if not _wait_past(created, probe):
+            if not wait_past(created, probe):
                 return False
             before = os.stat(probe).st_ctime_ns
             for _ in range(TICKS):
@@ -73,29 +95,26 @@ def write_record(work: str, digest: str, absent: Mapping[str, list[int]] | None 
     earlier states of files of the project that the workspace lacks now. If the file system's clock
     doesn't advance, kinetic writes no record, because a record could miss a change.
     """
-    root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
-    folders: dict[str, int] = {"": os.lstat(root).st_mode}
-    files = dict[str, list[int]](absent or {})
-    _scan(root, "", folders, files)
-    newest = max((state[-1] for state in files.values()), default=0)
-    fd = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    path, record = f"{work}/{digest}{RECORD}", take_record(f"{work}/{WORKSPACE}")
+    record.files.update(absent or {})
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(fd, "w", encoding="ascii") as file:
-        json.dump({"folders": folders, "files": files}, file)
-    if not _wait_past(newest, record):
-        os.unlink(record)
+        json.dump(record._asdict(), file)
+    if not wait_past(record.newest, path):
+        os.unlink(path)
 
 
-def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list[int]]) -> None:
-    """Add the mode of each folder and the state of each file below *folder*, by their paths."""
+def _scan(root: str, folder: str, record: Record) -> None:
+    """Add the mode of each folder and the state of each file below *folder* to *record*."""
     with os.scandir(root + folder) as entries:
         for entry in entries:
             path = f"{folder}/{entry.name}"
             status = entry.stat(follow_symlinks=False)
-            if entry.is_dir(follow_symlinks=False):
-                folders[path] = status.st_mode
-                _scan(root, path, folders, files)
-            else:
-                files[path] = _file_state(status)
+            if not entry.is_dir(follow_symlinks=False):
+                record.files[path] = state_of(status)
+            elif entry.name != BYTECODE:
+                record.folders[path] = status.st_mode
+                _scan(root, path, record)
 
 
 def restore(
@@ -123,7 +142,7 @@ def restore(
         if os.path.islink(root):
             raise NotADirectoryError(errno.ENOTDIR, "the workspace is a link", root)
         files = {path: state for path, state in known["files"].items() if path not in replaced}
-        if _restore(root, known["folders"], files, fill):
+        if bring_back(root, Record(known["folders"], files), fill):
             # The record keeps the replaced files, so that a later job gets them back.
             absent = known["files"].keys() - files.keys()
             write_record(work, digest, {path: known["files"][path] for path in absent})
@@ -138,20 +157,29 @@ def restore(
         os.umask(old_umask)
 
 
-def _restore(
+def bring_back(
     root: str,
-    folders: dict[str, int],
-    files: dict[str, list[int]],
+    record: Record,
     fill: Callable[[Iterable[str]], object],
-) -> bool:
-    """Restore folders and files; return whether a file had to be copied.
+    suspects: Collection[str] = (),
+    within: Collection[str] | None = None,
+) -> Collection[str]:
+    """Bring folders and files back to the state in *record*; return the files that were copied.
 
-    If no file has changed, the bytecode of these files stays, which saves compiling them again.
+    Copy the files *suspects*, too. With *within*, look at these folders only, not at subfolders. If
+    no file has changed, the bytecode of these files stays, which saves compiling them again. Call
+    it with the umask 0.
+
+    Raises:
+        OSError: A file or folder can't be removed or made.
     """
-    missing = dict.fromkeys(files)
+    folders, files = record
+    missing = {path: None for path in files if within is None or path.rpartition("/")[0] in within}
     bytecode: list[str] = []
     foreign: list[str] = []
     for folder, mode in folders.items():  # a folder comes before its subfolders
+        if within is not None and folder not in within:
+            continue
         path = root + folder
         try:
             if os.lstat(path).st_mode != mode:
@@ -165,7 +193,10 @@ def _restore(
                     if name not in folders:
                         is_bytecode = _has_bytecode_of(files, folder, entry)
                         (bytecode if is_bytecode else foreign).append(entry.path)
-                elif files.get(name) == _file_state(entry.stat(follow_symlinks=False)):
+                elif (
+                    files.get(name) == state_of(entry.stat(follow_symlinks=False))
+                    and name not in suspects
+                ):
                     del missing[name]
                 else:
                     os.unlink(entry.path)
@@ -178,7 +209,7 @@ def _restore(
             shutil.rmtree(path)
     if missing:
         fill(missing)
-    return bool(missing)
+    return missing
 
 
 def _has_bytecode_of(files: Collection[str], folder: str, candidate: os.DirEntry[str]) -> bool:
@@ -187,23 +218,24 @@ def _has_bytecode_of(files: Collection[str], folder: str, candidate: os.DirEntry
     Python compares a file's time in seconds, so it could take bytecode of a file that an earlier
     job has written for that of a later job's file.
     """
-    if candidate.name != "__pycache__":
+    if candidate.name != BYTECODE:
         return False
     with os.scandir(candidate) as entries:
-        return all(
+        found = [
             entry.name.endswith(".pyc")
             and entry.is_file(follow_symlinks=False)
             and f"{folder}/{entry.name.partition('.')[0]}.py" in files
             for entry in entries
-        )
+        ]
+    return bool(found) and all(found)
 
 
-def _file_state(status: os.stat_result) -> list[int]:
+def state_of(status: os.stat_result) -> list[int]:
     """Return the fields that tell one state of a file from another; the last is its ``ctime``."""
     return [status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _wait_past(moment: int, path: str) -> bool:
+def wait_past(moment: int, path: str) -> bool:
     """Touch *path* until its ``ctime`` is after *moment* (ns); return False after all `TICKS`."""
     for _ in range(TICKS):
         os.utime(path)

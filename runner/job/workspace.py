@@ -99,12 +99,19 @@ def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
         os.close(lock)
 
 
+_held: dict[str, int] = {}
+"""The descriptors of trees that this process has locked."""
+
+
 def _hold_tree(folder: str, tree: Tree) -> bool:
     """Lock *tree* until this process ends; return False if it no longer exists.
 
     The descriptor, which has the lock, stays open on purpose: the tree may be mounted.
     """
     try:
+        known = _held.get(tree.path)
+        if known is not None and os.path.samestat(os.fstat(known), os.stat(tree.path)):
+            return True
         fd = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
@@ -112,6 +119,7 @@ def _hold_tree(folder: str, tree: Tree) -> bool:
     if not os.path.isdir(tree.path):
         os.close(fd)
         return False
+    _held[tree.path] = fd
     os.utime(folder)
     return True
 
@@ -318,9 +326,22 @@ class JobPlace:
 
 
 def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
+    """Make the workspace, and let this process begin in it as the caller's process did.
+
+    Sets the working directory and ``sys.path``; see `make` for the errors.
+    """
+    make(code, objects, place)
+    root = f"{place.work}/{spares.WORKSPACE}"
+    imports = [root] if code is None else [_path_within(root, entry) for entry in code.sys_path]
+    os.chdir(_working_folder(code, root))
+    for entry in reversed(imports):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+
+
+def make(code: Code | None, objects: Objects, place: JobPlace) -> None:
     """Make the workspace, or restore one that an ended job has left (see `spares`).
 
-    Sets the working directory and ``sys.path`` of this process like those of the caller's process.
     Without *code*, the workspace is empty.
 
     Raises:
@@ -331,20 +352,34 @@ def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     root = f"{work}/{spares.WORKSPACE}"
     if code is None:
         os.mkdir(root, 0o700)
-    else:
-        changed = _read_overlay(code, objects)
-        if not place.reusable or not spares.restore(
-            work,
-            code.digest,
-            lambda missing: _copy_missing(code, objects, place, missing),
-            replaced={f"/{name}" for name in changed},
-        ):
-            tree, layers = _project_tree(code, objects, place), f"{work}/layers/workspace"
-            copied = make_view(tree, root, layers, mounts=place.mounts)
-            if copied and place.reusable:
-                spares.write_record(work, code.digest)
-        _apply(changed, root)
-    _enter_workspace(code, root)
+        return
+    changed = _read_overlay(code, objects)
+    if not place.reusable or not spares.restore(
+        work,
+        code.digest,
+        lambda missing: _copy_missing(code, objects, place, missing),
+        replaced={f"/{name}" for name in changed},
+    ):
+        tree, layers = _project_tree(code, objects, place), f"{work}/layers/workspace"
+        copied = make_view(tree, root, layers, mounts=place.mounts)
+        if copied and place.reusable:
+            spares.write_record(work, code.digest)
+    _apply(changed, root)
+    if (folder := _working_folder(code, root)) != root:
+        os.makedirs(folder, exist_ok=True)
+
+
+def _working_folder(code: Code | None, root: str) -> str:
+    return root if code is None else _path_within(root, code.cwd or "")
+
+
+def fill(code: Code, objects: Objects, place: JobPlace, missing: Iterable[str]) -> None:
+    """Copy the files *missing*, paths in the workspace, into it as they were submitted."""
+    changed = _read_overlay(code, objects)
+    names = {path.removeprefix("/") for path in missing}
+    _copy_missing(code, objects, place, [f"/{name}" for name in names - changed.keys()])
+    root = f"{place.work}/{spares.WORKSPACE}"
+    _apply({name: changed[name] for name in names & changed.keys()}, root)
 
 
 def _read_overlay(code: Code, objects: Objects) -> Mapping[str, Change | None]:
@@ -395,19 +430,6 @@ def _copy_missing(code: Code, objects: Objects, place: JobPlace, missing: Iterab
     tree = _project_tree(code, objects, place)
     for path in missing:
         copy_file(tree.path + path, f"{place.work}/{spares.WORKSPACE}{path}")
-
-
-def _enter_workspace(code: Code | None, root: str) -> None:
-    working_folder, imports = root, [root]
-    if code is not None:
-        working_folder = _path_within(root, code.cwd or "")
-        imports = [_path_within(root, entry) for entry in code.sys_path]
-        if working_folder != root:
-            os.makedirs(working_folder, exist_ok=True)
-    os.chdir(working_folder)
-    for entry in reversed(imports):
-        if entry not in sys.path:
-            sys.path.insert(0, entry)
 
 
 def prefer_jax(environment: MutableMapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import marshal
@@ -107,6 +108,8 @@ class ItemChild:
         order = replace(self._order) if self.stay else self._order
         arguments, is_bare = _decode_message(message, order)
         add_to_environment(order.variables())
+        if not self.stay:
+            os.chdir(self._workspace)  # an item may have removed this folder
         has_outputs = False
         with contextlib.suppress(OSError):  # the item's process tries again, and reports the error
             has_outputs = outputs.prepare_local(order.output_dir)
@@ -137,6 +140,9 @@ class ItemChild:
         """Run the item that was taken, in this fork of the interpreter."""
         self._stopping.install()
         gc.enable()
+        threads: Any = sys.modules.get("threading")
+        if threads is not None:
+            threads._main_thread._native_id = _thread.get_native_id()  # a fork inherits the ID
         self._limit_memory()
         if self._seeds_again:
             imports.seed_again()
@@ -155,8 +161,8 @@ class ItemChild:
 
     def share_imports(self, message: bytes) -> str:
         """Import the modules in *message*; return why this process must not fork any more."""
-        for name in [name for name in os.environ if name.startswith("KINETIC_")]:
-            del os.environ[name]  # those of an item
+        for name in (*self._order.variables(), outputs.VARIABLE):
+            os.environ.pop(name, None)
         problem = imports.import_all(pickle.loads(message))
         self._seeds_again = "numpy.random" in sys.modules
         if self._session is not None and not problem:

@@ -15,7 +15,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from .. import remote_runner
@@ -91,10 +91,15 @@ class Interpreter:
 
     After a fork, both processes copy each page of memory that they write to, which is most of the
     cost. So this process does little between two forks.
+
+    Args:
+        items: What the interpreter does with items.
+        own_files: Returns descriptors of the I/O process that the interpreter must not have.
     """
 
-    def __init__(self, items: ItemRunner) -> None:
+    def __init__(self, items: ItemRunner, own_files: Callable[[], Sequence[int]]) -> None:
         self._items = items
+        self._own_files = own_files
         self._pid = 0
         self._forked = mmap.mmap(-1, FORKED.size)  # a report would wake the I/O process
         self._commands = -1
@@ -196,8 +201,9 @@ class Interpreter:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                os.close(self._commands)
-                os.close(self.reports)
+                _signal.set_wakeup_fd(-1)
+                for fd in (self._commands, self.reports, *self._own_files()):
+                    os.close(fd)
                 processes.die_with(io_pid)
                 self._serve(command_read, report_write)
             finally:
@@ -209,9 +215,8 @@ class Interpreter:
 
     def _serve(self, commands: int, reports: int) -> NoReturn:
         os.setsid()  # signals of a terminal are for the I/O process
-        _signal.set_wakeup_fd(-1)
         _signal.pthread_sigmask(_signal.SIG_BLOCK, processes.STOP_SIGNALS)
-        for number in (*processes.STOP_SIGNALS, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+        for number in (*processes.STOP_SIGNALS, signal.SIGCHLD):
             _signal.signal(number, _signal.SIG_DFL)
         self._items.prepare()
         if self._items.stay:

@@ -76,6 +76,7 @@ class Supervisor:
         self._single = single  # then the job that the supervisor knows is the item
         self.has_slots = True
         self.asked_back = False
+        self.gpus: str | None = None
         self._buffer = b""
         directory = os.environ.get(MARK, "").rpartition(":")[0]
         folder = os.open(directory, os.O_RDONLY)
@@ -111,7 +112,9 @@ class Supervisor:
             self._buffer = self._buffer[end:]
             changed = changed or "news" in message
             if (slots := message.get("slots")) is not None:
-                self.has_slots, self.asked_back = self.has_slots or slots, not slots
+                self.asked_back = not slots
+            if "gpus" in message:  # otherwise the message only takes back that it asked
+                self.has_slots, self.gpus = True, message["gpus"]
         return changed
 
     def give_back(self) -> None:

@@ -10,16 +10,16 @@ import pickle
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..job import processes, workspace
+from ..job import outputs, processes, workspace
 from ..job.ends import End
-from ..job.opening import read_input
+from ..job.environment import add_to_environment
 from ..protocol import wire
-from ..protocol.outcomes import Death, encode_error, error_text, outcome_of_death
+from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
 from ..protocol.workers import EXIT_REPLACE, Terms, WorkerId
 from . import item, pull
@@ -34,6 +34,8 @@ from .interpreter import (
     Interpreter,
     Report,
 )
+from .kept_workspace import KeptWorkspace
+from .opening import failure_of, open_submission
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
@@ -44,6 +46,8 @@ DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 
 START_CHECK_S = 0.01
 """How often to check whether the process of a stopped item exists, in seconds."""
+
+GPUS = "CUDA_VISIBLE_DEVICES"
 
 EXIT_S = 10.0
 """How long the process of an item may take to exit, in seconds."""
@@ -144,11 +148,13 @@ class Channel(Protocol):
     """The connection of a worker to its platform.
 
     ``has_slots`` says whether the worker may run items. ``asked_back`` says that the platform wants
-    the slots after the current item, because another submission waits for them.
+    the slots after the current item, because another submission waits for them. ``gpus`` is the
+    value of ``CUDA_VISIBLE_DEVICES`` for the slots that the worker got last; None: as it began.
     """
 
     has_slots: bool
     asked_back: bool
+    gpus: str | None
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -204,6 +210,8 @@ class Worker:
         self._order_fields = {name: getattr(order, name) for name in wire.Order.__slots__}
         self._inputs = Inputs(objects, order.scope)
         self._input: StoredInput | None = None
+        self._workspace: KeptWorkspace | None = None
+        self._not_started: pull.Ended | None = None  # an item that couldn't be prepared
         self._guard: Guard | None = None
         self._output_end: int | None = None  # where the output of an item without outcome ends
         self._leaving: Guard | None = None  # its item is done, and its process exits
@@ -215,10 +223,10 @@ class Worker:
         self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
         self._imported = 0  # how many of them the interpreter has
         self._result = _result_file()
-        self._wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_terminate)
         signal.signal(signal.SIGCHLD, processes.ignore_signal)  # it wakes `_poll`
         processes.become_subreaper()
@@ -290,47 +298,43 @@ class Worker:
         return [(entry.name, entry.metadata) for entry in self._objects.list(operation.prefix)]
 
     def _open(self, operation: pull.Open) -> pull.OpeningFailure | None:
-        """Read the function, and make the workspace."""
-        order = self._submission.order
-        try:
-            function = read_input(self._objects, order.function)
-            init = self._submission.init
-            init_bytes = None if init is None else read_input(self._objects, init)
-            folder = os.getcwd()
-            workspace.prepare(order.code, self._objects, self._place)
-            items_folder = os.getcwd()
-            os.chdir(folder)
-        except Exception as exc:
-            text = error_text(exc, phase="setup")
-            text = replace(text, message=f"kinetic setup failed: {text.qualname}: {text.message}")
-            outcome = wire.Outcome(wire.Kind.ERROR, "setup", phase="setup", note=text.note)
-            body = encode_error(text, None)
-            content = body.content if isinstance(body.content, bytes) else b""
-            outcome = outcome._replace(body=body.digest)
-            passing = isinstance(exc, OSError)
-            return pull.OpeningFailure(outcome, content, text.message, passing)
+        """Prepare what all items share; see `opening`."""
+        submission, order = self._submission, self._submission.order
+        stay = submission.isolation == "worker"
+        opened = open_submission(
+            order, submission.init, self._objects, self._place, restores=not stay
+        )
+        if isinstance(opened, pull.OpeningFailure):
+            return opened
         context = item.Context(
             objects=self._objects,
             place=self._place,
             executor=self._executor,
             key=self._submission.key,
-            function=function,
-            init=init_bytes,
+            function=opened.function,
+            init=opened.init,
             data=order.data,
             memory_bytes=self._memory_bytes,
         )
-        stay = self._submission.isolation == "worker"
         items = ItemChild(
             order,
             context,
             self._result,
-            items_folder,
+            opened.folder,
             stay=stay,
             shares_imports=self._shared_imports is not None,
         )
-        self._interpreter = Interpreter(items)
+        self._workspace = opened.kept
+        self._interpreter = Interpreter(items, self._own_files)
         gc.freeze()  # what exists now stays
         return None
+
+    def _own_files(self) -> Sequence[int]:
+        """Return the descriptors that no process of an item may have."""
+        files = [self._wake_read, self._wake_write]
+        if self._channel is not None:
+            files.append(self._channel.fileno())
+        return files if self._workspace is None else [*files, *self._workspace.descriptors()]
 
     def _fetch(self, operation: pull.Fetch) -> bool | pull.Ended:
         if self._submission.terms.single:
@@ -350,6 +354,13 @@ class Worker:
         assert self._input is not None and interpreter is not None
         self._await_end()
         self._retire_interpreter()
+        if self._workspace is not None:
+            try:
+                self._workspace.restore()
+            except Exception as exc:
+                failure = failure_of(exc, "context extract", self._place)
+                self._not_started = pull.Ended(failure.outcome, failure.body)
+                return
         submission = self._submission
         changes: dict[str, Any] = {
             "job_id": submission.job_id(operation.item),
@@ -395,6 +406,7 @@ class Worker:
             import shutil  # it maps compression libraries, which every fork would inherit
 
             shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
+        outputs.drop_if_empty(guard.order.output_dir)
         self._output_end = _output_size()
         return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
 
@@ -436,10 +448,18 @@ class Worker:
             channel.give_back()
         while not channel.has_slots and not self._terminating:
             self._poll(None)
+        if channel.gpus is not None and channel.gpus != os.environ.get(GPUS):
+            self._await_end()
+            if self._interpreter is not None:
+                self._interpreter.end(self._submission.order.grace)  # it uses the other GPUs
+            add_to_environment({GPUS: channel.gpus})
         changed, self._changed = self._changed, False
         return changed
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
+        if (not_started := self._not_started) is not None:
+            self._not_started = None
+            return not_started
         if self._guard is None:
             self._retire_interpreter()
         deadline = time.monotonic() + operation.seconds

@@ -140,6 +140,36 @@ def test_jobs_without_a_gpu_do_not_wait_for_one() -> None:
     assert first.grant == Grant(1, ("0",))
 
 
+def test_submissions_take_turns() -> None:
+    table = Table(Slots(1))
+    names = ["a1", "a2", "a3", "b1", "b2", "c1"]
+    for name in names:
+        table.add(new_job(name, labels={SUBMISSION: name[0]}))
+    gone = table.jobs["b1"]
+    table.delete(gone)
+    order = []
+    while (job := table.take_next()) is not None:
+        order.append(job.name)
+        table.start(job, job.name)
+        table.record_exit(job, 1.0, status=0, out_of_memory=False)
+    assert order == ["a1", "b2", "c1", "a2", "a3"]
+
+
+def test_a_worker_that_pauses_lets_each_other_submission_go_first() -> None:
+    table = Table(Slots(1))
+    for name in ("a1", "b1", "b2", "c1"):
+        table.add(new_job(name, labels={SUBMISSION: name[0]}))
+    order = []
+    for _ in range(9):
+        job = table.take_next()
+        assert job is not None
+        order.append(job.name)
+        if job.state is State.QUEUED:
+            table.start(job, job.name)
+        table.pause(job)
+    assert order == ["a1", "b1", "c1", "a1", "b2", "c1", "a1", "b1", "c1"]
+
+
 def test_a_gpu_job_that_lacks_a_cpu_goes_first() -> None:
     table = Table(Slots(2, ("0",)))
     table.add(new_job("c1"))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
+import pickle
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
+from kinetic.accelerators import parse
 from kinetic.aio.local.cluster import LocalCluster
-from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
 from kinetic.errors import NotFound
 from tests.jobs import DEADLINE_S, gone, job_spec
 from tests.workers.process import KEY, Batch
@@ -39,11 +44,25 @@ def spec(batch: Batch, name: str) -> JobSpec:
 
 
 async def scale(
-    cluster: LocalCluster, batch: Batch, workers: int, *, name: str = NAME, **terms: Any
+    cluster: LocalCluster,
+    batch: Batch,
+    workers: int,
+    *,
+    name: str = NAME,
+    resources: Resources | None = None,
+    environment: Mapping[str, str] | None = None,
+    outputs: str = "",
+    **terms: Any,
 ) -> None:
     known = Terms(workers=workers, budgets=batch.budgets, **terms)
-    crew = Crew(terms=known, outputs=str(batch.folder / "outputs"))
-    await cluster.scale(spec(batch, name), crew, number=0, workers=workers)
+    crew = Crew(terms=known, outputs=outputs or str(batch.folder / "outputs"))
+    job = spec(batch, name)
+    job = replace(
+        job,
+        resources=resources or job.resources,
+        environment=environment or job.environment,
+    )
+    await cluster.scale(job, crew, number=0, workers=workers)
 
 
 async def workers_of(cluster: LocalCluster) -> list[Observation]:
@@ -282,3 +301,144 @@ async def test_an_item_that_is_deleted_looks_for_its_stop(
     await cluster.delete(names=[found.name])
     await final(batch)
     assert batch.states() == [wire.ItemState.CANCELLED]
+
+
+async def test_output_directories_that_stay_empty_disappear(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    def write(number: int) -> bool:
+        folder = Path(os.environ["KINETIC_OUTPUT_DIR"])
+        if number == 2:
+            (folder / "file").touch()
+        return folder.is_dir()
+
+    batch = Batch(tmp_path / "b", write, range(4))
+    outputs = tmp_path / "outputs" / "grp-000000000000"
+    await scale(cluster, batch, 2, outputs=str(outputs))
+    await final(batch)
+    assert all(batch.value(index) for index in range(4))
+    await eventually(lambda: [it.name for it in outputs.iterdir()] == ["2"])
+    (outputs / "2" / "file").unlink()
+
+    named = tmp_path / "mine"
+    again = Batch(tmp_path / "again", write, range(2))
+    await scale(cluster, again, 1, name="grp-000000000001-0", outputs=str(named))
+    await final(again)
+    assert sorted(it.name for it in named.iterdir()) == ["0", "1"], "they are the user's"
+
+
+async def test_a_worker_that_gets_other_gpus_shows_them_to_its_items(
+    home: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    def note_gpu(path: str) -> str | None:
+        import time
+
+        Path(f"{path}.begun").touch()
+        while not Path(path).exists():
+            time.sleep(0.01)
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def batch(name: str, count: int) -> Batch:
+        return Batch(
+            tmp_path / name, note_gpu, [str(tmp_path / f"{name}{n}") for n in range(count)]
+        )
+
+    environ |= {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b", "KINETIC_LOCAL_SLOTS": "4"}
+    cluster = LocalCluster(home, environ)
+    moving, held, other = batch("moving", 2), batch("held", 1), batch("other", 1)
+    gpu = Resources(accelerator=parse("gpu-l4"))
+    try:
+        for number, it in enumerate((moving, held, other)):
+            await scale(cluster, it, 1, name=f"grp-00000000000{number}-0", resources=gpu)
+            if it is not other:
+                await eventually((tmp_path / f"{it.folder.name}0.begun").exists)
+        (tmp_path / "moving0").touch()
+        await eventually((tmp_path / "other0.begun").exists)
+        assert not (tmp_path / "moving1.begun").exists(), "it has given its GPU back"
+        (tmp_path / "held0").touch()
+        (tmp_path / "moving1").touch()
+        await final(moving)
+        assert [moving.value(index) for index in range(2)] == ["GPU-a", "GPU-b"]
+        (tmp_path / "other0").touch()
+        await final(other)
+        assert other.value(0) == "GPU-a" and held.value(0) == "GPU-b"
+    finally:
+        await cluster.aclose()
+
+
+def describe(output: str) -> dict[str, Any]:
+    """Return what this process looks like to the user's code."""
+    import faulthandler
+    import gc
+    import logging
+    import resource
+    import sys
+    import threading
+    import warnings
+
+    main: Any = sys.modules["__main__"]
+    numbers = sorted(signal.valid_signals())
+    limits = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    return {
+        "cwd": os.getcwd(),
+        "environ": {**os.environ},
+        "umask": os.umask(0o22),
+        "argv": sys.argv,
+        "path": sys.path,
+        "finders": [getattr(it, "__name__", type(it).__name__) for it in sys.meta_path],
+        "flags": str(sys.flags),
+        "handlers": [str(signal.getsignal(number)).partition(" at ")[0] for number in numbers],
+        "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "wakeup": signal.set_wakeup_fd(-1),
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
+        "leads": (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()),
+        "nice": os.nice(0),
+        "oom": Path("/proc/self/oom_score_adj").read_text(),
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "streams": [(it.encoding, it.errors) for it in (sys.stdin, sys.stdout, sys.stderr)],
+        "main thread": threading.main_thread().native_id == threading.get_native_id(),
+        "collects": gc.isenabled(),
+        "main": (main.__name__, main.__package__, sorted(vars(main)), main.__spec__.name),
+        "filters": str(warnings.filters),
+        "logging": (logging.root.level, str(logging.root.handlers)),
+        "crashes": faulthandler.is_enabled(),
+        "outputs": (os.path.isdir(output), os.environ.get("KINETIC_OUTPUT_PATH")),
+    }
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
+async def test_an_item_is_like_a_job_of_its_own(
+    cluster: LocalCluster, tmp_path: Path, fresh: bool
+) -> None:
+    output = str(tmp_path / "b" / "outputs" / "0")
+    batch = Batch(tmp_path / "b", describe, [output], project={"a/b.txt": b"1"})
+    environment = {"PATH": os.environ["PATH"], "KINETIC_MINE": "x"}
+    if fresh:
+        environment["PYTHONHASHSEED"] = "7"
+    content = frames.pack([pickle.dumps(((output,), {}))])
+    batch.objects.create("arguments", content)
+    digest = hashlib.sha256(content).hexdigest()
+    job = spec(batch, "grp-000000000000-9")
+    order = replace(
+        job.order,
+        arguments=wire.Input("arguments", 0, len(content), digest),
+        job_id="grp-000000000000-0",
+        output_dir=output,
+        scope="alone/",
+    )
+    key = signing.submission_key(b"root", order.scope)
+    await cluster.launch(replace(job, order=order, environment=environment, key=key))
+    outcome = f"{wire.attempt_key(order.scope, 0, 1, 'outcome')}"
+    await eventually(lambda: batch.objects.exists(outcome))
+    alone = pickle.loads(frames.unpack(batch.objects.get(outcome)[0]).frames[0])
+    await scale(cluster, batch, 1, environment=environment)
+    await final(batch)
+    item = batch.value(0)
+
+    def plain(found: dict[str, Any]) -> Any:
+        work = found["cwd"].removesuffix("/workspace")
+        mark = found["environ"].pop("KINETIC_LOCAL_PROCESS").rpartition(":")[2]
+        found["finders"] = [it for it in found["finders"] if it != "Recorder"]
+        return json.loads(json.dumps(found).replace(work, "WORK").replace(mark, "MARK"))
+
+    assert plain(item) == plain(alone)

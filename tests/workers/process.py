@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from kinetic._runner.job.processes import LINUX
 from kinetic._runner.job.workspace import JobPlace
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
@@ -49,6 +52,9 @@ class Batch:
         init: Mapping[str, Callable[[], Any]] | None = None,
         recycle: int | None = None,
         memory_bytes: int | None = None,
+        project: Mapping[str, bytes] | None = None,
+        reusable: bool = True,
+        order: Mapping[str, Any] | None = None,
         **terms: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -68,7 +74,9 @@ class Batch:
             cloudpickle.unregister_pickle_by_value(module)
         self.objects.create(f"{SCOPE}manifest", b"")
         self._store(inputs)
-        order = wire.Order(
+        code = None if project is None else self._store_project(project)
+        fields: dict[str, Any] = {"code": code, **(order or {})}
+        whole = wire.Order(
             store=f"file://{folder}/store",
             scope=SCOPE,
             job_id="",
@@ -80,18 +88,28 @@ class Batch:
             timeout=timeout,
             grace=grace,
             prunable=prunable,
+            **fields,
         )
         self.budgets = RetryBudgets(user=terms.pop("retries", 0))
-        self.order_text = order.encode()
+        self.order_text = whole.encode()
         options = {"isolation": isolation, "init": stored_init, "recycle": recycle}
         terms = {"workers": workers, "budgets": self.budgets, **terms}
-        spec = (self.order_text, terms, options, memory_bytes)
+        spec = (self.order_text, terms, options, memory_bytes, reusable)
         (folder / "spec").write_bytes(pickle.dumps(spec))
 
     def _store_pickle(self, name: str, value: Any) -> wire.Input:
         content = frames.pack([cloudpickle.dumps(value)])
         self.objects.create(name, content)
         return wire.Input(name, 0, len(content), _sha256(content))
+
+    def _store_project(self, files: Mapping[str, bytes]) -> wire.Code:
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for name, body in files.items():
+                archive.writestr(name, body)
+        digest = _sha256(content.getvalue())
+        self.objects.create(f"code/{digest}.zip", content.getvalue())
+        return wire.Code(name=f"code/{digest}.zip", digest=digest)
 
     def _store(self, inputs: Sequence[Any]) -> None:
         # Not in a worker's process: its forks would run the callbacks of asyncio's modules.
@@ -254,7 +272,7 @@ def running(batch: Batch) -> Iterator[Batch]:
 
 def run(folder: Path, rank: int, restarts: int) -> int:
     """Run a worker in this process; return its exit code."""
-    text, terms, options, memory_bytes = pickle.loads((folder / "spec").read_bytes())
+    text, terms, options, memory_bytes, reusable = pickle.loads((folder / "spec").read_bytes())
     work = folder / f"work.{rank}.{restarts}"
     work.mkdir()
     submission = main.Submission(
@@ -266,7 +284,7 @@ def run(folder: Path, rank: int, restarts: int) -> int:
         **options,
     )
 
-    place = JobPlace(work=work, cache=folder / "cache", mounts=False)
+    place = JobPlace(work=work, cache=folder / "cache", mounts=LINUX, reusable=reusable)
     me = WorkerId(0, "j", rank, restarts)
     objects = DirectoryObjects(str(folder / "store"))
     worker = main.Worker(

@@ -1,0 +1,123 @@
+"""Open a submission: what all its items share is prepared once, in the worker's I/O process.
+
+It takes the steps of `kinetic._runner.job.attempt.Invocation` that don't depend on the item.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..job import attempt, workspace
+from ..job.opening import read_input
+from ..protocol import wire
+from ..protocol.outcomes import encode_error, error_text
+from . import pull
+from .kept_workspace import KeptWorkspace
+
+if TYPE_CHECKING:
+    from ..stores.objects import Objects
+
+
+class Opened(NamedTuple):
+    """What all items share: the pickles of the function and of ``init``, and the workspace.
+
+    ``folder`` is the working directory of the items. ``kept`` is None if no item finds the
+    workspace as it was submitted.
+    """
+
+    function: bytes
+    init: bytes | None
+    folder: str
+    kept: KeptWorkspace | None
+
+
+class _Steps:
+    """The step that is being taken, for the outcome of a failure."""
+
+    phase = "environment setup"
+
+
+def open_submission(
+    order: wire.Order,
+    init: wire.Input | None,
+    objects: Objects,
+    place: workspace.JobPlace,
+    *,
+    restores: bool,
+) -> Opened | pull.OpeningFailure:
+    """Prepare what all items share, and leave the working directory of this process as it is.
+
+    Args:
+        order: The order of the submission.
+        init: Where the pickle of ``init`` is.
+        objects: The store.
+        place: The directories of the worker.
+        restores: Whether each item finds the workspace as it was submitted.
+    """
+    steps = _Steps()
+    folder = os.getcwd()
+    try:
+        return _open(steps, order, init, objects, place, restores=restores)
+    except Exception as exc:
+        return failure_of(exc, steps.phase, place)
+    finally:
+        os.chdir(folder)
+
+
+def _open(
+    steps: _Steps,
+    order: wire.Order,
+    init: wire.Input | None,
+    objects: Objects,
+    place: workspace.JobPlace,
+    *,
+    restores: bool,
+) -> Opened:
+    attempt.check_python(order.client.get("python", ""))
+    if order.requirements is not None:
+        steps.phase = "requirements"
+        requirements: Any = importlib.import_module("..job.requirements", __package__)
+        requirements.install(order.requirements, objects, os.fspath(place.work))
+    steps.phase = "context extract"
+    kept = None
+    if restores:
+        kept = KeptWorkspace(order.code, objects, place)
+    else:
+        workspace.prepare(order.code, objects, place)
+    folder = os.getcwd()
+    with _downloading(steps):
+        function = read_input(objects, order.function)
+        init_bytes = None if init is None else read_input(objects, init)
+    return Opened(function, init_bytes, folder, kept)
+
+
+@contextlib.contextmanager
+def _downloading(steps: _Steps) -> Generator[None]:
+    steps.phase = "artifact download"
+    try:
+        yield
+    except ValueError:
+        steps.phase = "artifact verification"
+        raise
+
+
+def failure_of(exc: Exception, phase: str, place: workspace.JobPlace) -> pull.OpeningFailure:
+    """Return the outcome of an item for which a worker couldn't prepare what items share."""
+    text = error_text(exc, phase=phase)
+    advice = attempt.advice(exc, phase, place)
+    message = f"kinetic {phase} failed: {text.qualname}: {text.message}"
+    text = replace(text, message=f"{message}. {advice}" if advice else message)
+    body = encode_error(text, None)
+    now = time.time()
+    outcome = wire.Outcome(
+        wire.Kind.ERROR, "setup", phase=phase, started=now, ended=now, note=text.note
+    )
+    content = body.content if isinstance(body.content, bytes) else b""
+    outcome = outcome._replace(body=body.digest)
+    return pull.OpeningFailure(outcome, content, text.message, isinstance(exc, OSError))
