@@ -79,7 +79,8 @@ _ELSEWHERE = r"(asyncio|builtins|collections|logging|os|pathlib|subprocess|types
 _TYPE_VARIABLES = r"(kinetic\.(\w+\.)*)?(P|R|R_co|S|T|T_co|X)(\.args|\.kwargs)?|typing\.~P"
 _INTERNAL = (
     r"kinetic\.(\w+\.)*_.*|kinetic\.aio\.(infra\.\w+|kubernetes\.credentials)\.\w+"
-    r"|Archive|ByteStream|DebuggerAddress|Follow|Forwarder|Iteration|JobRef|OnFailure|Space|Study"
+    r"|Archive|ByteStream|Crew|DebuggerAddress|Follow|Forwarder|Iteration|JobRef|OnFailure|Space"
+    r"|Study|wire\.Order"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_ELSEWHERE}|{_TYPE_VARIABLES}|{_INTERNAL})"),

@@ -20,7 +20,6 @@ from absl import logging
 
 from kinetic._messages import handle_bundle, handle_repr
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import WorkerId
 from kinetic._tasks import in_thread, one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
@@ -28,7 +27,6 @@ from kinetic.aio import _engine as engine
 from kinetic.aio import _job_log
 from kinetic.aio._engine import implicit_client, results
 from kinetic.aio._engine.meter import Meter
-from kinetic.aio._engine.workers import name_of
 from kinetic.aio._log_printer import LogPrinter
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import (
@@ -881,9 +879,8 @@ class JobHandle(JobRecord, Generic[T]):
         attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
         if not attempts:
             await ref.submission.refuse_collected()
-        taken = [WorkerId.parse(attempts[number].worker) for number in sorted(attempts)]
-        last = next((worker for worker in reversed(taken) if worker is not None), None)
-        return None if last is None else name_of(last)
+        claimants = [it.worker for _, it in sorted(attempts.items()) if it.worker]
+        return engine.workers.name_of(claimants[-1]) if claimants else None
 
     @property
     def output_dir(self) -> str:

@@ -36,7 +36,7 @@ ONLY_SYNC = {
 }
 ONLY_ASYNC = {
     "JobHandle": {"account", "began_at", "bound", "bundle", "debugger", "facts"},
-    "BatchHandle": {"bundle", "facts", "let_run", "running_times"},
+    "BatchHandle": {"bundle", "facts", "let_run", "resume_alone", "running_times"},
     "Sweep": {"bundle", "facts", "follow", "is_short", "proposals", "read"},
     "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }

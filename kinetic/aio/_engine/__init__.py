@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         scratch as scratch,
         session as session,
         submission as submission,
+        workers as workers,
     )
     # isort: on
 

@@ -168,7 +168,7 @@ async def describe(submission: Submission, known: int) -> list[Worker]:
         item = None if waits else items.get(observation.executor)
         described.append(
             Worker(
-                name=name_of(worker),
+                name=name_of(str(worker)),
                 number=worker.rank,
                 round=worker.round,
                 restarts=worker.restarts,
@@ -182,6 +182,6 @@ async def describe(submission: Submission, known: int) -> list[Worker]:
     return described
 
 
-def name_of(worker: WorkerId) -> str:
-    """Return the name that a user sees."""
-    return f"{worker.round}.{worker.job}.{worker.rank}.{worker.restarts}"
+def name_of(worker: str) -> str:
+    """Return the name that a user sees of a `WorkerId`, which lacks the number of disruptions."""
+    return worker.rpartition(".")[0]
