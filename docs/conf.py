@@ -45,6 +45,7 @@ html_theme_options = {
 }
 html_title = "kinetic"
 html_show_sphinx = False
+html_search_scorer = str(HERE / "search_scorer.js")
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -79,8 +80,8 @@ _ELSEWHERE = r"(asyncio|builtins|collections|logging|os|pathlib|subprocess|types
 _TYPE_VARIABLES = r"(kinetic\.(\w+\.)*)?(P|R|R_co|S|T|T_co|X)(\.args|\.kwargs)?|typing\.~P"
 _INTERNAL = (
     r"kinetic\.(\w+\.)*_.*|kinetic\.aio\.(infra\.\w+|kubernetes\.credentials)\.\w+"
-    r"|Archive|ByteStream|Crew|DebuggerAddress|Follow|Forwarder|Iteration|JobRef|OnFailure|Space"
-    r"|Study|wire\.Order"
+    r"|Archive|ByteStream|Crew|DebuggerAddress|Follow|Forwarder|Goal|Iteration|JobRef|MapSettings"
+    r"|OnFailure|Snapshots|Space|Study|wire\.Order"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_ELSEWHERE}|{_TYPE_VARIABLES}|{_INTERNAL})"),
@@ -94,11 +95,12 @@ PAGES = {
     ROOT / "CODE_OF_CONDUCT.md": HERE / "code-of-conduct.md",
     ROOT / "CONTRIBUTING.md": HERE / "contributing.md",
     ROOT / "SECURITY.md": HERE / "reporting_vulnerabilities.md",
-    ROOT / "benchmarks" / "README.md": HERE / "performance.md",
+    ROOT / "benchmarks" / "README.md": HERE / "benchmarks.md",
 }
 _INCLUDE = re.compile(
     r"^```\{include\} (\S+)\n(?::start-after: (.+)\n:end-before: (.+)\n)?```$", re.MULTILINE
 )
+_CODE = re.compile(r"^```\{literalinclude\} (\S+)\n:language: (\w+)\n```$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
@@ -120,9 +122,13 @@ def _with_links_of_the_site(app: Sphinx, page: str, source: list[str]) -> None:
             text = text.partition(match[2])[2].partition(match[3])[0]
         return linked(text, file.parent)
 
+    def quoted(match: re.Match[str]) -> str:
+        return f"```{match[2]}\n{(folder / match[1]).read_text(encoding='utf-8')}```"
+
     # A page with an include links to no file outside docs: only included links get a new base.
     whole, count = _INCLUDE.subn(included, source[0])
-    source[0] = whole if count else linked(whole, folder)
+    # After the links: code may have text that looks like one.
+    source[0] = _CODE.sub(quoted, whole if count else linked(whole, folder))
 
 
 def _with_included_text(app: Sphinx, error: Exception | None) -> None:
@@ -130,7 +136,7 @@ def _with_included_text(app: Sphinx, error: Exception | None) -> None:
     for page in sorted(app.env.found_docs):
         text = Path(app.env.doc2path(page)).read_text(encoding="utf-8")
         copy = Path(app.outdir, "_sources", f"{page}.md.txt")
-        if _INCLUDE.search(text) and copy.exists():
+        if (_INCLUDE.search(text) or _CODE.search(text)) and copy.exists():
             source = [text]
             _with_links_of_the_site(app, page, source)
             copy.write_text(source[0], encoding="utf-8")

@@ -2,8 +2,9 @@
 
     python examples/batch_inference.py [FOLDER]
 
-The model goes to the store once, as kinetic.Data, and each job receives its path. A job writes its
-predictions to KINETIC_OUTPUT_PATH, and returns only how many there are. Items that fail run again.
+The model goes to the store once, as kinetic.Data, and each job receives its path. A job loads the
+model once, and it stays loaded for all files of the job. A job writes its predictions to
+KINETIC_OUTPUT_PATH, and returns only how many there are. Items that fail run again.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def main() -> None:
                 lines = (folder / "predictions.jsonl").read_text().splitlines()
                 predictions += [json.loads(line) for line in lines]
     predictions.sort(key=lambda prediction: prediction["positive"])
-    print(f"{len(predictions)} files in {len(inputs)} jobs")
+    print(f"{len(predictions)} files in {len(inputs)} jobs, each of which loaded the model once")
     print("worst:", *[prediction["file"] for prediction in predictions[:3]])
     print("best: ", *[prediction["file"] for prediction in predictions[-3:]])
 

@@ -1,5 +1,7 @@
 """Send a folder of data to a job, and fetch the files that it makes.
 
+    python examples/data_and_artifacts.py [FOLDER]    the folder for the files
+
 kinetic.Data uploads the folder once, by its content. The function receives a path. It writes its
 files to KINETIC_OUTPUT_PATH, and fetch_outputs() copies them here.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import csv
 import os
 import random
+import sys
 import tempfile
 from pathlib import Path
 from statistics import mean
@@ -44,7 +47,8 @@ def summarize(folder: Any) -> dict[str, float]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        data, results = Path(scratch, "stations"), Path(scratch, "results")
+        data = Path(scratch, "stations")
+        results = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch, "results")
         data.mkdir()
         write_temperatures(data)
         job = summarize.run_async(kinetic.Data(str(data)))

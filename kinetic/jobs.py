@@ -20,6 +20,7 @@ from collections.abc import (
     Generator,
     Iterable,
     Mapping,
+    Sequence,
 )
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +193,8 @@ class JobHandle(JobRecord, Generic[T]):
         """Return the numbers and short strings of the result by name, without unpickling it.
 
         kinetic keeps at most 1 KiB of them when the job ends. For a failure, ``error`` is its
-        type and the beginning of its message.
+        type and the beginning of its message. For a pruned job, ``step`` and ``value`` are its last
+        report.
         """
         return PORTAL.call(self._aio.noted)
 
@@ -742,16 +744,20 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self,
         path: str | os.PathLike[str],
         *,
-        direction: Literal["minimize", "maximize"] = "minimize",
+        direction: Literal["minimize", "maximize"] | None = None,
         metric: str | None = None,
+        compare: Sequence[BatchHandle[Any, Any]] = (),
     ) -> Path:
         """Write one self-contained HTML page about the batch, and return its absolute path.
 
         Args:
             path: The file to write; its folder must exist.
-            direction: Whether the lowest metric (``"minimize"``) or the highest is best.
-            metric: The result that ranks the items, such as ``"loss"``. None: the numeric result
-                with the most different values.
+            direction: Whether the lowest metric (``"minimize"``) or the highest is best. None: as
+                the sweep searches; the lowest if the batch isn't a sweep.
+            metric: The result that ranks the items, such as ``"loss"``. None: the metric of the
+                sweep, or the numeric result with the most different values.
+            compare: Other batches, which the page compares with this one. Their times count from
+                the start of each.
 
         Raises:
             ConfigurationError: The file can't be written, or no ended result has that metric.
@@ -761,7 +767,9 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
             batch.report("rates.html", metric="accuracy", direction="maximize")
         """
-        return PORTAL.call(self._aio.report, path, direction=direction, metric=metric)
+        others = [batch._aio for batch in compare]
+        report = self._aio.report
+        return PORTAL.call(report, path, direction=direction, metric=metric, compare=others)
 
     def records(self) -> list[dict[str, Any]]:
         """Return a flat dict for each item, as the batch is now, in the order of the inputs.
@@ -769,7 +777,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
         The fields are ``index``, ``job_id``, ``state``, ``reason``, ``attempts``, ``began_at``,
         ``ended_at``, and ``seconds`` of the last attempt. Each scalar of the input is a field such
         as ``input.rate``, and each scalar of the result one such as ``result.loss``. A result that
-        is a scalar itself is ``result``. Times are ``datetime`` in UTC, or None.
+        is a scalar itself is ``result``. A pruned item has no result: ``pruned.step`` and
+        ``pruned.value`` are its last report. Times are ``datetime`` in UTC, or None.
 
         Raises:
             NotFound: The batch was cleaned up.
@@ -797,14 +806,16 @@ class BatchHandle(NoSequence, Generic[T, X]):
     def best(
         self,
         metric: str | None = None,
-        direction: Literal["minimize", "maximize"] = "minimize",
+        direction: Literal["minimize", "maximize"] | None = None,
     ) -> dict[str, Any]:
         """Return the record of the best item so far, as in `records`; of equal ones, the first.
 
         Args:
-            metric: The numeric result that ranks the items, such as ``"loss"``. None: the only one.
-            direction: Whether the lowest metric (``"minimize"``, the default) or the highest is
-                best. An item whose metric is not a number (nan) never is.
+            metric: The numeric result that ranks the items, such as ``"loss"``. None: the metric of
+                the sweep, or the only one.
+            direction: Whether the lowest metric (``"minimize"``) or the highest is best. None: as
+                the sweep searches; the lowest if the batch isn't a sweep. An item whose metric is
+                not a number (nan) never is the best.
 
         Raises:
             ConfigurationError: No ended result has that metric; or *metric* is None, and the

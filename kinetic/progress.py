@@ -15,7 +15,8 @@ class Progress:
 
     Attributes:
         total: How many items there will be; None while unknown.
-        waiting, running, succeeded, failed, cancelled, lost: How many items are in each state.
+        waiting, running, succeeded, failed, cancelled, lost, pruned: How many items are in each
+            state. A pruned item doesn't count as succeeded.
         retried: How many attempts were retries.
         retried_after: Pairs of a reason, such as ``preempted``, and the number of retries after it.
             The most frequent reason is first. Only retries that this process has seen count.
@@ -23,6 +24,10 @@ class Progress:
         rate: Items that ended per second, over the last 30 s or the last 20 items.
         eta: Seconds until the last item ends at this rate; None while unknown.
         first_failure: One line about the first item that failed for good; empty if none failed.
+        best: In a sweep, the item with the best value so far, and this value; None without one.
+        rungs: In a sweep, pairs of a rung of the pruner, which is a step, and how many trials were
+            pruned after they had reached it, and no later one. If kinetic doesn't know the rungs,
+            it uses 1, 2, 4, 8, and so on. 0 is before the first rung.
         stopped: Why no more items start, such as a spent budget; empty if they may start.
         step: A long step that this process carries out, such as an upload; else empty.
     """
@@ -34,12 +39,15 @@ class Progress:
     failed: int = 0
     cancelled: int = 0
     lost: int = 0
+    pruned: int = 0
     retried: int = 0
     retried_after: tuple[tuple[str, int], ...] = ()
     elapsed: float = 0.0
     rate: float = 0.0
     eta: float | None = None
     first_failure: str = ""
+    best: tuple[int, float] | None = None
+    rungs: tuple[tuple[int, int], ...] = ()
     stopped: str = ""
     step: str = ""
 
@@ -51,7 +59,7 @@ class Progress:
     @property
     def ended(self) -> int:
         """How many items ended, in any way."""
-        return self.succeeded + self.failed + self.cancelled + self.lost
+        return self.succeeded + self.failed + self.cancelled + self.lost + self.pruned
 
     @property
     def finished(self) -> bool:
@@ -68,6 +76,7 @@ class Progress:
     def line(self) -> str:
         """Format the progress as one plain line."""
         parts = [self.counts()]
+        parts += [f"best {self.best_value()}"] if self.best is not None else []
         if self.finished:
             parts.append(f"took {format_duration(self.elapsed)}")
         else:
@@ -84,10 +93,15 @@ class Progress:
         hint = f" (batch.failures() lists all {unsuccessful:,})" if unsuccessful > 1 else ""
         return f"first failure{hint}: {self.first_failure}" if self.first_failure else ""
 
+    def best_value(self) -> str:
+        """Format the best value of a sweep, and its item; empty without one."""
+        return f"{self.best[1]:.6g} (item {self.best[0]})" if self.best is not None else ""
+
     def counts(self) -> str:
         """Format the counts of all states that have items."""
         counts = [
             (self.succeeded, "succeeded"),
+            (self.pruned, "pruned"),
             (self.failed, "failed"),
             (self.lost, "lost"),
             (self.cancelled, "cancelled"),

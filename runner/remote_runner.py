@@ -199,8 +199,10 @@ def _limit_exit(code: int, job_pid: int, report: Callable[[], object] | None) ->
     if os.getpid() == job_pid:
         try:
             if report is None:
-                report = importlib.import_module("kinetic_runner.job.processes").report_exit
-            report()
+                processes: Any = importlib.import_module("kinetic_runner.job.processes")
+                processes.report_exit()
+            else:
+                report()
         except Exception:  # the supervisor notices later that the process has ended
             pass
     time.sleep(EXIT_LIMIT_S - REPORT_EXIT_S)

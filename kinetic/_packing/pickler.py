@@ -9,7 +9,7 @@ kinetic's pickler differs from cloudpickle's in these rules:
   function assigns a global, all functions of the module see it. Modules may refer to each other.
 - ``__file__`` of the project's modules names the file in the job's workspace.
 - Code keeps the name of its file. The job finds the source in its workspace, or
-  in the pickle if the project doesn't have the file.
+  in the pickle if the project doesn't have the file. Code of a notebook has the cell's name.
 - A `Data` becomes the path of its content in the job.
 - A function that ``kinetic.run`` decorates becomes a function that runs in the job's process.
 """
@@ -319,7 +319,7 @@ class CallPickler(pickles.Pickler):
         text = "".join(linecache.getlines(file))
         if not text or len(text) > SOURCE_CHARACTERS:
             return None
-        return _StandIn((stand_ins.source_of, (file, text)))
+        return _StandIn((stand_ins.source_of, (_cell_of(file) or file, text)))
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
         self._used.append(module)
@@ -452,3 +452,12 @@ def _module_of(function: types.FunctionType) -> types.ModuleType | None:
     if isinstance(module, types.ModuleType) and vars(module) is function.__globals__:
         return module
     return None
+
+
+def _cell_of(file: str) -> str | None:
+    """Return IPython's name of the cell that it compiled as *file*, such as ``Cell In[3]``."""
+    if "IPython" not in sys.modules:
+        return None
+    shell: Any = typing.cast("Any", sys.modules["IPython"]).get_ipython()
+    label = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    return " ".join(found) if label is not None and (found := label(file)) else None

@@ -52,15 +52,17 @@ class Display:
         self._surface: Surface | None = None
         self._broken = False
 
-    def open(self, title: str) -> Entry | None:
+    def open(self, title: str, details: Callable[[], str] = str) -> Entry | None:
         """Show a batch from now on, and return its entry; the caller sets the entry's ``value``.
+
+        The drawing thread calls *details*, which returns HTML for a notebook.
 
         Return None if progress is off, or if the drawing thread can't start.
 
         Raises:
             ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
         """
-        return self._open(title, None, BATCH_DELAY_S)
+        return self._open(title, None, BATCH_DELAY_S, details)
 
     def show_step(self, step: Step) -> Callable[[], None]:
         """Show *step* until the returned function is called.
@@ -90,12 +92,18 @@ class Display:
         self._abandon_surface()
         Display.__init__(self)
 
-    def _open(self, title: str, value: Progress | Step | None, delay: float) -> Entry | None:
+    def _open(
+        self,
+        title: str,
+        value: Progress | Step | None,
+        delay: float,
+        details: Callable[[], str] = str,
+    ) -> Entry | None:
         """Begin an entry, to draw after *delay* seconds; see `open`."""
         mode = choose_mode(os.environ, sys.stderr)
         if mode == "off" or not self._start():
             return None
-        entry = Entry(title, value, begun=time.monotonic(), delay=delay)
+        entry = Entry(title, value, begun=time.monotonic(), delay=delay, details=details)
         self._commands.put((entry, None))
         return entry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TextIO, cast
 
 from kinetic._messages import one_line, suggest
@@ -71,12 +71,19 @@ class Entry:
     The entry gets a line from the time ``due`` on; ``drawn`` says whether it has had a line. If
     ``stays`` is true, its last line stays on the screen although the batch continues. ``context``
     is the context of the owner, so that a notebook shows the entry below the owner's cell.
+    ``details`` returns HTML that a notebook shows below the line.
     """
 
-    __slots__ = ("begun", "context", "drawn", "due", "stays", "title", "value")
+    __slots__ = ("begun", "context", "details", "drawn", "due", "stays", "title", "value")
 
     def __init__(
-        self, title: str, value: Progress | Step | None, *, begun: float, delay: float
+        self,
+        title: str,
+        value: Progress | Step | None,
+        *,
+        begun: float,
+        delay: float,
+        details: Callable[[], str] = str,
     ) -> None:
         self.title = one_line(title, 60)
         self.value = value
@@ -84,6 +91,7 @@ class Entry:
         self.due = begun + delay
         self.drawn = False
         self.stays = False
+        self.details = details
         self.context = contextvars.copy_context()
 
     @property

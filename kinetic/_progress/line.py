@@ -64,12 +64,15 @@ def _batch_parts(value: Progress) -> list[tuple[int, Text]]:
         (2, value.failed, "failed", "red"),
         (3, value.lost, "lost", "red"),
         (6, value.cancelled, "cancelled", "yellow"),
+        (6, value.pruned, "pruned", "yellow"),
         (5, value.running, "running", "cyan"),
         (9, value.waiting, "waiting", ""),
         (10, value.retried, "retried", "yellow"),
     ):
         if count:
             parts.append((rank, Text(f"{count:,} {name}", style)))
+    if value.best is not None:
+        parts.append((4, Text(f"best {value.best_value()}", "green")))
     if value.finished:
         return [*parts, (4, Text(format_duration(value.elapsed), "dim"))]
     if value.rate > 0:

@@ -213,7 +213,10 @@ def _bundle(entry: Entry) -> dict[str, str]:
     fraction = entry.value.fraction if entry.value is not None else None
     value = "" if fraction is None else f' value="{fraction:.4f}"'
     bar = f'<progress max="1"{value} style="width: 20em"></progress>'
-    return {"text/plain": line, "text/html": f"<div>{bar} {html.escape(line)}</div>"}
+    return {
+        "text/plain": line,
+        "text/html": f"<div>{bar} {html.escape(line)}</div>{entry.details()}",
+    }
 
 
 FIRST_LINE_S, MAX_INTERVAL_S = 10.0, 60.0

@@ -72,6 +72,7 @@ class State(IntEnum):
     FAILED = 3
     CANCELLED = 4
     LOST = 5
+    PRUNED = 6
 
     @property
     def bad(self) -> bool:
@@ -151,6 +152,7 @@ class Tally:
             failed=counts[State.FAILED],
             cancelled=counts[State.CANCELLED],
             lost=counts[State.LOST],
+            pruned=counts[State.PRUNED],
             retried=self._retried,
             retried_after=tuple(self._retried_after.most_common()),
             elapsed=self._age + now - self._begun,

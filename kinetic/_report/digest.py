@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
 
+from kinetic._progress.standing import Goal
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport, Item
 
@@ -59,18 +59,21 @@ class Statistics:
     """Statistics of all items. Seconds count from ``begun``, the start of the batch.
 
     ``states`` has moments, and how many items were in each `State` then. ``concurrency`` is how
-    many attempts ran at a time, ``peak`` its maximum, ``mean`` its average. ``retries`` has each
-    reason for retries, how many retries it caused, and of how many items.
+    many attempts ran from a time on: at least, on average, and at most, until the next such time.
+    ``peak`` is its maximum, and ``mean`` its average. ``rungs`` has each rung of a sweep, how many
+    trials were pruned there, and how many trials went on. ``retries`` has each reason for retries,
+    how many retries it caused, and of how many items.
     """
 
     begun: float
     seconds: float
     counts: Mapping[State, int]
     states: tuple[tuple[float, tuple[int, ...]], ...]
-    concurrency: tuple[tuple[float, int], ...]
+    concurrency: tuple[tuple[float, int, float, int], ...]
     peak: int
     mean: float
     durations: Durations | None
+    rungs: tuple[tuple[int, int, int], ...]
     retries: tuple[tuple[str, int, int], ...]
     failures: tuple[FailureGroup, ...]
     slowest: tuple[int, ...]
@@ -78,15 +81,8 @@ class Statistics:
 
 def compute_statistics(report: BatchReport) -> Statistics:
     """Compute the statistics of *report*."""
-    items = report.items
-    moments = [
-        moment
-        for item in items
-        for attempt in item.attempts
-        for moment in (attempt.begun, attempt.ended)
-        if moment is not None
-    ]
-    start = min([report.created or report.read_at, *moments])
+    items, moments = report.items, _moments(report)
+    start = begin_of(report)
     finished = report.total is not None and all(item.state > State.RUNNING for item in items)
     end = max(moments, default=start) if finished else max([report.read_at, *moments])
     seconds = max(0.0, end - start)
@@ -103,14 +99,30 @@ def compute_statistics(report: BatchReport) -> Statistics:
         seconds=seconds,
         counts=Counter(item.state for item in items),
         states=_states(items, start, end),
-        concurrency=_thin_out(changes),
+        concurrency=_in_intervals(changes, seconds),
         peak=max((count for _, count in changes), default=0),
         mean=busy_seconds / seconds if seconds else 0.0,
         durations=_durations(items, report.read_at),
+        rungs=_rungs(report),
         retries=_retries(items),
         failures=tuple(group_failures(items)),
         slowest=tuple(index for _, index in durations[:SLOWEST]),
     )
+
+
+def begin_of(report: BatchReport) -> float:
+    """Return when the batch began: its submission, or its first attempt by an earlier clock."""
+    return min([report.created or report.read_at, *_moments(report)])
+
+
+def _moments(report: BatchReport) -> list[float]:
+    return [
+        moment
+        for item in report.items
+        for attempt in item.attempts
+        for moment in (attempt.begun, attempt.ended)
+        if moment is not None
+    ]
 
 
 # --- over time -----------------------------------------------------------------------------
@@ -138,19 +150,31 @@ def _concurrency(items: Iterable[Item], start: float, end: float) -> list[tuple[
     return changes
 
 
-def _thin_out(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """Keep at most about 2 * `POINTS` changes: the minimum and maximum of each interval."""
-    if len(changes) <= 2 * POINTS:
-        return tuple(changes)
-    step = changes[-1][0] / POINTS or 1.0
-    intervals: dict[int, list[tuple[float, int]]] = {}
-    for seconds, count in changes:
-        intervals.setdefault(min(POINTS - 1, int(seconds / step)), []).append((seconds, count))
-    kept: list[tuple[float, int]] = []
-    for members in intervals.values():
-        low, high = min(members, key=itemgetter(1)), max(members, key=itemgetter(1))
-        kept += sorted({low, high})
-    return (*kept, changes[-1]) if kept[-1] != changes[-1] else tuple(kept)
+def _in_intervals(
+    changes: Sequence[tuple[float, int]], length: float
+) -> tuple[tuple[float, int, float, int], ...]:
+    """Return the least, the mean, and the greatest count of each interval.
+
+    An interval begins at each change. If that makes more than `POINTS`, the intervals have the same
+    length: a line through thousands of changes can't be read.
+    """
+    if len(changes) <= POINTS or length <= 0:
+        return tuple((seconds, count, count, count) for seconds, count in changes)
+    step = length / POINTS
+    found: list[tuple[float, int, float, int]] = []
+    position, count = 0, changes[0][1]
+    for number in range(POINTS):
+        at, end = number * step, (number + 1) * step
+        low = high = count
+        total, since = 0.0, at
+        while position < len(changes) and changes[position][0] < end:
+            total += count * (changes[position][0] - since)
+            since, count = changes[position]
+            low, high = min(low, count), max(high, count)
+            position += 1
+        found.append((at, low, (total + count * (end - since)) / step, high))
+    last = changes[-1][1]
+    return (*found, (length, last, last, last))
 
 
 def _states(
@@ -237,6 +261,43 @@ def _bins(ordered: Sequence[float]) -> tuple[tuple[float, float, int], ...]:
     positions = [0, *(bisect_right(ordered, edge) for edge in edges[1:-1]), len(ordered)]
     counts = (after - before for before, after in pairwise(positions))
     return tuple(zip(edges, edges[1:], counts, strict=False))
+
+
+# --- sweeps --------------------------------------------------------------------------------
+
+
+def _rungs(report: BatchReport) -> tuple[tuple[int, int, int], ...]:
+    """Return each rung at which trials were pruned, how many, and how many trials went on."""
+    if report.goal is None:
+        return ()
+    states = Counter(item.state for item in report.items)
+    pruned = [item.pruned for item in report.items if item.state is State.PRUNED]
+    rungs = Counter(map(report.goal.rung_of, pruned))
+    left, found = states[State.SUCCEEDED] + len(pruned), list[tuple[int, int, int]]()
+    for rung, count in sorted(rungs.items()):
+        left -= count
+        found.append((rung, count, left))
+    return tuple(found)
+
+
+def choose_curves(
+    reported: Sequence[int], items: Sequence[Item], goal: Goal | None, most: int
+) -> list[int]:
+    """Choose at most *most* of the items that have *reported*: the best ones, and every nth."""
+    if len(reported) <= most:
+        return [*reported]
+    values = {
+        index: value
+        for index in reported
+        if goal is not None and (value := goal.value_of(items[index].result)) is not None
+    }
+    is_low = goal is None or goal.direction == "minimize"
+    best = sorted(values, key=lambda index: values[index] if is_low else -values[index])
+    chosen = {*best[: most // 4]}
+    rest = [index for index in reported if index not in chosen]
+    step = len(rest) / (most - len(chosen))
+    chosen.update(rest[int(number * step)] for number in range(most - len(chosen)))
+    return sorted(chosen)
 
 
 # --- what went wrong -----------------------------------------------------------------------

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from kinetic._progress.standing import Goal
 from kinetic._progress.tally import State
 from kinetic._runner.protocol.notes import Note
 
 Direction = Literal["minimize", "maximize"]
 """Whether the best item has the lowest or the highest metric."""
+
+
+Curve = Sequence[tuple[int, float | Mapping[str, float]]]
+"""What an attempt has reported, in the order of its steps: pairs of a step and a value."""
 
 
 class Attempt(NamedTuple):
@@ -29,13 +34,19 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One item: its attempts in order, and the scalars of its input and its result."""
+    """One item: its attempts in order, and the scalars of its input and its result.
+
+    A pruned item has no result; ``pruned`` has the scalars of its last report. ``has_tail`` says
+    that its outcome has reports.
+    """
 
     index: int
     state: State = State.WAITING
     attempts: tuple[Attempt, ...] = ()
     input: Note = field(default_factory=dict[str, "bool | int | float | str | None"])
     result: Note = field(default_factory=dict[str, "bool | int | float | str | None"])
+    pruned: Note = field(default_factory=dict[str, "bool | int | float | str | None"])
+    has_tail: bool = False
 
     @property
     def last(self) -> Attempt | None:
@@ -58,6 +69,8 @@ class Item:
     @property
     def message(self) -> str:
         """Why the item has no value; empty while that isn't known."""
+        if self.state is State.PRUNED:
+            return f"pruned at step {self.pruned['step']}" if self.pruned else "pruned"
         failure = self.failure
         return (failure.message or failure.reason) if failure is not None else ""
 
@@ -80,11 +93,29 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """The curves of some items, by index, and how many items have reported."""
+
+    by_item: Mapping[int, Curve] = field(default_factory=dict[int, Curve])
+    reported: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of several batches that a page compares; ``first`` is the position of its first item."""
+
+    label: str
+    report: BatchReport
+    first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
     """A batch at the time ``read_at``, in seconds since 1970.
 
     ``total`` is None while the number of items isn't known. ``examples`` has one full failure of
     each group, by item. ``metric`` names the result that ranks the items. None: the page chooses.
+    ``goal`` is what a sweep searches for. ``parts`` are the batches of a comparison.
     """
 
     group_id: str
@@ -99,5 +130,8 @@ class BatchReport:
     total: int | None = None
     direction: Direction = "minimize"
     metric: str | None = None
+    goal: Goal | None = None
+    curves: Curves = field(default_factory=Curves)
+    parts: tuple[Part, ...] = ()
     items: tuple[Item, ...] = ()
     examples: Mapping[int, Example] = field(default_factory=dict[int, Example])

@@ -1,6 +1,13 @@
 "use strict";
 (() => {
-const facts = JSON.parse(document.getElementById("facts").textContent);
+/** What the reader has chosen; it stays when a live page is drawn again. */
+const kept = { query: "", hidden: new Set(), sort: { key: "item", down: false }, page: 0, choices: new Map(), open: new Set() };
+const skeleton = ["header", "main", "footer"].map((tag) => document.querySelector(tag).cloneNode(true));
+/** The figures, which are drawn again when the width changes. */
+let drawn = [];
+
+function draw(facts) {
+drawn = [];
 const STATES = facts.states;
 const byId = (id) => document.getElementById(id);
 
@@ -63,7 +70,15 @@ const when = (epoch) =>
 const raw = facts.items;
 const ROWS = raw.state.length;
 const rows = Array.from({ length: ROWS }, (_, row) => row);
-const indexOf = (row) => (raw.index === null ? row : raw.index[row]);
+/** A comparison numbers the items of all batches on; the reader sees the number within the batch. */
+const parts = facts.parts;
+const positionOf = (row) => (raw.index === null ? row : raw.index[row]);
+const partAt = (position) => parts.findLastIndex((part) => part.first <= position);
+const indexAt = (position) => (parts.length ? position - parts[partAt(position)].first : position);
+const nameAt = (position) => (parts.length ? `${indexAt(position)} of ${parts[partAt(position)].label}` : String(position));
+const indexOf = (row) => indexAt(positionOf(row));
+const nameOf = (row) => nameAt(positionOf(row));
+const jobOf = (row) => `${parts.length ? parts[partAt(positionOf(row))].group : facts.group}-${indexOf(row)}`;
 const rowOf = raw.index === null
   ? (index) => (index < ROWS ? index : undefined)
   : ((places) => (index) => places.get(index))(new Map(raw.index.map((index, row) => [index, row])));
@@ -94,7 +109,7 @@ function noted(column) {
   const at = (row) => column.values[row];
   return {
     name: column.name, of: column.of, numeric,
-    label: column.of === "result" ? `${column.name} (result)` : column.name,
+    label: column.of === "input" ? column.name : `${column.name} (${column.of})`,
     value: numeric
       ? (row) => (typeof at(row) === "number" ? at(row) : null)
       : (row) => at(row),
@@ -104,19 +119,22 @@ function noted(column) {
 }
 const columns = facts.columns.map(noted);
 const inputs = columns.filter((one) => one.of === "input");
-const results = columns.filter((one) => one.of === "result");
+const results = columns.filter((one) => one.of !== "input");
+const batchColumn = parts.length
+  ? { name: "batch", label: "batch", of: "", numeric: false, value: (row) => partAt(positionOf(row)), text: (row) => parts[partAt(positionOf(row))].label, texts: parts.map((part) => part.label) }
+  : null;
 const built = [
   { name: "took", label: "duration in seconds", of: "", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
   { name: "waited", label: "time waited in seconds", of: "", numeric: true, value: waitedOf, text: (row) => span(waitedOf(row)) },
   { name: "started", label: "start in seconds", of: "", numeric: true, value: begunOf, text: (row) => span(begunOf(row)) },
   { name: "item", label: "item number", of: "", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
 ];
-const axes = [...columns, ...built];
+const axes = [...(batchColumn ? [batchColumn] : []), ...columns, ...built];
 const noteOf = (row, some) => some.map((one) => [one.name, one.text(row)]).filter(([, text]) => text !== "")
   .map(([name, text]) => `${name}=${text}`).join(", ");
 
 function described(row) {
-  const words = [`item ${indexOf(row)}: ${stateOf(row)}`];
+  const words = [`item ${nameOf(row)}: ${stateOf(row)}`];
   if (takenOf(row) !== null) words.push(`took ${span(takenOf(row))}`);
   if (waitedOf(row) !== null) words.push(`waited ${span(waitedOf(row))}`);
   if (attemptsOf(row) > 1) words.push(plural(attemptsOf(row), "attempt"));
@@ -192,7 +210,7 @@ const px = (value) => Math.round(value * 10) / 10;
 
 // --- charts -----------------------------------------------------------------------------------
 
-const drawn = [];
+const widthOf = (node) => Math.max(280, Math.round(node.getBoundingClientRect().width) || 960);
 /** A figure that is drawn again when its width, or what is shown, changes. */
 function figure(parent, { title, describe, height, draw, after = [] }) {
   const id = `c${drawn.length}`;
@@ -200,7 +218,7 @@ function figure(parent, { title, describe, height, draw, after = [] }) {
   const caption = el("figcaption", { id: `${id}-d` });
   parent.append(el("figure", {}, el("h3", { id: `${id}-t` }, title), holder, caption, ...after));
   const again = () => {
-    const width = Math.max(280, Math.round(holder.getBoundingClientRect().width) || 960);
+    const width = widthOf(holder);
     const high = typeof height === "function" ? height(width) : height;
     const chart = svg("svg", {
       class: "chart", viewBox: `0 0 ${width} ${high}`, role: "img", "aria-labelledby": `${id}-t ${id}-d`,
@@ -248,12 +266,18 @@ function tabled(summary, heads, lines) {
 }
 
 function table(caption, heads, lines) {
+  const labels = heads.map(([text]) => (typeof text === "string" ? text : text.textContent));
   return el("div", { class: "wide", role: "region", "aria-label": caption, tabindex: 0 },
-    el("table", {}, el("caption", {}, caption),
-      el("thead", {}, el("tr", {}, heads.map(([text, numeric]) => el("th", { scope: "col", class: numeric === true && "num" }, text)))),
-      el("tbody", {}, lines.map((cells) => el("tr", {}, cells.map((cell, at) =>
-        el(at ? "td" : "th", { class: heads[at][1] === true ? "num" : heads[at][1] || "text", scope: at ? null : "row" }, cell)))))));
+    el("table", { role: "table" }, el("caption", {}, caption),
+      el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, heads.map(([text, numeric]) => el("th", { scope: "col", role: "columnheader", class: numeric === true && "num" }, text)))),
+      el("tbody", { role: "rowgroup" }, lines.map((cells) => el("tr", { role: "row" }, cells.map((content, at) =>
+        cell(at === 0, labels[at], heads[at][1] === true ? "num" : heads[at][1] || "text", content)))))));
 }
+
+/** A cell that a narrow screen shows on a line of its own, after its heading. */
+const cell = (heads, label, kind, content) => el(heads ? "th" : "td",
+  { class: kind, scope: heads ? "row" : null, role: heads ? "rowheader" : "cell", "data-label": label },
+  el("div", {}, content));
 
 // --- the head ---------------------------------------------------------------------------------
 
@@ -262,28 +286,28 @@ const states = (list) => STATES.map((name, at) => [name, list[at]]).filter(([, i
 function head() {
   const ended = facts.counts.slice(2).reduce((sum, items) => sum + items, 0);
   const over = facts.total !== null && ended >= facts.total;
-  byId("title").append(said(facts.name || facts.function || facts.group));
+  byId("title").append(said(parts.length ? `Comparison of ${plural(parts.length, "batch", "batches")}` : facts.name || facts.function || facts.group));
   const of = facts.total === null ? plural(facts.known, "item") + " so far" : plural(facts.total, "item");
   byId("subtitle").append(over
     ? `${of}, all ended after ${span(facts.seconds)}`
-    : `${of}; ${count(ended)} had ended ${span(facts.seconds)} after the start, when this report was written`);
+    : `${of}; ${count(ended)} had ended ${span(facts.seconds)} after the start, when this snapshot was taken`);
   const all = Math.max(1, facts.known);
   let at = 0;
-  const parts = [...states(facts.counts)].sort((a, b) => ORDER.indexOf(a[0]) - ORDER.indexOf(b[0]));
-  byId("bar").append(svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", role: "img", "aria-label": "Items by state: " + parts.map(([name, items]) => `${count(items)} ${name}`).join(", ") },
-    parts.map(([name, items]) => {
+  const shares = [...states(facts.counts)].sort((a, b) => ORDER.indexOf(a[0]) - ORDER.indexOf(b[0]));
+  byId("bar").append(svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", role: "img", "aria-label": "Items by state: " + shares.map(([name, items]) => `${count(items)} ${name}`).join(", ") },
+    shares.map(([name, items]) => {
       const wide = Math.max(1.5, (items / all) * 1000);
       const part = svg("rect", { class: `f-${name}`, x: px(at), y: 0, width: px(wide), height: 18 }, svg("title", {}, `${count(items)} ${name}`));
       at += wide;
       return part;
     })));
-  byId("legend").append(...parts.map(([name, items]) =>
+  byId("legend").append(...shares.map(([name, items]) =>
     el("li", {}, el("span", { class: `dot f-${name}` }), `${count(items)} ${name} (${percent(items, all)})`)));
   const about = [
-    ["Batch", facts.group], ["Function", facts.function], ["Started", when(facts.created)],
-    [over ? "Read" : "As of", when(facts.read_at)], ["Where", facts.where], ["Accelerator", facts.accelerator],
+    ["Batch", parts.length ? "" : facts.group], ["Function", facts.function], ["Started", parts.length ? "" : when(facts.created)],
+    ["Snapshot taken", when(facts.read_at)], ["Where", facts.where], ["Accelerator", facts.accelerator],
     ["Max concurrency", facts.limit === null ? "" : String(facts.limit)],
-    ["Concurrency", facts.peak ? `peak ${count(facts.peak)}, mean ${meanTold()}` : ""],
+    ["Concurrency", facts.peak && !parts.length ? `peak ${count(facts.peak)}, mean ${meanTold()}` : ""],
     ...facts.tags, ...facts.constants.map(([of, name, value]) => [`${name} (${of}, the same for all)`, number(value)]),
   ];
   byId("about").append(...about.filter(([, text]) => text !== "")
@@ -292,10 +316,10 @@ function head() {
 
 // --- what is shown: the filter ------------------------------------------------------------------
 
-const shown = { query: "", states: new Set(STATES), rows, sort: { key: "item", down: false }, page: 0 };
+const shown = { rows };
 const texts = new Array(ROWS);
 const textOf = (row) => (texts[row] ??= [
-  `item ${indexOf(row)}`, stateOf(row), ...columns.map((one) => one.text(row)), whyOf(row),
+  `item ${nameOf(row)}`, stateOf(row), ...columns.map((one) => one.text(row)), whyOf(row),
   ...(triesOf(row) || []).slice(1).map((one) => one[3]),
 ].join("\n").toLowerCase());
 
@@ -305,13 +329,13 @@ const COMPARE = {
 
 /** Return a test for each word of a search: `#17`, `lr<0.01`, `optimizer=adam`, `failure=2`, or any text. */
 function tests(query) {
-  const words = query.match(/"[^"]*"|\S+/g) || [];
+  const words = query.match(/[^\s"]*"[^"]*"|\S+/g) || [];
   return words.map((word) => {
     const exact = /^#(\d+)$/.exec(word);
     if (exact) return (row) => indexOf(row) === Number(exact[1]);
     const parts = /^([^<>="]+)(<=|>=|<|>|=)(.+)$/.exec(word);
     if (parts) {
-      const [, name, sign, wanted] = parts;
+      const [, name, sign] = parts, wanted = parts[3].replace(/^"|"$/g, "");
       const compare = COMPARE[sign];
       if (name === "failure") return (row) => groupOf(row) >= 0 && compare(groupOf(row) + 1, Number(wanted));
       if (name === "attempts") return (row) => compare(attemptsOf(row), Number(wanted));
@@ -327,15 +351,18 @@ function tests(query) {
 
 const later = [];
 function filter() {
-  const asked = tests(shown.query);
-  shown.rows = rows.filter((row) => shown.states.has(stateOf(row)) && asked.every((test) => test(row)));
-  shown.page = 0;
+  const asked = tests(kept.query);
+  shown.rows = rows.filter((row) => !kept.hidden.has(stateOf(row)) && asked.every((test) => test(row)));
+}
+function refilter() {
+  filter();
+  kept.page = 0;
   for (const again of later) again();
 }
 
 const search = el("input", {
   type: "search", id: "search", spellcheck: false, autocomplete: "off", "aria-describedby": "search-help",
-  input: debounced(() => { shown.query = search.value; filter(); }),
+  input: debounced(() => { kept.query = search.value; refilter(); }),
 });
 
 function debounced(work) {
@@ -343,15 +370,45 @@ function debounced(work) {
   return () => { clearTimeout(timer); timer = setTimeout(work, 120); };
 }
 
-function ask(query, focus) {
-  search.value = shown.query = query;
-  filter();
-  byId("items").scrollIntoView();
-  if (focus) byId("items").focus({ preventScroll: true });
+/** The search and the states, above all that shows only the items that match. */
+function filterBar() {
+  const place = byId("filter"), status = el("p", { role: "status" });
+  search.value = kept.query;
+  const boxes = states(facts.counts).map(([name]) => el("label", {}, el("input", { type: "checkbox", "data-key": `state ${name}`, checked: !kept.hidden.has(name), change: (event) => {
+    if (event.target.checked) kept.hidden.delete(name); else kept.hidden.add(name);
+    refilter();
+  } }), el("span", { class: `dot f-${name}` }), name));
+  const show = () => {
+    const of = ROWS < facts.known ? `${count(ROWS)} of ${count(facts.known)} items are listed: the failed ones first, the slowest, and every nth of the others. ` : "";
+    status.replaceChildren(`${of}${shown.rows.length === ROWS ? `All ${plural(ROWS, "item")}` : `${count(shown.rows.length)} of ${plural(ROWS, "item")} match`}.`);
+  };
+  place.append(el("form", { class: "controls", role: "search", submit: (event) => event.preventDefault() },
+    el("label", { for: "search" }, "Show the items that match", search),
+    el("fieldset", {}, el("legend", {}, "State"), ...boxes),
+    el("button", { type: "button", "data-key": "all", click: () => {
+      for (const box of place.querySelectorAll("[type=checkbox]")) box.checked = true;
+      kept.hidden.clear();
+      ask("", null);
+    } }, "Show all"), status),
+  el("p", { id: "search-help", class: "faint" }, "Type a text, an item number such as ", el("code", {}, "#0"), ", or a comparison such as ", el("code", {}, example()), ". All words must match."));
+  later.push(show);
+  show();
 }
 
-const reveal = (row) => ask(`#${indexOf(row)}`, true);
-const link = (row, text) => el("button", { type: "button", click: () => reveal(row) }, text);
+function ask(query, place) {
+  search.value = kept.query = query;
+  refilter();
+  if (!place) return;
+  byId(place).scrollIntoView();
+  byId(place).focus({ preventScroll: true });
+}
+
+/** Show one item in the table, with all that is known of it. */
+function reveal(row) {
+  kept.open.add(positionOf(row));
+  ask(`#${indexOf(row)}${parts.length ? ` batch="${batchColumn.text(row)}"` : ""}`, "items");
+}
+const link = (row, text) => el("button", { type: "button", "data-key": `reveal ${positionOf(row)}`, click: () => reveal(row) }, text);
 
 // --- failures -----------------------------------------------------------------------------------
 
@@ -360,11 +417,11 @@ function failures() {
   if (!facts.failures.length) { place.remove(); return; }
   const lines = facts.failures.map((group, at) => {
     const example = group.words === undefined ? null : el("details", {},
-      el("summary", {}, `Example: item ${group.example}`),
+      el("summary", {}, `Example: item ${nameAt(group.example)}`),
       group.words && group.words !== group.message ? el("p", {}, said(group.words)) : null,
       group.traceback ? el("pre", { tabindex: 0 }, group.traceback) : null,
       group.log ? [el("p", { class: "faint" }, "The end of its log:"), el("pre", { tabindex: 0 }, group.log)] : null);
-    const button = el("button", { type: "button", click: () => ask(`failure=${at + 1}`, true) }, plural(group.count, "item"), hidden(` of failure ${at + 1}`));
+    const button = el("button", { type: "button", click: () => ask(`failure=${at + 1}`, "items") }, plural(group.count, "item"), hidden(` of failure ${at + 1}`));
     return [String(at + 1), count(group.count), el("div", {}, said(group.message || "no message"), example), said(group.reason), button];
   });
   place.append(table("By message; numbers in messages are ignored", [["No.", true], ["Items", true], ["Message", "text why"], ["Reason"], ["Show", "brief"]], lines));
@@ -415,10 +472,17 @@ function colouring(column, some) {
   return { of, legend: [...named, ...missing] };
 }
 
-function chooser(label, options, chosen, change) {
-  const list = el("select", { change: () => change(options[list.selectedIndex]) },
-    options.map((one) => el("option", { selected: one === chosen }, one ? one.label : "nothing")));
+/** A list to choose from; a live page keeps the choice. */
+function chooser(label, key, options, chosen, change) {
+  const word = (one) => (one ? one.label : "nothing");
+  const list = el("select", { "data-key": key, change: () => { kept.choices.set(key, word(options[list.selectedIndex])); change(options[list.selectedIndex]); } },
+    options.map((one) => el("option", { selected: one === chosen }, word(one))));
   return el("label", {}, label, list);
+}
+/** The option that the reader has chosen before, or else *usual*. */
+function choiceOf(key, options, usual) {
+  const at = options.findIndex((one) => kept.choices.get(key) === (one ? one.label : "nothing"));
+  return at < 0 ? usual : options[at];
 }
 
 const different = new Map(columns.map((one) => [one, new Set(rows.map(one.value).filter((value) => value !== null)).size]));
@@ -435,22 +499,20 @@ const metrics = (() => {
 function plots() {
   const place = byId("results");
   const given = varying.filter((one) => one.of === "input");
-  const chosen = {
-    y: metrics[0] || built[0],
-    x: given.find((one) => one.numeric) || given[0] || varying.find((one) => one !== metrics[0] && one.numeric) || built[2],
-  };
-  chosen.colour = given.find((one) => one !== chosen.x) || null;
+  const options = axes.filter((one) => varying.includes(one) || built.includes(one) || one === batchColumn);
+  const usual = given.find((one) => one.numeric) || given[0] || varying.find((one) => one !== metrics[0] && one.numeric) || built[2];
+  const chosen = { y: choiceOf("y", options, metrics[0] || built[0]), x: choiceOf("x", options, usual) };
+  chosen.colour = choiceOf("color", [null, ...options], batchColumn || given.find((one) => one !== chosen.x) || null);
   if (!columns.length) {
     place.append(el("p", { class: "faint" }, "These inputs and results have no numbers or short texts. You can still plot the facts that every item has."));
   }
   const told = el("output", { class: "output", "aria-live": "polite" });
   const key = el("div", { class: "ramp", "aria-hidden": "true" });
   const redraw = () => { scatter(); if (parallel) parallel(); };
-  const options = axes.filter((one) => varying.includes(one) || built.includes(one));
   place.append(el("div", { class: "controls" },
-    chooser("Y", options, chosen.y, (one) => { chosen.y = one; redraw(); }),
-    chooser("X", options, chosen.x, (one) => { chosen.x = one; redraw(); }),
-    chooser("Color", [null, ...options], chosen.colour, (one) => { chosen.colour = one; redraw(); })));
+    chooser("Y", "y", options, chosen.y, (one) => { chosen.y = one; redraw(); }),
+    chooser("X", "x", options, chosen.x, (one) => { chosen.x = one; redraw(); }),
+    chooser("Color", "color", [null, ...options], chosen.colour, (one) => { chosen.colour = one; redraw(); })));
 
   const scatter = figure(place, {
     title: "Each item as a point",
@@ -458,7 +520,7 @@ function plots() {
     describe: () => {
       const some = shown.rows.filter((row) => chosen.x.value(row) !== null && chosen.y.value(row) !== null);
       const without = shown.rows.length - some.length;
-      return [said(chosen.y.label), " by ", said(chosen.x.label), ...(chosen.colour ? [", coloured by ", said(chosen.colour.label)] : []),
+      return [said(chosen.y.label), " by ", said(chosen.x.label), ...(chosen.colour ? [", colored by ", said(chosen.colour.label)] : []),
         `: ${plural(some.length, "point")}.`, without ? ` ${plural(without, "item")} without one of the two.` : "",
         " Arrow keys go from point to point, Enter shows the item."];
     },
@@ -483,18 +545,22 @@ function plots() {
   later.push(scatter);
 
   let parallel = null;
-  const across = [...given.slice(0, 7), ...varying.filter((one) => one.of === "result").slice(0, 3)];
-  if (across.length > 1 && given.length) {
+  const all = [...given.slice(0, 7), ...varying.filter((one) => one.of === "result").slice(0, 3)];
+  if (all.length > 1 && given.length) {
     const MOST = 800;
     const every = () => Math.max(1, Math.ceil(shown.rows.length / MOST));
+    // The names of axes that are closer can't be read: a narrow screen has fewer, the last ones of all.
+    const fitting = (width) => all.slice(-Math.max(2, Math.min(all.length, Math.floor((width - 120) / 68) + 1)));
+    const hiddenAt = () => all.slice(0, all.length - fitting(widthOf(place)).length);
     parallel = figure(place, {
       title: "Each item as a line through its inputs and results",
       height: 320,
       describe: () => ["Colored by ", said(chosen.y.label), ".", every() > 1 ? ` One of ${every()} items is drawn.` : "",
-        " The values of a text column are evenly spaced."],
+        " The values of a text column are evenly spaced.",
+        ...(hiddenAt().length ? [" This screen is too narrow for ", said(hiddenAt().map((one) => one.name).join(", ")), "."] : [])],
       draw: (chart, width, high) => {
-        const some = shown.rows.filter((_, at) => at % every() === 0);
-        const [top, bottom, side] = [42, high - 14, 46];
+        const across = fitting(width), some = shown.rows.filter((_, at) => at % every() === 0);
+        const [top, bottom, side] = [42, high - 14, 60];
         const gap = (width - 2 * side) / (across.length - 1);
         const scales = across.map((one) => scaleOfColumn(one, some, bottom, top));
         const colour = colouring(chosen.y, some);
@@ -528,8 +594,12 @@ function plots() {
     place.append(el("p", { class: "faint" }, "Left out to keep this page small: ", said(facts.left_out.join(", ")), "."));
 }
 
-/** What is under the pointer, or the point that the arrow keys have come to, is told in words. */
-function pointing(chart, points, width, told) {
+/**
+ * What is under the pointer, or the point that the arrow keys have come to, is told in words.
+ *
+ * The keys go through *points*; the pointer finds the item of the nearest of *near*.
+ */
+function pointing(chart, points, width, told, { near = points, mark = () => {} } = {}) {
   if (!points.length) return;
   const ring = svg("circle", { class: "over", r: 6, visibility: "hidden" });
   chart.append(ring);
@@ -539,16 +609,17 @@ function pointing(chart, points, width, told) {
     const [across, up, row] = points[at];
     fill(ring, { cx: px(across), cy: px(up), visibility: "visible" }, []);
     told.replaceChildren(said(described(row)));
+    mark(row);
   };
   const nearest = (event) => {
     const box = chart.getBoundingClientRect(), ratio = width / box.width;
     const [across, up] = [(event.clientX - box.left) * ratio, (event.clientY - box.top) * ratio];
     let found = -1, least = 20 ** 2;
-    points.forEach(([x, y], place) => {
+    near.forEach(([x, y], place) => {
       const far = (x - across) ** 2 + (y - up) ** 2;
       if (far < least) [found, least] = [place, far];
     });
-    return found;
+    return found < 0 || near === points ? found : points.findIndex((point) => point[2] === near[found][2]);
   };
   fill(chart, {
     tabindex: 0,
@@ -604,14 +675,14 @@ function importance(order) {
 function best() {
   const place = byId("best");
   if (!metrics.length) { place.remove(); return; }
-  const chosen = { metric: metrics[0], maximize: facts.direction === "maximize" };
   const directions = [{ label: "lowest", maximize: false }, { label: "highest", maximize: true }];
+  const chosen = { metric: choiceOf("metric", metrics, metrics[0]), ...choiceOf("best", directions, directions[Number(facts.direction === "maximize")]) };
   const top = el("div"), effects = el("div");
   const show = () => {
     const { metric } = chosen, order = ranked(metric, chosen.maximize), first = order.slice(0, TOP);
     top.replaceChildren(table(`The ${Math.min(TOP, order.length)} best of ${plural(order.length, "item")}`,
       [["Item", true], [said(metric.name), true], ["Took", true], ["Input", "text why"]],
-      first.map((row) => [link(row, String(indexOf(row))), metric.text(row), span(takenOf(row)), said(noteOf(row, inputs))])));
+      first.map((row) => [link(row, nameOf(row)), metric.text(row), span(takenOf(row)), said(noteOf(row, inputs))])));
     const shares = importance(order);
     effects.replaceChildren(el("h3", {}, "Importance of inputs"), shares.length
       ? table("The share of the ranking that an input explains alone, from 0 to 1", [["Input", "text"], ["Importance", true], ["", false]],
@@ -621,28 +692,33 @@ function best() {
     curve();
   };
   place.append(el("div", { class: "controls" },
-    chooser("Metric", metrics, chosen.metric, (one) => { chosen.metric = one; show(); }),
-    chooser("Best is", directions, directions[Number(chosen.maximize)], (one) => { chosen.maximize = one.maximize; show(); })), top);
+    chooser("Metric", "metric", metrics, chosen.metric, (one) => { chosen.metric = one; show(); }),
+    chooser("Best is", "best", directions, directions[Number(chosen.maximize)], (one) => { chosen.maximize = one.maximize; show(); })), top);
   const halves = el("div", { class: "columns" });
   place.append(halves);
   const better = (a, b) => (chosen.maximize ? a > b : a < b);
-  /** The items that ended with a value, in the order of their ends, and those that improved on all before. */
+  /** The items that ended with a value, in the order of their ends, and those that improved on all before, by batch. */
   const course = () => {
     const { metric } = chosen, end = (row) => begunOf(row) + (takenOf(row) || 0);
     const some = shown.rows.filter((row) => metric.value(row) !== null && begunOf(row) !== null).sort((a, b) => end(a) - end(b) || a - b);
-    const records = [];
-    for (const row of some) if (!records.length || better(metric.value(row), metric.value(records[records.length - 1]))) records.push(row);
-    return { some, records, end };
+    const lines = (parts.length ? parts.map((_, part) => some.filter((row) => batchColumn.value(row) === part)) : [some]).map((mine) => {
+      const records = [];
+      for (const row of mine) if (!records.length || better(metric.value(row), metric.value(records[records.length - 1]))) records.push(row);
+      return records;
+    });
+    return { some, lines, end };
   };
   const curve = figure(halves, {
     title: "Best so far",
     height: 240,
     describe: () => {
-      const { some, records } = course(), last = records[records.length - 1];
-      return some.length ? [`${plural(some.length, "item")}, ${plural(records.length, "improvement")}; best `, said(chosen.metric.name), `: ${chosen.metric.text(last)} (item ${indexOf(last)}).`] : "No item with this metric is shown.";
+      const { some, lines } = course();
+      if (!some.length) return "No item with this metric is shown.";
+      const told = (records) => [`${plural(records.length, "improvement")}; best `, said(chosen.metric.name), `: ${chosen.metric.text(records[records.length - 1])} (item ${nameOf(records[records.length - 1])}).`];
+      return [`${plural(some.length, "item")}, `, ...(parts.length ? ["by batch: ", ...lines.flatMap((records, part) => [" ", el("span", { class: "entry" }, el("span", { class: `dot k${shadeOf(part)}` }), said(`${parts[part].label}: ${records.length ? chosen.metric.text(records[records.length - 1]) : "none"}`))])] : told(lines[0]))];
     },
     draw: (chart, width, high) => {
-      const { some, records, end } = course();
+      const { some, lines, end } = course();
       if (!some.length) return;
       const [left, right, top, bottom] = [64, width - 12, 26, high - 26];
       const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
@@ -651,8 +727,10 @@ function best() {
       bottomAxis(chart, x, left, right, bottom, "", seconds(x));
       const at = (row) => [px(x.pixel(end(row))), px(y.pixel(chosen.metric.value(row)))];
       chart.append(svg("path", { class: "points cn", "stroke-width": some.length > 400 ? 3 : 5, d: some.map((row) => `M${at(row).join(" ")}h0`).join("") }));
-      const steps = records.map((row, place) => (place ? `H${at(row)[0]}V${at(row)[1]}` : `M${at(row).join(" ")}`));
-      chart.append(svg("path", { class: "step", d: `${steps.join("")}H${right}` }));
+      lines.forEach((records, part) => {
+        const steps = records.map((row, place) => (place ? `H${at(row)[0]}V${at(row)[1]}` : `M${at(row).join(" ")}`));
+        if (records.length) chart.append(svg("path", { class: parts.length ? `line c${shadeOf(part)}` : "step", d: `${steps.join("")}H${right}` }));
+      });
     },
   });
   halves.append(effects);
@@ -668,7 +746,7 @@ const meanTold = () => (facts.mean < 0.01 ? "less than 0.01" : number(Number(fac
 /** The limit as a line above the attempts, if it would not press them flat; 0 if not. */
 const limitDrawn = () => (facts.limit && facts.limit <= facts.peak * 2 ? facts.limit : 0);
 
-const ORDER = ["succeeded", "failed", "lost", "cancelled", "running", "waiting"];
+const ORDER = ["succeeded", "pruned", "failed", "lost", "cancelled", "running", "waiting"];
 
 /** Up to this many items have a row each; a lane has at least 4 pixels. */
 const ITEM_ROWS = 60, LANES = 150;
@@ -700,16 +778,21 @@ function lanesOf(some) {
   return lanes;
 }
 
-function overTime() {
-  const place = byId("time");
-  const frame = (width, high) => ({ left: 56, right: width - 12, top: 14, bottom: high - 26 });
+const frame = (width, high) => ({ left: 56, right: width - 12, top: 14, bottom: high - 26 });
+
+function timelines() {
+  const place = byId("timeline");
   const rowsTold = el("output", { class: "output", "aria-live": "polite" });
-  // One row for each item while rows stay readable; then each attempt in the first free lane.
-  const lined = () => (shown.rows.length <= ITEM_ROWS ? shown.rows.map((row) => ({ row, bars: barsOf(row) })) : lanesOf(shown.rows));
-  let lines = lined();
   const byItem = () => shown.rows.length <= ITEM_ROWS;
+  // One row for each item while rows stay readable; then each attempt in the first free lane.
+  const lined = () => {
+    if (byItem()) return shown.rows.map((row) => ({ row, bars: barsOf(row) }));
+    const some = parts.map((_, part) => lanesOf(shown.rows.filter((row) => batchColumn.value(row) === part)));
+    return parts.length ? some.flatMap((lanes, part) => lanes.slice(0, Math.floor(LANES / parts.length)).map((lane, at) => (at ? lane : { ...lane, label: parts[part].label }))) : lanesOf(shown.rows);
+  };
+  let lines = lined();
   const timeline = figure(place, {
-    title: "Timeline",
+    title: "When each attempt ran",
     height: () => Math.max(50, Math.min(lines.length, LANES) * (byItem() ? 16 : laneHeight(lines.length))) + 40,
     describe: () => {
       const items = plural(shown.rows.length, "item");
@@ -724,14 +807,15 @@ function overTime() {
       const tall = (bottom - top) / Math.max(1, Math.min(lines.length, LANES));
       bottomAxis(chart, x, left, right, bottom, "", seconds(x));
       const paths = {}, placed = [];
-      lines.slice(0, LANES).forEach(({ bars, row }, at) => {
+      lines.slice(0, LANES).forEach(({ bars, row, label }, at) => {
         const y = top + (at + 0.5) * tall;
         for (const bar of bars) {
           const from = Math.min(x.pixel(bar.from), right - SHORTEST), to = Math.max(x.pixel(bar.to), from + SHORTEST);
           (paths[bar.state] ??= []).push(`M${px(from)} ${px(y)}H${px(to - (to - from > 3 ? 0.6 : 0))}`);
           placed.push({ at, from, to, row: bar.row });
         }
-        if (row !== undefined) chart.append(svg("text", { x: left - 6, y: px(y) + 4, "text-anchor": "end" }, String(indexOf(row))));
+        const name = row !== undefined ? String(indexOf(row)) : label ? short(label, 8) : "";
+        if (name) chart.append(svg("text", { x: left - 6, y: px(y) + 4, "text-anchor": "end" }, name));
       });
       for (const state of ["waiting", ...ORDER.filter((name) => name !== "waiting")]) if (paths[state])
         chart.append(svg("path", { class: `bar s-${state}`, "stroke-width": px(Math.min(10, tall * 0.8)), opacity: state === "waiting" ? 0.35 : 1, d: paths[state].join("") }));
@@ -749,7 +833,11 @@ function overTime() {
     after: [rowsTold],
   });
   later.push(() => { lines = lined(); timeline(); });
+}
 
+function overTime() {
+  const place = byId("time");
+  if (parts.length) { place.remove(); return; }  // the batches ran at different times
   const halves = el("div", { class: "columns" });
   place.append(halves);
   const none = !facts.series.length;
@@ -781,11 +869,12 @@ function overTime() {
     after: [none ? null : tabled("As a table", [["After", true], ...STATES.map((state) => [state, true])], () =>
       facts.series.filter((_, at) => at % 8 === 0).map(([at, ...counts]) => [span(at), ...counts.map(count)]))],
   });
+  const banded = facts.concurrency.some(([, low, , high]) => low !== high);
   figure(halves, {
     title: "Concurrency",
     height: facts.peak ? 240 : 30,
     describe: () => facts.peak
-      ? `Attempts running at once: peak ${count(facts.peak)}, mean ${meanTold()}${limitDrawn() ? `; the dashed line is max_concurrent=${facts.limit}` : ""}.`
+      ? `Attempts running at once: peak ${count(facts.peak)}, mean ${meanTold()}${banded ? "; the line is the mean of each interval, and the area is its range" : ""}${limitDrawn() ? `; the dashed line is max_concurrent=${facts.limit}` : ""}.`
       : "No attempt has begun.",
     draw: (chart, width, high) => {
       if (!facts.peak) return;
@@ -794,16 +883,16 @@ function overTime() {
       const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
       const y = scaleOf([0, Math.max(facts.peak, limit)], bottom, top, { zero: true });
       leftAxis(chart, left, right, top, "", whole(y, 5));
-      let path = "";
-      facts.concurrency.forEach(([at, running], place) => {
-        path += place ? `H${px(x.pixel(at))}V${px(y.pixel(running))}` : `M${px(x.pixel(at))} ${px(y.pixel(running))}`;
-      });
-      chart.append(svg("path", { class: "under", d: `${path}V${bottom}H${left}Z` }), svg("path", { class: "step", d: path }));
+      const stepped = (part) => facts.concurrency.map((one, place) =>
+        place ? `H${px(x.pixel(one[0]))}V${px(y.pixel(one[part]))}` : `M${px(x.pixel(one[0]))} ${px(y.pixel(one[part]))}`).join("");
+      const back = () => [...facts.concurrency].reverse().map((one, place, all) =>
+        `V${px(y.pixel(all[Math.min(place + 1, all.length - 1)][1]))}H${px(x.pixel(all[Math.min(place + 1, all.length - 1)][0]))}`).join("");
+      chart.append(svg("path", { class: "under", d: banded ? `${stepped(3)}${back()}Z` : `${stepped(2)}V${bottom}H${left}Z` }), svg("path", { class: "step", d: stepped(2) }));
       if (limit) chart.append(svg("path", { class: "limit", d: `M${left} ${px(y.pixel(limit))}H${right}` }));
       bottomAxis(chart, x, left, right, bottom, "", seconds(x));
     },
-    after: [facts.peak ? tabled("As a table", [["After", true], ["Attempts that ran", true]], () =>
-      facts.concurrency.filter((_, at) => at % Math.ceil(facts.concurrency.length / 40) === 0).map(([at, running]) => [span(at), count(running)])) : null],
+    after: [facts.peak ? tabled("As a table", [["After", true], ["At least", true], ["On average", true], ["At most", true]], () =>
+      facts.concurrency.filter((_, at) => at % Math.ceil(facts.concurrency.length / 40) === 0).map(([at, low, mean, high]) => [span(at), count(low), number(mean), count(high)])) : null],
   });
 }
 
@@ -852,8 +941,8 @@ function durations() {
   const slow = facts.slowest.map((index) => rowOf(index)).filter((row) => row !== undefined);
   if (slow.length) {
     parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By duration of the last attempt", [["Item", true], ["Took", true], ["Waited", true], ["State", "brief"], ["Input", "text why"]],
-      slow.slice(0, 10).map((row) => [link(row, String(indexOf(row))), span(takenOf(row)), span(waitedOf(row)), stateOf(row), said(noteOf(row, inputs))])),
-    slow.length > 10 ? el("p", { class: "faint" }, "Sort the items by “took” for more.") : null));
+      slow.slice(0, 10).map((row) => [link(row, nameOf(row)), span(takenOf(row)), span(waitedOf(row)), stateOf(row), said(noteOf(row, inputs))])),
+    slow.length > 10 ? el("p", { class: "faint" }, "Sort the items by “Took” for more.") : null));
   }
   if (!found && !slow.length) place.append(el("p", { class: "faint" }, "Nothing has ended yet."));
 }
@@ -865,49 +954,51 @@ function retries() {
   place.append(table(`${plural(all, "retry", "retries")}, by the reason why the attempt before failed`, [["Reason"], ["Attempts", true], ["Items", true], ["", false]],
     facts.retries.map(([reason, tries, items]) => [said(reason), count(tries), count(items),
       svg("svg", { viewBox: "0 0 100 10", width: 120, height: 12, "aria-hidden": "true" }, svg("rect", { class: "column", width: px((100 * tries) / facts.retries[0][1]), height: 10 }))])));
-  place.append(el("p", {}, el("button", { type: "button", click: () => ask("attempts>1", true) }, "Show the retried items")));
+  place.append(el("p", {}, el("button", { type: "button", click: () => ask("attempts>1", "items") }, "Show the retried items")));
 }
 
 // --- the items ------------------------------------------------------------------------------------
 
-const PAGE = 100;
+/** A narrow screen shows each item as a card, which needs much more height. */
+const PAGE = innerWidth > 640 ? 100 : 20;
 
 function itemsTable() {
   const place = byId("items");
   const heads = [
-    { key: "item", name: "Item", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
+    { key: "item", name: "Item", numeric: true, value: positionOf, text: (row) => String(indexOf(row)) },
+    ...(batchColumn ? [{ key: "batch", name: "Batch", value: batchColumn.text, text: batchColumn.text }] : []),
     { key: "state", name: "State", value: stateOf, text: stateOf },
     { key: "started", name: "Started", numeric: true, value: begunOf, text: (row) => (begunOf(row) === null ? "" : `+${span(begunOf(row))}`) },
     { key: "waited", name: "Waited", numeric: true, value: waitedOf, text: (row) => span(waitedOf(row)) },
     { key: "took", name: "Took", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
-    { key: "attempts", name: "Attempts", numeric: true, value: attemptsOf, text: (row) => String(attemptsOf(row)) },
-    ...columns.map((one, at) => ({ key: `column ${at}`, name: one.name, of: one.of, numeric: one.numeric, value: one.numeric ? one.value : (row) => one.text(row) || null, text: one.text })),
+    { key: "attempts", name: "Attempts", numeric: true, value: attemptsOf, text: (row) => (attemptsOf(row) ? String(attemptsOf(row)) : "") },
+    ...columns.map((one) => ({ key: `${one.of} ${one.name}`, name: one.name, of: one.of, numeric: one.numeric, value: one.numeric ? one.value : (row) => one.text(row) || null, text: one.text })),
     ...(facts.failures.length ? [{ key: "why", name: "Why", value: (row) => whyOf(row) || null, text: whyOf, why: true }] : []),
   ];
-  const status = el("p", { role: "status" });
-  const body = el("tbody");
-  const names = el("tr");
-  const previous = el("button", { type: "button", click: () => turn(-1) }, "Previous");
-  const next = el("button", { type: "button", click: () => turn(1) }, "Next");
+  const labelOf = (head) => (head.of && head.of !== "input" ? `${head.name} (${head.of})` : head.name);
+  const body = el("tbody", { role: "rowgroup" });
+  const names = el("tr", { role: "row" });
+  const previous = el("button", { type: "button", "data-key": "previous", click: () => turn(-1) }, "Previous");
+  const next = el("button", { type: "button", "data-key": "next", click: () => turn(1) }, "Next");
   const pages = el("span");
-  const turn = (by) => { shown.page += by; show(); };
+  const turn = (by) => { kept.page += by; show(); };
+  const sort = (key, down) => { kept.sort = { key, down }; kept.page = 0; show(); };
 
   const buttons = heads.map((head) => {
     const arrow = el("span", { "aria-hidden": "true" });
-    const button = el("button", { type: "button", click: () => {
-      shown.sort = { key: head.key, down: shown.sort.key === head.key ? !shown.sort.down : false };
-      shown.page = 0;
-      show();
-    } }, said(head.name), arrow);
-    const cell = el("th", { scope: "col", class: head.numeric && "num" }, button, head.of === "result" ? el("span", { class: "faint" }, " result") : null);
-    names.append(cell);
-    return { head, cell, arrow };
+    const button = el("button", { type: "button", "data-key": `sort ${head.key}`, click: () => sort(head.key, kept.sort.key === head.key && !kept.sort.down) }, said(head.name), arrow);
+    const heading = el("th", { scope: "col", role: "columnheader", class: head.numeric && "num" }, button, head.of && head.of !== "input" ? el("span", { class: "faint" }, ` ${head.of}`) : null);
+    names.append(heading);
+    return { head, heading, arrow };
   });
+  // A narrow screen has no headings to sort by.
+  const orders = heads.flatMap((head) => [false, true].map((down) => ({ label: `${labelOf(head)}${down ? ", descending" : ""}`, key: head.key, down })));
+  const sorting = el("select", { "data-key": "sort", change: () => { const one = orders[sorting.selectedIndex]; sort(one.key, one.down); } }, orders.map((one) => el("option", {}, one.label)));
 
   const sorted = () => {
-    const { key, down } = shown.sort;
-    const head = heads.find((one) => one.key === key);
-    if (key === "item" && !down) return shown.rows;
+    const { key, down } = kept.sort;
+    const head = heads.find((one) => one.key === key) || heads[0];
+    if (head.key === "item" && !down) return shown.rows;
     return [...shown.rows].sort((a, b) => {
       const [x, y] = [head.value(a), head.value(b)];
       if (x === y) return a - b;
@@ -916,54 +1007,57 @@ function itemsTable() {
     });
   };
 
-  const attempts = (row) => {
-    const before = triesOf(row);
-    if (!before) return attemptsOf(row) ? "1" : "";
-    const [more, ...told] = before;
-    return el("details", {}, el("summary", {}, String(attemptsOf(row))), el("ol", { start: more + 1 }, told.map(([, taken, kind, reason]) =>
-      el("li", {}, said(reason || kind || "unknown"), taken === null ? "" : ` after ${span(taken)}`))));
+  /** All that is known of an item, and how to read its log. */
+  const details = (row) => {
+    const command = `kinetic jobs logs ${jobOf(row)}`;
+    const code = el("code", {}, command), copy = el("button", { type: "button", click: () => {
+      getSelection().selectAllChildren(code);
+      navigator.clipboard?.writeText(command).then(() => copy.replaceChildren("Copied"), () => {});
+    } }, "Copy");
+    const before = triesOf(row), [more, ...told] = before || [0];
+    const facts_ = [...[...inputs, ...results].map((one) => [one.of === "input" ? one.name : `${one.name} (${one.of})`, one.text(row)]), ["why", whyOf(row)]].filter(([, text]) => text !== "");
+    return [
+      el("dl", {}, facts_.map(([name, text]) => el("div", {}, el("dt", {}, said(name)), el("dd", {}, said(text))))),
+      before ? el("div", {}, "Earlier attempts:", el("ol", { start: more + 1 }, told.map(([, taken, kind, reason]) =>
+        el("li", {}, said(reason || kind || "unknown"), taken === null ? "" : ` after ${span(taken)}`)))) : null,
+      el("p", { class: "log" }, "Log: ", facts.live ? el("a", { href: `log/${positionOf(row)}`, target: "_blank", rel: "noopener" }, "the last lines") : null, facts.live ? ", or " : null, code, " ", copy),
+    ];
   };
 
   const show = () => {
     const all = sorted(), last = Math.max(0, Math.ceil(all.length / PAGE) - 1);
-    shown.page = Math.max(0, Math.min(last, shown.page));
-    const some = all.slice(shown.page * PAGE, (shown.page + 1) * PAGE);
-    body.replaceChildren(...some.map((row) => el("tr", {}, heads.map((head, at) => {
-      if (head.key === "attempts") return el("td", { class: "num" }, attempts(row));
-      if (head.key === "state") return el("td", { class: "brief" }, el("span", { class: `dot f-${stateOf(row)}` }), stateOf(row));
-      if (head.numeric) return el(at ? "td" : "th", { class: "num", scope: at ? null : "row" }, head.text(row));
-      return el("td", { class: head.why ? "text why" : "text" }, said(head.text(row)));
-    }))));
-    const of = ROWS < facts.known ? `${count(ROWS)} of ${count(facts.known)} items are listed: the failed ones first, the slowest, and every nth of the others. ` : "";
-    status.replaceChildren(`${of}${all.length === ROWS ? `All ${plural(ROWS, "item")}` : `${count(all.length)} of ${plural(ROWS, "item")} match`}; the plots above show the same ones.`);
-    pages.replaceChildren(`${count(shown.page * PAGE + (some.length ? 1 : 0))} – ${count(shown.page * PAGE + some.length)} of ${count(all.length)}`);
-    previous.disabled = shown.page === 0;
-    next.disabled = shown.page === last;
-    for (const { head, cell, arrow } of buttons) {
-      const mine = head.key === shown.sort.key;
-      if (mine) cell.setAttribute("aria-sort", shown.sort.down ? "descending" : "ascending");
-      else cell.removeAttribute("aria-sort");
-      arrow.replaceChildren(mine ? (shown.sort.down ? " ▼" : " ▲") : "");
+    kept.page = Math.max(0, Math.min(last, kept.page));
+    const some = all.slice(kept.page * PAGE, (kept.page + 1) * PAGE);
+    body.replaceChildren(...some.flatMap((row) => {
+      const key = positionOf(row), more = el("tr", { class: "more", role: "row", hidden: !kept.open.has(key) },
+        el("td", { colspan: heads.length, role: "cell" }, el("div", {}, kept.open.has(key) ? details(row) : null)));
+      const toggle = el("button", { type: "button", "data-key": `item ${key}`, "aria-expanded": String(kept.open.has(key)), click: () => {
+        if (!kept.open.delete(key)) { kept.open.add(key); more.firstChild.firstChild.replaceChildren(...details(row).filter(Boolean)); }
+        more.hidden = !kept.open.has(key);
+        toggle.setAttribute("aria-expanded", String(!more.hidden));
+      } }, String(indexOf(row)));
+      return [el("tr", { role: "row" }, heads.map((head, at) => {
+        if (head.key === "item") return cell(true, "Item", "num", toggle);
+        if (head.key === "state") return cell(false, "State", "brief", [el("span", { class: `dot f-${stateOf(row)}` }), stateOf(row)]);
+        return cell(false, labelOf(head), head.numeric ? "num" : head.why ? "text why" : "text", head.numeric ? head.text(row) : said(head.text(row)));
+      })), more];
+    }));
+    pages.replaceChildren(`${count(kept.page * PAGE + (some.length ? 1 : 0))} – ${count(kept.page * PAGE + some.length)} of ${count(all.length)}`);
+    previous.disabled = kept.page === 0;
+    next.disabled = kept.page === last;
+    sorting.selectedIndex = orders.findIndex((one) => one.key === kept.sort.key && one.down === kept.sort.down);
+    for (const { head, heading, arrow } of buttons) {
+      const mine = head.key === kept.sort.key;
+      if (mine) heading.setAttribute("aria-sort", kept.sort.down ? "descending" : "ascending");
+      else heading.removeAttribute("aria-sort");
+      arrow.replaceChildren(mine ? (kept.sort.down ? " ▼" : " ▲") : "");
     }
   };
 
-  const boxes = states(facts.counts).map(([name]) => el("label", {}, el("input", { type: "checkbox", checked: true, change: (event) => {
-    if (event.target.checked) shown.states.add(name); else shown.states.delete(name);
-    filter();
-  } }), el("span", { class: `dot f-${name}` }), name));
   place.append(
-    el("form", { class: "controls", role: "search", submit: (event) => event.preventDefault() },
-      el("label", { for: "search" }, "Search", search),
-      el("fieldset", {}, el("legend", {}, "State"), ...boxes),
-      el("button", { type: "button", click: () => {
-        for (const box of place.querySelectorAll("[type=checkbox]")) box.checked = true;
-        shown.states = new Set(STATES);
-        ask("", false);
-      } }, "Show all")),
-    el("p", { id: "search-help", class: "faint" }, "Type a text, an item number such as ", el("code", {}, "#0"), ", or a comparison such as ", el("code", {}, example()), ". All words must match."),
-    status,
+    el("div", { class: "controls narrow" }, el("label", {}, "Sort by", sorting)),
     el("div", { class: "wide", role: "region", "aria-label": "Items", tabindex: 0 },
-      el("table", {}, el("caption", {}, "A heading sorts by its column."), el("thead", {}, names), body)),
+      el("table", { role: "table" }, el("caption", {}, "A heading sorts by its column. The number of an item opens its details and its log."), el("thead", { role: "rowgroup" }, names), body)),
     el("div", { class: "controls pages" }, previous, pages, next));
   if (raw.unlisted) place.append(el("p", { class: "faint" }, `The earlier attempts of ${plural(raw.unlisted, "item")} are not listed, to keep this page small.`));
   later.push(show);
@@ -976,19 +1070,142 @@ function example() {
   return `${known.name}<${number(value === undefined ? 1 : Number(value.toPrecision(3)))}`;
 }
 
+// --- several batches, sweeps, and curves ---------------------------------------------------------------
+
+/** Which of the colors a batch has. */
+const shadeOf = (part) => (parts.length > 1 ? Math.round((part * (RAMP - 1)) / (parts.length - 1)) % RAMP : 3);
+
+function batches() {
+  const place = byId("batches");
+  if (!parts.length) { place.remove(); return; }
+  const states_ = (one) => states(one.counts).map(([name, items]) => `${count(items)} ${name}`).join(", ");
+  place.append(table("Times count from the start of each batch", [["Batch", "text"], ["ID", "text"], ["Function", "text"], ["Accelerator", "text"], ["Started"], ["Items", "text"], ["Took", true], ["p50", true], ["p95", true], ["Peak concurrency", true]],
+    parts.map((one, part) => [el("span", {}, el("span", { class: `dot k${shadeOf(part)}` }), said(one.label)), said(one.group), said(one.function), said(one.accelerator), when(one.created),
+      states_(one), span(one.seconds), span(one.p50), span(one.p95), count(one.peak)])));
+}
+
+function sweep() {
+  const place = byId("sweep"), found = facts.sweep;
+  if (!found) { place.remove(); return; }
+  const of = (name) => facts.counts[STATES.indexOf(name)], ended = facts.counts.slice(2).reduce((sum, items) => sum + items, 0);
+  const metric = metrics[0], sign = found.direction === "maximize" ? -1 : 1;
+  const best = metric && rows.filter((row) => metric.value(row) !== null).reduce((least, row) => (least === null || sign * metric.value(row) < sign * metric.value(least) ? row : least), null);
+  const told = [`${count(of("succeeded"))} of ${plural(ended, "ended trial")} ${of("succeeded") === 1 ? "is" : "are"} complete.`];
+  if (of("pruned")) told.push(` ${count(of("pruned"))} ${of("pruned") === 1 ? "was" : "were"} pruned (${percent(of("pruned"), ended)}).`);
+  place.append(el("p", {}, ...told));
+  place.append(el("p", {}, "Best so far: ", ...(typeof best === "number" ? [el("strong", {}, `${metric.text(best)}`), " by ", link(best, `trial ${nameOf(best)}`), ": ", said(noteOf(best, inputs))] : ["no trial is complete."])));
+  if (!found.rungs.length) return;
+  const most = Math.max(...found.rungs.map(([, pruned]) => pruned));
+  place.append(table("Pruned trials, by the last rung that they have reached", [["Rung", true], ["Pruned", true], ["Went on", true], ["", false]],
+    found.rungs.map(([rung, pruned, left]) => [rung ? `step ${count(rung)}` : "before the first", count(pruned), count(left),
+      svg("svg", { viewBox: "0 0 100 10", width: 120, height: 12, "aria-hidden": "true" }, svg("rect", { class: "f-pruned", width: px((100 * pruned) / most), height: 10 }))])));
+}
+
+function curves() {
+  const place = byId("curves"), found = facts.curves;
+  if (!found.shown.length) { place.remove(); return; }
+  const numbers = found.names.map((name, at) => ({ label: name || "value", at }));
+  const options = axes.filter((one) => varying.includes(one) || one === batchColumn);
+  const chosen = { number: choiceOf("curve", numbers, numbers[0]), colour: choiceOf("curve color", [null, ...options], batchColumn || metrics[0] || varying.find((one) => one.of === "input") || null) };
+  const told = el("output", { class: "output", "aria-live": "polite" }), key = el("div", { class: "ramp", "aria-hidden": "true" });
+  const drawnCurves = () => {
+    const wanted = new Set(shown.rows);
+    return found.shown.filter(([row]) => wanted.has(row))
+      .map(([row, at, numbers_]) => [row, at.map((step, place) => [step, (numbers_[chosen.number.at] || [])[place]]).filter(([, value]) => value !== null && value !== undefined)])
+      .filter(([, points]) => points.length);
+  };
+  place.append(el("div", { class: "controls" },
+    numbers.length > 1 ? chooser("Curve of", "curve", numbers, chosen.number, (one) => { chosen.number = one; show(); }) : null,
+    chooser("Color", "curve color", [null, ...options], chosen.colour, (one) => { chosen.colour = one; show(); })));
+  const show = figure(place, {
+    title: "What each item has reported",
+    height: (width) => Math.min(400, Math.max(280, width * 0.45)),
+    describe: () => {
+      const some = drawnCurves(), kinds = new Set(some.map(([row]) => stateOf(row)));
+      return [`${plural(some.length, "curve")} of `, said(chosen.number.label), " by step", ...(chosen.colour ? [", colored by ", said(chosen.colour.label)] : []), ".",
+        found.reported > found.shown.length ? ` ${count(found.reported)} items have reported; the page has the curves of ${count(found.shown.length)}: the best ones and every nth.` : "",
+        kinds.has("pruned") ? " A dot ends a pruned one." : "", " Arrow keys go from curve to curve, Enter shows the item."];
+    },
+    draw: (chart, width, high) => {
+      const some = drawnCurves(), points = some.flatMap(([row, list]) => list.map(([step, value]) => [step, value, row]));
+      const [left, right, top, bottom] = [64, width - 12, 26, high - 42];
+      const x = scaleOf(points.map(([step]) => step), left + 4, right - 8), y = scaleOf(points.map(([, value]) => value), bottom - 6, top + 6);
+      leftAxis(chart, left, right, top, chosen.number.label + (y.log ? ", logarithmic" : ""), y.ticks(6).map((value) => [y.pixel(value), number(value)]));
+      bottomAxis(chart, x, left, right, bottom, "step" + (x.log ? ", logarithmic" : ""), (wanted) => x.ticks(wanted).filter(Number.isInteger).map((value) => [x.pixel(value), count(value)]));
+      const colour = colouring(chosen.colour, some.map(([row]) => row));
+      key.replaceChildren(...(chosen.colour ? [said(`${chosen.colour.label}:`), ...colour.legend] : []));
+      const paths = new Map(some.map(([row, list]) => [row, list.map(([step, value], place) => `${place ? "L" : "M"}${px(x.pixel(step))} ${px(y.pixel(value))}`).join("") + (list.length === 1 ? "h0" : "")]));
+      const lines = Array.from({ length: RAMP + 1 }, () => []), ends = Array.from({ length: RAMP + 1 }, () => []);
+      for (const [row, list] of some) {
+        const [step, value] = list[list.length - 1];
+        lines[colour.of(row)].push(paths.get(row));
+        if (stateOf(row) === "pruned") ends[colour.of(row)].push(`M${px(x.pixel(step))} ${px(y.pixel(value))}h0`);
+      }
+      const shade = (at) => (at === RAMP ? "cn" : PALETTE[at]);
+      // Items without the value that colors the others, such as pruned ones, lie below them.
+      for (const at of [RAMP, ...PALETTE.keys()]) {
+        if (lines[at].length) chart.append(svg("path", { class: `curve ${shade(at)}`, d: lines[at].join("") }));
+        if (ends[at].length) chart.append(svg("path", { class: `points ${shade(at)}`, "stroke-width": 5, d: ends[at].join("") }));
+      }
+      const over = svg("path", { class: "over" });
+      chart.append(over);
+      const place_ = ([step, value, row]) => [x.pixel(step), y.pixel(value), row];
+      pointing(chart, some.map(([row, list]) => place_([...list[list.length - 1], row])), width, told,
+        { near: points.map(place_), mark: (row) => over.setAttribute("d", paths.get(row)) });
+    },
+    after: [key, told],
+  });
+  later.push(show);
+}
+
+/** A link to each section. */
+function contents() {
+  const more = { failures: facts.failures.length + facts.more_failures, items: facts.known };
+  byId("contents").append(el("ul", {}, [...document.querySelectorAll("main section")].map((section) =>
+    el("li", {}, el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent), more[section.id] ? ` (${count(more[section.id])})` : ""))));
+}
+
 // --- all of it --------------------------------------------------------------------------------------
 
+filter();
 head();
+filterBar();
+batches();
+sweep();
 best();
+curves();
 failures();
 plots();
+timelines();
+itemsTable();
 overTime();
 durations();
 retries();
-itemsTable();
-byId("foot").append(`Written by kinetic ${document.querySelector("meta[name=generator]").content.replace(/^kinetic /, "")} at ${when(facts.read_at)}. This page loads nothing and sends nothing. Times are those of the jobs' clocks.`);
+contents();
+byId("foot").append(`Written by kinetic ${document.querySelector("meta[name=generator]").content.replace(/^kinetic /, "")}. The snapshot was taken at ${when(facts.read_at)}. ${facts.live ? "This page asks only the kinetic command that serves it, on this machine." : "This page loads nothing and sends nothing."} Times are those of the jobs' clocks.`);
 for (const again of drawn) again();
-let wide = innerWidth;
-addEventListener("resize", debounced(() => { if (innerWidth !== wide) { wide = innerWidth; for (const again of drawn) again(); } }));
+}
+
+/** Draw new facts; the reader's choices, the place on the page, and the focus stay. */
+function renew(facts) {
+  const active = document.activeElement, key = active?.dataset?.key, id = active?.id;
+  const [start, end, top] = [active?.selectionStart, active?.selectionEnd, scrollY];
+  skeleton.forEach((node) => document.querySelector(node.localName).replaceWith(node.cloneNode(true)));
+  draw(facts);
+  const again = key ? [...document.querySelectorAll("[data-key]")].find((node) => node.dataset.key === key) : id ? document.getElementById(id) : null;
+  again?.focus({ preventScroll: true });
+  if (again && typeof start === "number") again.setSelectionRange(start, end);
+  scrollTo({ top, behavior: "instant" });
+}
+
+draw(JSON.parse(document.getElementById("facts").textContent));
+document.addEventListener("kinetic-facts", (event) => renew(event.detail));
+let wide = innerWidth, timer = 0;
+addEventListener("resize", () => {
+  if (innerWidth === wide) return;
+  wide = innerWidth;
+  clearTimeout(timer);
+  timer = setTimeout(() => { for (const again of drawn) again(); }, 120);
+});
 document.documentElement.dataset.ready = "yes";
 })();

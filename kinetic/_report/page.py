@@ -17,7 +17,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 from kinetic._messages import one_line, unstyled
 from kinetic._progress.tally import State
 from kinetic._report.digest import Durations, Statistics, compute_statistics
-from kinetic._report.facts import BatchReport, Item
+from kinetic._report.facts import BatchReport, Curve, Curves, Item, Part
 from kinetic._runner.protocol.notes import Scalar
 from kinetic._version import __version__
 
@@ -40,6 +40,15 @@ MAX_NAME, MAX_VALUE, MAX_MESSAGE, MAX_QUOTE = 100, 100, 300, 4000
 
 MAX_EXACT_INTEGER = 1 << 53
 """JavaScript can't hold greater numbers exactly; the page shows them as text."""
+
+LIVE = '<p id="live" role="status"></p>\n<script>{}</script>'
+"""What a live page has after the script of every page."""
+
+MAX_CURVE_POINTS = 40
+"""Maximum number of points of one curve within an item."""
+
+MAX_CURVE_NAMES = 8
+"""How many of the numbers that an item reports by name the page shows."""
 
 MIN_STEP_S = 1e-3
 """The smallest unit of times on the page, in seconds; a long batch has a larger unit."""
@@ -56,11 +65,30 @@ def limit(items: int) -> int:
 
 def render(report: BatchReport) -> str:
     """Return the page. It takes a second for 10,000 items: call it in a worker thread."""
+    return _page(report, "")
+
+
+def render_live(report: BatchReport) -> str:
+    """Return a page that asks its server for new facts, which `render_facts` returns."""
+    return _page(report, _read_part("live.js"))
+
+
+def render_facts(report: BatchReport, *, ended: bool) -> str:
+    """Return the facts of a live page as JSON; *ended* says that they are the last ones."""
+    budget = _ByteBudget(limit(len(report.items)))
+    facts = _facts(report, compute_statistics(report), budget)
+    return _json({**facts, "live": True, "ended": ended})
+
+
+def _page(report: BatchReport, live_script: str) -> str:
     style, script = _read_part("page.css"), _read_part("page.js")
     title = one_line(report.name or report.function or report.group_id, MAX_NAME)
+    scripts = [script, live_script] if live_script else [script]
+    allowed_scripts = " ".join(f"'{_hash(text)}'" for text in scripts)
+    connections = "connect-src 'self'; " if live_script else ""
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src {allowed_scripts}; "
+        f"{connections}base-uri 'none'; form-action 'none'"
     )
     parts = {
         "policy": policy,
@@ -68,15 +96,24 @@ def render(report: BatchReport) -> str:
         "title": html.escape(title),
         "style": style,
         "script": script,
+        "live": LIVE.format(live_script) if live_script else "",
     }
     page = _read_part("page.html")
     budget = limit(len(report.items)) - len(_fill(page, {**parts, "facts": ""}).encode())
-    parts["facts"] = _json(_facts(report, compute_statistics(report), _ByteBudget(budget)))
+    facts = _facts(report, compute_statistics(report), _ByteBudget(budget))
+    parts["facts"] = _json({**facts, "live": bool(live_script), "ended": not live_script})
     return _fill(page, parts)
 
 
+_INDENTATION_OR_COMMENT = re.compile(
+    r"^[ ]*(?:/\*\*.*?\*/|//.*?)\n|^[ ]+", re.MULTILINE | re.DOTALL
+)
+
+
 def _read_part(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """Return a part of the page without indentation and comments, to save 8 kB in each page."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return _INDENTATION_OR_COMMENT.sub("", text)
 
 
 def _fill(page: str, parts: dict[str, str]) -> str:
@@ -146,12 +183,17 @@ def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> 
         "read_at": report.read_at,
         "total": report.total,
         "known": len(report.items),
+        "parts": [_part(part) for part in report.parts],
+        "sweep": _sweep(report, statistics),
         "begun": round(statistics.begun, 3),
         "seconds": _round(statistics.seconds),
         "states": [state.name.lower() for state in State],
         "counts": [statistics.counts.get(state, 0) for state in State],
         "series": [[_round(seconds), *counts] for seconds, counts in statistics.states],
-        "concurrency": [[_round(seconds), count] for seconds, count in statistics.concurrency],
+        "concurrency": [
+            [_round(seconds), low, _round(mean, 4), high]
+            for seconds, low, mean, high in statistics.concurrency
+        ],
         "peak": statistics.peak,
         "mean": _round(statistics.mean),
         "durations": _durations(statistics.durations),
@@ -166,8 +208,41 @@ def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> 
         facts["failures"], groups = _failures(report, statistics, budget)
     facts["more_failures"] = len(statistics.failures) - len(facts["failures"])
     facts["items"] = _items(report, statistics, listed, groups, budget)
+    with budget.limited_to(0.3):
+        facts["curves"] = _curves(report.curves, listed, budget)
     facts["columns"], facts["constants"], facts["left_out"] = _columns(listed, budget)
     return facts
+
+
+def _part(part: Part) -> dict[str, Any]:
+    """Return what a comparison shows of one of its batches."""
+    statistics = compute_statistics(part.report)
+    durations = statistics.durations
+    return {
+        "label": one_line(part.label, MAX_NAME),
+        "group": part.report.group_id,
+        "function": one_line(part.report.function, MAX_NAME),
+        "accelerator": one_line(part.report.accelerator, MAX_NAME),
+        "created": part.report.created,
+        "first": part.first,
+        "known": len(part.report.items),
+        "counts": [statistics.counts.get(state, 0) for state in State],
+        "seconds": _round(statistics.seconds),
+        "peak": statistics.peak,
+        "p50": None if durations is None else _round(durations.p50),
+        "p95": None if durations is None else _round(durations.p95),
+    }
+
+
+def _sweep(report: BatchReport, statistics: Statistics) -> dict[str, Any] | None:
+    """Return what the page shows of a sweep besides its trials; None for another batch."""
+    if report.goal is None:
+        return None
+    return {
+        "direction": report.goal.direction,
+        "metric": report.goal.metric,
+        "rungs": [list(rung) for rung in statistics.rungs],
+    }
 
 
 def _durations(durations: Durations | None) -> dict[str, Any] | None:
@@ -321,10 +396,43 @@ def _messages(
     return message_of_row, messages
 
 
+def _curves(curves: Curves, listed: Sequence[Item], budget: _ByteBudget) -> dict[str, Any]:
+    """Return the curves that fit, each with its row, its steps, and the values of each name."""
+    names: list[str] = []
+    shown: list[list[Any]] = []
+    for row, item in enumerate(listed):
+        points = _thin_out(curves.by_item.get(item.index, ()))
+        if not points:
+            continue
+        dicts: list[Mapping[str, float]] = [
+            value if isinstance(value, Mapping) else {"": value} for _, value in points
+        ]
+        for name in dict.fromkeys(name for values in dicts for name in values):
+            if name not in names and len(names) < MAX_CURVE_NAMES:
+                names.append(name)
+        columns = [
+            [None if name not in values else _round(values[name]) for values in dicts]
+            for name in names
+        ]
+        curve = [row, [step for step, _ in points], columns]
+        if budget.reserve_if_fits(curve):
+            shown.append(curve)
+    labels = [one_line(name, MAX_NAME) for name in names]
+    return {"names": labels, "shown": shown, "reported": curves.reported}
+
+
+def _thin_out(curve: Curve) -> Curve:
+    """Return at most `MAX_CURVE_POINTS` points, with the first and the last one."""
+    if len(curve) <= MAX_CURVE_POINTS:
+        return curve
+    step = (len(curve) - 1) / (MAX_CURVE_POINTS - 1)
+    return [curve[round(number * step)] for number in range(MAX_CURVE_POINTS)]
+
+
 # --- inputs and results --------------------------------------------------------------------
 
 _Column = tuple[str, str]
-"""A column: ``input`` or ``result``, and the name of the value that it shows."""
+"""A column: ``input``, ``result``, or ``pruned``, and the name of the value that it shows."""
 
 
 def _columns(
@@ -332,10 +440,9 @@ def _columns(
 ) -> tuple[list[dict[str, Any]], list[list[Any]], list[str]]:
     """Return the columns, the values that all items share, and the names of omitted columns."""
     values: dict[_Column, dict[int, Scalar]] = {}
-    for source in ("input", "result"):
+    for source in ("input", "result", "pruned"):
         for row, item in enumerate(listed):
-            note = item.input if source == "input" else item.result
-            for name, value in note.items():
+            for name, value in getattr(item, source).items():
                 values.setdefault((source, name), {})[row] = value
     constants: list[list[Any]] = []
     columns: dict[_Column, dict[str, Any]] = {}
@@ -343,7 +450,7 @@ def _columns(
     name_budget = _ByteBudget(budget.remaining // 50)
     budget.remaining -= name_budget.remaining
     # Numeric columns get space first, because the page plots them; results and inputs alternate.
-    counts = {"input": itertools.count(), "result": itertools.count()}
+    counts = {source: itertools.count() for source in ("input", "result", "pruned")}
     ranks = {column: next(counts[column[0]]) for column in values}
     for column in sorted(
         values, key=lambda column: (not _is_numeric(values[column].values()), ranks[column])

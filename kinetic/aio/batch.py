@@ -7,7 +7,7 @@ import contextlib
 import os
 import types
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
@@ -24,7 +24,7 @@ from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.iteration import Consumer
 from kinetic.aio._engine.progress import ShownProgress, progress
-from kinetic.aio.job import JobHandle
+from kinetic.aio.job import JobHandle, shown_status
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
     BackendError,
@@ -41,6 +41,9 @@ from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succee
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
 from kinetic.worker import Worker
+
+if TYPE_CHECKING:
+    from kinetic.aio._engine.report import Snapshots
 
 __all__ = ["BatchHandle"]
 
@@ -119,6 +122,15 @@ class BatchHandle(NoSequence, Generic[T, X]):
             notebook.follow_batch(self._batch)
         counts = notebook.counts_of(self._batch)
         return handle_bundle("BatchHandle", self.facts(), counts, self._report)
+
+    def show(self, details: Callable[[], str]) -> ShownProgress:
+        """Show the batch's line in an ``async with`` block, in notebooks with *details*; internal.
+
+        Args:
+            details: Return HTML to show below the line; any thread may call this function.
+        """
+        self._batch.details = details
+        return ShownProgress(self._here(), self._progress)
 
     def facts(self) -> dict[str, object]:
         """Return what is known without a request; for display, not for programs."""
@@ -242,6 +254,14 @@ class BatchHandle(NoSequence, Generic[T, X]):
         for _, status in await self.statuses():
             counts[status.value] = counts.get(status.value, 0) + 1
         return counts
+
+    async def shown_statuses(self) -> list[tuple[int, str]]:
+        """Return `statuses` as commands show them, with CANCELLED and PRUNED; internal."""
+        is_pruned = self._batch.submission.is_pruned
+        return [
+            (index, shown_status(status, is_pruned=is_pruned(index)))
+            for index, status in await self.statuses()
+        ]
 
     @property
     def finished(self) -> bool:
@@ -516,22 +536,26 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self,
         path: str | os.PathLike[str],
         *,
-        direction: Literal["minimize", "maximize"] = "minimize",
+        direction: Literal["minimize", "maximize"] | None = None,
         metric: str | None = None,
+        compare: Sequence[BatchHandle[Any, Any]] = (),
     ) -> Path:
         """Write one self-contained HTML page about the batch as it is now.
 
         The page ranks the items by a numeric result and shows the best so far and the importance of
-        each input. It also shows results against inputs, a timeline, durations, retries, and
-        failures. It reads the notes beside inputs and results; it unpickles nothing.
+        each input. It also shows the curves that jobs report, results against inputs, a timeline,
+        durations, retries, and failures. It reads the notes beside inputs and results; it unpickles
+        nothing.
 
         Args:
             path: The file to write. kinetic replaces it in one step; its folder must exist.
-            direction: Whether the lowest metric (``"minimize"``, the default) or the highest is
-                best.
-            metric: The result that ranks the items, such as ``"loss"``. By default the page takes
-                the numeric result with the most different values. A reader of the page can change
-                the metric and the direction.
+            direction: Whether the lowest metric (``"minimize"``) or the highest is best. None: as
+                the sweep searches; the lowest if the batch isn't a sweep.
+            metric: The result that ranks the items, such as ``"loss"``. None: the metric of the
+                sweep, or the numeric result with the most different values. A reader of the page
+                can change the metric and the direction.
+            compare: Other batches, which the page compares with this one. Their times count from
+                the start of each.
 
         Returns:
             The absolute path of the file.
@@ -547,12 +571,24 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
             await batch.report("rates.html", metric="accuracy", direction="maximize")
         """
-        check(path=path, direction=direction, metric=metric)
-        self._here().submission.refuse_removed()
-        from kinetic.aio._engine import report  # a slow import that few programs need
-
-        self._report = await report.write(self._here(), path, direction=direction, metric=metric)
+        check(path=path)
+        self._report = await self.snapshots(direction, metric, compare).write(path)
         return self._report
+
+    def snapshots(
+        self,
+        direction: Literal["minimize", "maximize"] | None,
+        metric: str | None,
+        compare: Sequence[BatchHandle[Any, Any]],
+    ) -> Snapshots:
+        """Return what reads and writes the page of `report`; internal."""
+        check(direction=direction or "minimize", metric=metric)
+        batches = [handle._here() for handle in (self, *compare)]
+        for batch in batches:
+            batch.submission.refuse_removed()
+        from kinetic.aio._engine.report import Snapshots  # a slow import that few programs need
+
+        return Snapshots(batches, direction=direction, metric=metric)
 
     async def records(self) -> list[dict[str, Any]]:
         """Return a flat dict for each item, as the batch is now, in the order of the inputs.
@@ -561,7 +597,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
         So are ``began_at`` and ``ended_at``, the times of the last attempt (``datetime`` in UTC, or
         None), and its ``seconds``. Each scalar of the input is a field such as ``input.rate``, and
         each scalar of the result one such as ``result.loss``. A result that is a scalar itself is
-        ``result``. The states are waiting, running, succeeded, failed, cancelled, and lost.
+        ``result``. The states are waiting, running, succeeded, failed, cancelled, lost, and pruned.
+        A pruned item has no result; ``pruned.step`` and ``pruned.value`` are its last report.
 
         kinetic unpickles nothing, and reads the same notes as `report`. So this also works after
         `results`, and in another process.
@@ -601,14 +638,16 @@ class BatchHandle(NoSequence, Generic[T, X]):
     async def best(
         self,
         metric: str | None = None,
-        direction: Literal["minimize", "maximize"] = "minimize",
+        direction: Literal["minimize", "maximize"] | None = None,
     ) -> dict[str, Any]:
         """Return the record of the best item so far, as in `records`; of equal ones, the first.
 
         Args:
-            metric: The numeric result that ranks the items, such as ``"loss"``. None: the only one.
-            direction: Whether the lowest metric (``"minimize"``, the default) or the highest is
-                best. An item whose metric is not a number (nan) never is.
+            metric: The numeric result that ranks the items, such as ``"loss"``. None: the metric of
+                the sweep, or the only one.
+            direction: Whether the lowest metric (``"minimize"``) or the highest is best. None: as
+                the sweep searches; the lowest if the batch isn't a sweep. An item whose metric is
+                not a number (nan) never is the best.
 
         Raises:
             ConfigurationError: No ended result has that metric; or *metric* is None, and the
@@ -621,7 +660,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             best = await batch.best("accuracy", "maximize")
             print(best["input.rate"], best["result.accuracy"])
         """
-        check(direction=direction, metric=metric)
+        check(direction=direction or "minimize", metric=metric)
         self._here().submission.refuse_removed()
         from kinetic.aio._engine import records  # few programs need it
 

@@ -36,6 +36,7 @@ from kinetic.errors import ClientClosed
 from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, show_in_signature
 
 if TYPE_CHECKING:
+    from kinetic._progress.standing import Goal
     from kinetic.accelerators import Accelerator
     from kinetic.aio._engine.batch import Batch
     from kinetic.aio._engine.implicit_client import Follow
@@ -329,16 +330,25 @@ class Client:
             async with await client.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
                 print(await batch.results())
         """
+        return await self.start_batch(function, inputs, MapSettings.of(**options))
+
+    async def start_batch(
+        self,
+        function: Callable[..., Any],
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        settings: MapSettings,
+        goal: Goal | None = None,
+    ) -> BatchHandle[Any]:
+        """Do as `run_async_map`; *goal* is what a sweep searches for; internal."""
         from kinetic._progress import display
 
-        settings = MapSettings.of(**options)
         check(inputs=inputs)
         call = engine.prepare.batch_call(function, settings.project, settings.cluster)
         self._require_open()
         with display.showing_steps(settings.progress):
             async with self._in_flight.block():
                 session, call = await self._open_for_call(call)
-                batch = await engine.batches.start(session, call, inputs, settings)
+                batch = await engine.batches.start(session, call, inputs, settings, goal)
         return _batch(batch, progress=settings.progress)
 
     async def sweep(

@@ -70,6 +70,13 @@ SILENCE_S = 10.0
 """How long to wait for the next line of an ended job's log before giving up, in seconds."""
 
 
+def shown_status(status: JobStatus, *, is_pruned: bool) -> str:
+    """Return a status as commands show it; `JobHandle.status` has fewer names, for programs."""
+    if status is JobStatus.NOT_FOUND:
+        return "CANCELLED"
+    return "PRUNED" if is_pruned else status.value
+
+
 @dataclass(eq=False, repr=False)
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
@@ -221,6 +228,12 @@ class JobHandle(JobRecord, Generic[T]):
                 return JobStatus.NOT_FOUND
         return ref.submission.status(ref.index)
 
+    async def shown_status(self) -> str:
+        """Return the `status` as commands show it, with CANCELLED and PRUNED; internal."""
+        status = await self.status()
+        is_pruned = self._ref is not None and self._ref.submission.is_pruned(self._ref.index)
+        return shown_status(status, is_pruned=is_pruned)
+
     async def _exists(self, ref: JobRef) -> bool:
         return bool(await ref.session.platform.store.list(ref.submission.identity.manifest_name))
 
@@ -330,7 +343,8 @@ class JobHandle(JobRecord, Generic[T]):
         """Return the numbers and short strings of the result by name, without unpickling it.
 
         kinetic keeps at most 1 KiB of them when the job ends. For a failure, ``error`` is its
-        type and the beginning of its message. Empty before the job ends.
+        type and the beginning of its message. For a pruned job, ``step`` and ``value`` are its last
+        report. Empty before the job ends.
         """
         ref = await self._follow()
         item = await ref.submission.look(ref.index)
@@ -827,10 +841,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Cancelled: nothing is forwarded; the job keeps running.
         """
-        self._require_debugger()
-        engine.debugging.require_port(local_port)
-        debugger, target = await self.debugger(worker), (await self._follow()).session.target
-        process, port = await engine.debugging.forward(target, debugger, local_port)
+        process, debugger, port = await self.forward_debugger(local_port, worker)
         instructions = engine.debugging.instructions(debugger, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, instructions)
@@ -840,6 +851,19 @@ class JobHandle(JobRecord, Generic[T]):
             )
             raise
         return process
+
+    async def forward_debugger(
+        self, local_port: int, worker: int = 0
+    ) -> tuple[subprocess.Popen[bytes], DebuggerAddress, int]:
+        """Do what `debug_attach` does, and print nothing; internal.
+
+        Return the process that forwards, the debugger's address, and the port of this machine.
+        """
+        self._require_debugger()
+        engine.debugging.require_port(local_port)
+        debugger, target = await self.debugger(worker), (await self._follow()).session.target
+        process, port = await engine.debugging.forward(target, debugger, local_port)
+        return process, debugger, port
 
     def _require_debugger(self) -> None:
         if not self.debug:

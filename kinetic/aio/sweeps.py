@@ -32,6 +32,7 @@ from typing import (
 )
 
 from kinetic._messages import handle_bundle, handle_repr, one_line
+from kinetic._progress.standing import Goal
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._tasks import one_loop_stream, release
@@ -85,11 +86,12 @@ MAX_REPEATS = 50
 class _Client(Protocol):
     """What a sweep needs of a client."""
 
-    async def run_async_map(
+    async def start_batch(
         self,
         function: Callable[..., Any],
         inputs: AsyncIterable[Any],
-        **options: Unpack[MapOptions],
+        settings: MapSettings,
+        goal: Goal | None = None,
     ) -> BatchHandle[Any, Any]: ...
 
     async def attach_batch(
@@ -176,7 +178,16 @@ class Sweep:
     def bundle(self) -> dict[str, str]:
         """Return what a notebook shows: the best trial so far, and the batch; internal."""
         shown = handle_bundle("Sweep", self.facts())
-        return {**shown, "text/html": shown["text/html"] + self.batch.bundle()["text/html"]}
+        batch = self.batch.bundle()["text/html"]
+        is_over = self._following is None or self._following.done()
+        return {**shown, "text/html": shown["text/html"] + batch + (self._overview() * is_over)}
+
+    def _overview(self) -> str:
+        """Return HTML with the best trials and a plot of all values; any thread may call this."""
+        from kinetic.sweeps import _overview  # only a notebook needs it
+
+        ended = [self._trials[number] for number in [*self._ended]]
+        return _overview.overview(ended, self._optimizer.direction)
 
     def facts(self) -> dict[str, object]:
         """Return what is known, for display; internal."""
@@ -503,7 +514,10 @@ class Sweep:
     async def _follow_batch(self, rebuild: bool) -> None:
         reports: asyncio.Task[None] | None = None
         try:
-            async with contextlib.aclosing(self.batch.outcomes()) as outcomes:
+            async with (
+                self.batch.show(self._overview),
+                contextlib.aclosing(self.batch.outcomes()) as outcomes,
+            ):
                 if rebuild:
                     await self._rebuild(self.batch, outcomes)
                 if isinstance(self._optimizer, StudyOptimizer):
@@ -514,8 +528,8 @@ class Sweep:
                     reports = asyncio.create_task(self._follow_reports(), name="kinetic reports")
                 async for completion in outcomes:
                     self._begin_end(completion)
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
         except Exception as exc:
             self._fail(exc)
         finally:
@@ -818,10 +832,14 @@ async def start(
     if "input_mode" in options:
         raise ConfigurationError("a sweep takes no input_mode: its inputs are keyword arguments")
     checked = _optimizer_of(optimizer, space, name)
-    options["input_mode"] = "labelled"
-    options["prunable"] = settings.prunable or _prunes(checked)
-    if on_failure == "retry" and not settings.retries:
-        options["retries"] = RETRIES
+    settings = replace(
+        settings,
+        input_mode="labelled",
+        prunable=settings.prunable or _prunes(checked),
+        retries=settings.retries or (RETRIES if on_failure == "retry" else 0),
+    )
+    first, reduction = getattr(checked, "rungs", None) or (1, 2)
+    goal = Goal(direction=checked.direction, metric=metric, first=first, reduction=reduction)
     sweep = Sweep(
         checked,
         trials=trials,
@@ -830,7 +848,7 @@ async def start(
         limit=settings.max_concurrent,
     )
     if name is None:
-        await sweep.follow(await client.run_async_map(function, sweep.proposals(), **options))
+        await sweep.follow(await client.start_batch(function, sweep.proposals(), settings, goal))
         return sweep
     store = await client.store_of(function, settings.project, settings.cluster)
     record = await _Record.read(store, name)
@@ -849,7 +867,7 @@ async def start(
         )
 
     async def begin() -> BatchHandle[Any, Any]:
-        batch = await client.run_async_map(function, sweep.proposals(), **options)
+        batch = await client.start_batch(function, sweep.proposals(), settings, goal)
         try:
             ids = [earlier.group_id for earlier in (*batches, batch)]
             generation = record.generation if record is not None else 0

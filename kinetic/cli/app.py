@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -48,11 +49,17 @@ SUGGESTIONS = {
 )
 @click.option("--profile", metavar="NAME", help="Profile to use instead of the current one.")
 @click.version_option(package_name="kinetic-aio", message="%(package)s %(version)s")
+@json_option
 @click.pass_context
-def cli(context: click.Context, profile: str | None) -> None:
-    """Run functions on TPUs, GPUs, or this machine, and manage their jobs."""
+def cli(context: click.Context, profile: str | None, as_json: bool) -> None:
+    """Run functions on TPUs, GPUs, or this machine, and manage their jobs.
+
+    --json stands before or after the name of the command.
+    """
     from kinetic import configuration
 
+    if as_json:
+        context.default_map = _json_by_default(cli)
     configuration.log_level()  # an invalid level is an error in every command
     if profile is None:
         return
@@ -61,9 +68,18 @@ def cli(context: click.Context, profile: str | None) -> None:
     os.environ["KINETIC_PROFILE"] = profile
 
 
+def _json_by_default(group: click.Group) -> dict[str, Any]:
+    """Return defaults with which each command below *group* prints JSON."""
+    return {
+        name: _json_by_default(command) if isinstance(command, click.Group) else {"as_json": True}
+        for name, command in group.commands.items()
+    }
+
+
 @cli.command(short_help="Print a script for shell completion.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
+@json_option
+def completion(shell: str, as_json: bool) -> None:
     """Print a completion script for SHELL.
 
     Add this line to the shell's start-up file: eval "$(kinetic completion bash)"
@@ -72,7 +88,11 @@ def completion(shell: str) -> None:
 
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    click.echo(completion_class(cli, {}, "kinetic", "_KINETIC_COMPLETE").source())
+    script = completion_class(cli, {}, "kinetic", "_KINETIC_COMPLETE").source()
+    if as_json:
+        output.json_line("completion", {"shell": shell, "script": script}, indent=2)
+    else:
+        click.echo(script)
 
 
 @cli.command(short_help="Explain an error code, such as KN204.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,6 @@ from kinetic.cli.jobs import (
     job_row,
     print_log,
     read_rows,
-    status_name,
     timeout_option,
     without_log,
     yes_option,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic import aio
-    from kinetic.job_status import JobStatus
 
 MAX_ITEM_READS = 64
 """Maximum number of items that are read at once."""
@@ -67,7 +66,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
         "age": output.age(batch.created_at),
     }
     try:
-        counts = _count_statuses(await batch.statuses())
+        counts = _count_statuses(await batch.shown_statuses())
         estimate, reason = await batch.estimate(look=False), await batch.reason()
     except KineticError as exc:  # a damaged batch must not hide the others in a list
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
@@ -197,36 +196,63 @@ async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> int:
     return int(progress.finished and progress.failed + progress.lost > 0)
 
 
-@batches.command("report", short_help="Write an HTML report about a batch.")
+@batches.command("report", short_help="Write an HTML report about a batch, or compare batches.")
+@click.argument("group_ids", metavar="GROUP_ID...", nargs=-1, required=True)
 @click.option(
     "-o",
     "--output",
     "path",
     type=FilePath(dir_okay=False),
-    help="The file to write. Default: ID.html in the current directory.",
+    help="The file to write. Default: ID.html in the current directory, with the first ID.",
 )
 @click.option(
     "--direction",
     type=click.Choice(["minimize", "maximize"]),
-    default="minimize",
-    show_default=True,
-    help="Whether the lowest or the highest metric is best.",
+    help="Whether the lowest or the highest metric is best. Default: as a sweep searches; minimize "
+    "for other batches.",
 )
 @click.option(
     "--metric",
     metavar="NAME",
-    help="The result that ranks the items, such as loss. Default: kinetic chooses a result.",
+    help="The result that ranks the items, such as loss. Default: that of a sweep; for other "
+    "batches, kinetic chooses a result.",
 )
-@with_batch
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Serve the page on this machine, and refresh it until the batches end; then write the "
+    "file.",
+)
+@json_option
+@with_client
 async def _report(
-    batch: aio.BatchHandle[Any],
+    client: aio.Client,
+    group_ids: tuple[str, ...],
     path: Path | None,
-    direction: Literal["minimize", "maximize"],
+    direction: Literal["minimize", "maximize"] | None,
     metric: str | None,
+    live: bool,
+    as_json: bool,
 ) -> None:
-    """Write an HTML report about a batch: one self-contained file."""
-    target = path or f"{batch.group_id}.html"
-    output.lines([str(await batch.report(target, direction=direction, metric=metric))])
+    """Write an HTML report about a batch: one self-contained file.
+
+    With several IDs, the page compares the batches.
+    """
+    first, *others = [
+        await client.attach_batch(await client.full_id(group_id)) for group_id in group_ids
+    ]
+    target = path or f"{first.group_id}.html"
+    if live:
+        from kinetic._report.file import check_path
+        from kinetic.cli import live_report  # it imports a web server
+
+        check_path(target)
+        await live_report.serve([first, *others], first.snapshots(direction, metric, others))
+    file = str(await first.report(target, direction=direction, metric=metric, compare=others))
+    if as_json:
+        output.json_line("batches.report", {"group_id": first.group_id, "file": file}, indent=2)
+    else:
+        output.lines([file])
 
 
 @batches.command("results", short_help="Wait for a batch, and show how each item ended.")
@@ -250,8 +276,8 @@ async def _results(
     from kinetic._tasks import all_or_none
 
     await _wait_until_ended(batch, timeout)
-    statuses = await batch.statuses()
-    wanted = [entry for entry in statuses if not failed or entry[1].value != "SUCCEEDED"]
+    statuses = await batch.shown_statuses()
+    wanted = [entry for entry in statuses if not failed or entry[1] not in ("SUCCEEDED", "PRUNED")]
     for start in range(0, len(wanted), MAX_ITEM_READS):
         chunk = wanted[start : start + MAX_ITEM_READS]
         for row in await all_or_none(*(_result_row(batch, *entry, unpickle) for entry in chunk)):
@@ -259,18 +285,18 @@ async def _results(
     return int("FAILED" in _count_statuses(statuses))
 
 
-def _count_statuses(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]:
-    return Counter(status_name(status) for _, status in statuses)
+def _count_statuses(statuses: Iterable[tuple[int, str]]) -> dict[str, int]:
+    return Counter(status for _, status in statuses)
 
 
 async def _result_row(
-    batch: aio.BatchHandle[Any], index: int, status: JobStatus, unpickle: bool
+    batch: aio.BatchHandle[Any], index: int, status: str, unpickle: bool
 ) -> dict[str, Any]:
     """Return what ``results`` shows of one item, by field."""
     job = await batch.job(index)
-    row: dict[str, Any] = {"index": index, "status": status_name(status)}
+    row: dict[str, Any] = {"index": index, "status": status}
     row |= {"reason": await job.reason(), "noted": await job.noted()}
-    if unpickle and status.value == "SUCCEEDED" and not row["reason"]:  # otherwise it was pruned
+    if unpickle and status == "SUCCEEDED":
         row["value"] = repr(await job.result(cleanup=False))
     return row
 
@@ -303,33 +329,38 @@ def _print_result(row: dict[str, Any], *, as_json: bool) -> None:
     metavar="LINES",
     help="Number of last lines to print of each item.",
 )
+@json_option
 @with_batch
-async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tail: int) -> None:
-    """Print the last output lines of each item of a batch."""
+async def _logs(
+    batch: aio.BatchHandle[Any], item: int | None, follow: bool, tail: int, as_json: bool
+) -> None:
+    """Print the last output lines of each item of a batch.
+
+    With --json, kinetic prints one object per line.
+    """
     from kinetic.errors import NotFound
 
     if item is not None:
         job = await batch.job(item)
-        if follow:
-            await print_log(job, follow=True)
-        else:
-            output.lines((await job.tail(tail)).splitlines())
+        await print_log(job, follow=follow, tail=None if follow else tail, as_json=as_json)
         return
     if follow:
         raise click.UsageError("--follow follows one item: name the item with --item")
     for index, _ in await batch.statuses():
-        try:
-            text = await (await batch.job(index)).tail(tail)
-        except NotFound:  # the job hasn't started, or its log was removed
-            continue
-        output.lines(f"[{index}] {line}" for line in text.splitlines())
+        # NotFound: the job hasn't started, or its log was removed.
+        with contextlib.suppress(NotFound):
+            job = await batch.job(index)
+            await print_log(job, tail=tail, prefix=f"[{index}] ", as_json=as_json)
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")
 @click.option("--seal", is_flag=True, help="Treat the stored inputs as all inputs of the batch.")
 @timeout_option
+@json_option
 @with_batch
-async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None) -> int:
+async def _resume(
+    batch: aio.BatchHandle[Any], seal: bool, timeout: float | None, as_json: bool
+) -> int:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
     On this machine, workers run a batch whose inputs are stored. This starts some if there are
@@ -340,11 +371,13 @@ async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None
     """
     await batch.resume(seal=seal)
     await _wait_until_ended(batch, timeout)
-    counts = _count_statuses(await batch.statuses())
+    counts = _count_statuses(await batch.shown_statuses())
     retryable = counts.get("FAILED", 0) + counts.get("CANCELLED", 0)
     command = f"kinetic batches retry {batch.group_id}"
     hint = f"; to run {output.items(retryable)} again: {command}" if retryable else ""
-    output.note(f"{batch.group_id} has ended: {_format_counts(counts)}{hint}")
+    fields = {"group_id": batch.group_id, "counts": counts}
+    message = f"{batch.group_id} has ended: {_format_counts(counts)}{hint}"
+    output.done("batches.resume", fields, message, as_json=as_json)
     return int("FAILED" in counts)
 
 
@@ -366,20 +399,27 @@ async def _wait_until_ended(batch: aio.BatchHandle[Any], timeout: float | None) 
     help="Retry only this item. Repeatable. Default: all failed and cancelled items.",
 )
 @timeout_option
+@json_option
 @with_batch
-async def _retry(batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None) -> int:
+async def _retry(
+    batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None, as_json: bool
+) -> int:
     """Run the items that failed or were cancelled again, and wait until they end.
 
     Items that succeeded don't run again. The exit code is 1 if an item fails again; `kinetic
     batches results --failed ID` then shows why. After Ctrl-C, run `kinetic batches resume ID`.
     """
     count = await batch.retry_failed(items or None)
+    if count:
+        await _wait_until_ended(batch, timeout)
+    statuses = await batch.shown_statuses()
+    counts = _count_statuses(statuses)
+    fields = {"group_id": batch.group_id, "retried": count, "counts": counts}
+    message = f"retried {output.items(count)}; now {_format_counts(counts)}"
+    message = message if count else "there are no items to retry"
+    output.done("batches.retry", fields, message, as_json=as_json)
     if not count:
-        output.note("there are no items to retry")
         return 0
-    await _wait_until_ended(batch, timeout)
-    statuses = await batch.statuses()
-    output.note(f"retried {output.items(count)}; now {_format_counts(_count_statuses(statuses))}")
     retried = [entry for entry in statuses if not items or entry[0] in items]
     return int("FAILED" in _count_statuses(retried))
 
@@ -398,28 +438,33 @@ def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool)
 @batches.command("cancel")
 @click.argument("group_id")
 @yes_option
+@json_option
 @with_target_options
-def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
+def _cancel(options: TargetOptions, group_id: str, yes: bool, as_json: bool) -> None:
     """Stop all jobs of a batch. Items that ended keep their results."""
     batch_id = _confirm(options, group_id, "Stop all jobs of {}?", yes=yes)
 
     async def cancel(client: aio.Client) -> dict[str, int]:
         batch = await client.attach_batch(batch_id)
         await batch.cancel()
-        return _count_statuses(await batch.statuses())
+        return _count_statuses(await batch.shown_statuses())
 
     counts = options.run(cancel)
     state = "is cancelled" if counts.get("CANCELLED") else "had ended before"
-    output.note(f"{batch_id} {state}: {_format_counts(counts)}")
+    fields = {"group_id": batch_id, "counts": counts}
+    message = f"{batch_id} {state}: {_format_counts(counts)}"
+    output.done("batches.cancel", fields, message, as_json=as_json)
 
 
 @batches.command("cleanup")
 @click.argument("group_id")
 @yes_option
+@json_option
 @with_target_options
-def _cleanup(options: TargetOptions, group_id: str, yes: bool) -> None:
+def _cleanup(options: TargetOptions, group_id: str, yes: bool, as_json: bool) -> None:
     """Remove a batch with all its jobs and results. Output directories stay."""
     batch_id = _confirm(options, group_id, "Remove {} with all its results?", yes=yes)
     # `Client.cleanup` also removes a damaged batch, for which `attach_batch` fails.
     options.run(lambda client: client.cleanup(batch_id))
-    output.note(f"{batch_id} is cleaned up")
+    fields = {"group_id": batch_id}
+    output.done("batches.cleanup", fields, f"{batch_id} is cleaned up", as_json=as_json)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic import aio
-    from kinetic.job_status import JobStatus
 
 Handle = TypeVar("Handle")
 
@@ -62,11 +61,6 @@ async def read_rows(
     return [rows[index] for index in range(len(handles))]
 
 
-def status_name(status: JobStatus) -> str:
-    """Return the status as commands show it: CANCELLED where the API has NOT_FOUND."""
-    return "CANCELLED" if status.value == "NOT_FOUND" else status.value
-
-
 def without_log(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return *rows* for a table: reasons of lost jobs without the lines of their logs."""
     from kinetic._runner.protocol.outcomes import LAST_LINES
@@ -88,7 +82,7 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
     if job.backend == "local" and job.accelerator == DEFAULT_ACCELERATOR:
         fields["accelerator"] = None  # the user chose none, and this machine has no such TPU
     try:
-        status = status_name(await job.status())
+        status = await job.shown_status()
         fields["age"] = output.age(job.began_at())
         estimate, *times = await job.account()
         fields |= {
@@ -154,16 +148,37 @@ def _readable_fields(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
+async def print_log(
+    job: aio.JobHandle[Any],
+    *,
+    follow: bool = False,
+    tail: int | None = None,
+    prefix: str = "",
+    as_json: bool,
+) -> bool:
     """Print the lines of a job's log; with *follow*, until the job ends.
 
-    Return whether the log had lines.
+    *tail* is the number of last lines to print; None means all. *prefix* is in front of each line,
+    but not in JSON, where a line is an object. Return whether the log had lines.
     """
     printed = False
+
+    def show(line: str) -> None:
+        nonlocal printed
+        printed = True
+        if as_json:
+            content = {"job_id": job.job_id, "index": job.group_index, "line": line}
+            output.json_line("log", content)
+        else:
+            output.lines([prefix + line])
+
+    if tail is not None:
+        for line in (await job.tail(tail)).splitlines():
+            show(line)
+        return printed
     async with aclosing(job.logs(follow=follow)) as lines:
         async for line in lines:
-            output.lines([line])
-            printed = True
+            show(line)
     return printed
 
 
@@ -176,17 +191,15 @@ async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
     metavar="LINES",
     help="Number of last lines to print. Default: all.",
 )
+@json_option
 @with_job
-async def _logs(job: aio.JobHandle[Any], follow: bool, tail: int | None) -> None:
-    """Print a job's output."""
+async def _logs(job: aio.JobHandle[Any], follow: bool, tail: int | None, as_json: bool) -> None:
+    """Print a job's output. With --json, kinetic prints one object per line."""
     if follow and tail is not None:
         raise click.UsageError("pass --follow, which prints all lines, or --tail, but not both")
-    if tail is None:
-        printed = await print_log(job, follow=follow)
-        if not printed and (status := (await job.status()).value) == "PENDING":
-            output.note(f"{job.job_id} has no log yet. It is {status}: {await job.reason()}")
-    else:
-        output.lines((await job.tail(tail)).splitlines())
+    printed = await print_log(job, follow=follow, tail=tail, as_json=as_json)
+    if tail is None and not printed and (status := (await job.status()).value) == "PENDING":
+        output.note(f"{job.job_id} has no log yet. It is {status}: {await job.reason()}")
 
 
 @jobs.command("result", short_help="Wait for a job, and show its value or why it failed.")
@@ -220,15 +233,16 @@ async def _result(
 
     if file is not None and not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
-    status = status_name(await job.wait(timeout))
+    await job.wait(timeout)
+    status = await job.shown_status()
     fields: dict[str, Any] = {"job_id": job.job_id, "status": status}
     reason = await job.reason()
-    if status != "SUCCEEDED":
+    if status not in ("SUCCEEDED", "PRUNED"):
         if as_json:
             output.fields("jobs.result", {**fields, "reason": reason}, as_json=True)
         raise JobError(reason, job_id=job.job_id)
-    if reason:
-        fields["reason"] = reason  # it was pruned, and has no value
+    if status == "PRUNED":
+        fields |= {"reason": reason, "noted": await job.noted()}
     elif unpickle:
         fields["value"] = repr(await job.result(cleanup=False))
     elif file is not None:
@@ -243,30 +257,57 @@ async def _result(
 
 
 @jobs.command("cancel")
+@json_option
 @with_job
-async def _cancel(job: aio.JobHandle[Any]) -> None:
+async def _cancel(job: aio.JobHandle[Any], as_json: bool) -> None:
     """Stop a job. The files in its output directory stay."""
     await job.cancel()
-    status = status_name(await job.status())
+    status = await job.shown_status()
     state = "is cancelled" if status == "CANCELLED" else f"had ended before: {status}"
-    output.note(f"{job.job_id} {state}")
+    fields = {"job_id": job.job_id, "status": status}
+    output.done("jobs.cancel", fields, f"{job.job_id} {state}", as_json=as_json)
 
 
 @jobs.command("cleanup")
+@json_option
 @with_job
-async def _cleanup(job: aio.JobHandle[Any]) -> None:
+async def _cleanup(job: aio.JobHandle[Any], as_json: bool) -> None:
     """Remove a job and its objects. Its output directory stays."""
     await job.cleanup()
-    output.note(f"{job.job_id} is cleaned up")
+    fields = {"job_id": job.job_id}
+    output.done("jobs.cleanup", fields, f"{job.job_id} is cleaned up", as_json=as_json)
 
 
 @jobs.command("debug", short_help="Forward a local port to a job's debugger.")
 @click.option("--port", type=int, default=5678, show_default=True, help="Local port to forward.")
+@click.option(
+    "--vscode",
+    is_flag=True,
+    help="Put the entry that attaches into .vscode/launch.json of the current directory.",
+)
+@json_option
 @with_job
-async def _debug(job: aio.JobHandle[Any], port: int) -> None:
-    """Forward a local port to the debugger that a job waits for. Press Ctrl-C to stop."""
-    await job.debug_attach(port)
-    await print_log(job, follow=True)
+async def _debug(job: aio.JobHandle[Any], port: int, vscode: bool, as_json: bool) -> None:
+    """Forward a local port to the debugger that a job waits for. Press Ctrl-C to stop.
+
+    With --json, kinetic prints an object that says how to attach, and one per line of output.
+    """
+    if as_json or vscode:
+        from kinetic._tasks import in_thread
+        from kinetic.aio._engine.debugging import launch_configuration
+        from kinetic.cli.vscode import ENTRY_NAME, write_launch
+
+        _, debugger, port = await job.forward_debugger(port)
+        launch = launch_configuration(debugger, port, None)
+        file = str(await in_thread(write_launch, launch)) if vscode else None
+        fields = {"job_id": job.job_id, "file": file, "launch": launch}
+        if as_json:
+            output.json_line("jobs.debug", fields)  # the lines of the log follow
+        else:
+            output.note(f"{job.job_id} waits for VS Code: start {ENTRY_NAME!r} in it")
+    else:
+        await job.debug_attach(port)
+    await print_log(job, follow=True, as_json=as_json)
 
 
 @click.group(cls=Group)
@@ -284,9 +325,12 @@ async def _list_outputs(job: aio.JobHandle[Any], as_json: bool) -> None:
 
 
 @outputs.command("get")
+@json_option
 @with_job
 @click.argument("folder", type=FilePath(file_okay=False), default=".")
-async def _get_outputs(job: aio.JobHandle[Any], folder: Path) -> None:
+async def _get_outputs(job: aio.JobHandle[Any], folder: Path, as_json: bool) -> None:
     """Copy a job's output files to FOLDER. Default: the current directory."""
     count = await job.fetch_outputs(folder)
-    output.note(f"{count} files are in {folder}" if count else "the job wrote no files")
+    fields = {"job_id": job.job_id, "folder": str(folder), "files": count}
+    message = f"{count} files are in {folder}" if count else "the job wrote no files"
+    output.done("outputs.get", fields, message, as_json=as_json)

@@ -125,16 +125,19 @@ def _status(as_json: bool) -> None:
 
 @local.command("stop")
 @click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation, even if jobs run.")
-def _stop(yes: bool) -> None:
+@json_option
+def _stop(yes: bool, as_json: bool) -> None:
     """Stop the supervisor and all local jobs."""
     from kinetic import configuration
     from kinetic.aio.local.supervisor import end, running
 
     supervisor = run_async(running(configuration.home()))
-    if supervisor is None:
-        output.note("the supervisor isn't running")
-        return
-    if job_count := supervisor.jobs.get("running", 0) + supervisor.jobs.get("pending", 0):
-        output.confirm(f"Stop the supervisor and its {job_count} jobs?", yes=yes)
-    run_async(end(supervisor))
-    output.note("the supervisor has stopped")
+    job_count = 0
+    if supervisor is not None:
+        job_count = supervisor.jobs.get("running", 0) + supervisor.jobs.get("pending", 0)
+        if job_count:
+            output.confirm(f"Stop the supervisor and its {job_count} jobs?", yes=yes)
+        run_async(end(supervisor))
+    fields = {"was_running": supervisor is not None, "jobs": job_count}
+    message = "the supervisor isn't running" if supervisor is None else "the supervisor has stopped"
+    output.done("local.stop", fields, message, as_json=as_json)

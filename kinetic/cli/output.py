@@ -155,6 +155,14 @@ def fields(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
         click.echo(f"{name.replace('_', ' '):<{width}}  {text}")
 
 
+def done(schema: str, content: Mapping[str, Any], message: str, *, as_json: bool) -> None:
+    """Say what the command has done: *message* as a note, or *content* as one JSON object."""
+    if as_json:
+        json_line(schema, content, indent=2)
+    else:
+        note(message)
+
+
 def lines(text: Iterable[str], *, err: bool = False) -> None:
     """Print lines of a job, such as its log, without control sequences other than colors."""
     for line in text:

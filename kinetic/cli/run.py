@@ -174,7 +174,8 @@ async def _run_batch(
                 else:
                     key, text = "error", format_error(outcome.error)
                 if as_json:
-                    output.json_line("run.item", {"index": index, "ok": outcome.ok, key: text})
+                    row = {"group_id": batch.group_id, "index": index, "ok": outcome.ok, key: text}
+                    output.json_line("run.item", row)
                 else:
                     output.lines([f"{index}\t{one_line(text, output.MAX_TEXT_LENGTH)}"])
     return code

@@ -87,6 +87,7 @@ def profile() -> None:
     help="What ships of a project. git: not what git ignores. Default: all.",
 )
 @click.option("--force", is_flag=True, help="Replace the profile if it exists.")
+@json_option
 @with_target_options
 def _create(
     options: TargetOptions,
@@ -97,6 +98,7 @@ def _create(
     run_as_user: str | None,
     ship: str | None,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Create a profile with the options given. The first profile becomes the current one."""
     from kinetic.configuration import BACKENDS, checked_zone
@@ -121,7 +123,8 @@ def _create(
         return updated if saved.profiles else updated.use(name)
 
     _update(add)
-    output.note(f"created the profile {name!r}")
+    fields = {"action": "create", "name": name}
+    output.done("profile.change", fields, f"created the profile {name!r}", as_json=as_json)
 
 
 @profile.command("ls")
@@ -158,25 +161,31 @@ def _show(name: str | None, as_json: bool) -> None:
 
 @profile.command("use")
 @click.argument("name")
-def _use(name: str) -> None:
+@json_option
+def _use(name: str, as_json: bool) -> None:
     """Make a profile the current one."""
     _update(lambda saved: saved.use(name))
-    output.note(f"the current profile is {name!r}")
+    fields = {"action": "use", "name": name}
+    output.done("profile.change", fields, f"the current profile is {name!r}", as_json=as_json)
 
 
 @profile.command("unset")
-def _unset() -> None:
+@json_option
+def _unset(as_json: bool) -> None:
     """Make no profile the current one."""
     _update(lambda saved: saved.unset())
-    output.note("no profile is current")
+    fields = {"action": "unset", "name": None}
+    output.done("profile.change", fields, "no profile is current", as_json=as_json)
 
 
 @profile.command("rm")
 @click.argument("name")
 @yes_option
-def _remove(name: str, yes: bool) -> None:
+@json_option
+def _remove(name: str, yes: bool, as_json: bool) -> None:
     """Remove a profile."""
     _load()[name]  # raises for an unknown name, before the question
     output.confirm(f"Remove the profile {name!r}?", yes=yes)
     _update(lambda saved: saved.remove(name))
-    output.note(f"removed the profile {name!r}")
+    fields = {"action": "rm", "name": name}
+    output.done("profile.change", fields, f"removed the profile {name!r}", as_json=as_json)

@@ -136,24 +136,27 @@ async def _run_sweep(
 
     async with options.client(creates_store=True) as client:
         found = await client.sweep(function, search, trials=trials, progress=True, **settings)
-        output.note(f"the batch of the sweep is {found.batch.group_id}")
+        group_id = found.batch.group_id
+        output.note(f"the batch of the sweep is {group_id}")
         async with found:
             async for trial in found:
-                _print_trial("sweep.trial", "", trial, as_json)
+                _print_trial("sweep.trial", "", trial, group_id, as_json)
         try:
-            _print_trial("sweep.best", "best: ", found.best, as_json)
+            _print_trial("sweep.best", "best: ", found.best, group_id, as_json)
         except SweepError as exc:
             output.note(str(exc))
             return 1
     return 0
 
 
-def _print_trial(schema: str, prefix: str, trial: Trial, as_json: bool) -> None:
+def _print_trial(schema: str, prefix: str, trial: Trial, group_id: str, as_json: bool) -> None:
     if as_json:
         content = {
+            "group_id": group_id,
             "number": trial.number,
             "state": trial.state,
             "value": trial.value,
+            "step": trial.step,
             "params": dict(trial.params),
         }
         output.json_line(schema, content)

@@ -138,22 +138,23 @@ class ASHA:
     def __init__(self, *, first: int = 1, reduction: int = 3) -> None:
         if first < 1 or reduction < 2:
             raise ConfigurationError("ASHA needs first >= 1 and reduction >= 2")
-        self._first = first
-        self._reduction = reduction
+        self.rungs = (first, reduction)
+        """The first rung, and the ratio of a rung to the one before."""
         self._rungs: dict[int, list[float]] = {}
         self._next: dict[int, int] = {}
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Take a value, of which lower is better; return whether to prune the trial."""
-        rung = self._next.get(number, self._first)
+        first, reduction = self.rungs
+        rung = self._next.get(number, first)
         if step < rung:
             return False
-        while step >= rung * self._reduction:
-            rung *= self._reduction
-        self._next[number] = rung * self._reduction
+        while step >= rung * reduction:
+            rung *= reduction
+        self._next[number] = rung * reduction
         values = self._rungs.setdefault(rung, [])
         insort(values, value)
-        return bisect_left(values, value) >= max(1, len(values) // self._reduction)
+        return bisect_left(values, value) >= max(1, len(values) // reduction)
 
     def forget(self, number: int) -> None:
         """Note that a trial has ended."""
@@ -178,6 +179,7 @@ class _Search:
         self._sign = 1 if direction == "minimize" else -1
         self._pruner = pruner
         self.prunes = pruner is not None
+        self.rungs = pruner.rungs if pruner is not None else None
         self._count = 0
 
     def ask(self) -> Proposal | None:

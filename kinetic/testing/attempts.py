@@ -106,8 +106,10 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
         body = outcomes.encode_value(value, Path(), limit=sys.maxsize).content
         assert isinstance(body, bytes)
     except Pruned as pruned:
-        body = metrics.pruned_body(*metrics.plain(pruned.step, pruned.value))
-        return wire.Outcome(kind=wire.Kind.VALUE, reason=wire.PRUNED, phase=phase), body
+        last = metrics.plain(pruned.step, pruned.value)
+        note = metrics.pruned_note(*last)
+        outcome = wire.Outcome(kind=wire.Kind.VALUE, reason=wire.PRUNED, phase=phase, note=note)
+        return outcome, metrics.pruned_body(*last)
     except Exception as error:
         is_user_error = phase in ("execute", "result serialization")
         text = outcomes.error_text(error, phase=phase)

@@ -151,7 +151,11 @@ def pruned(outcome: wire.Outcome, step: Any, value: Any) -> tuple[wire.Outcome, 
     step, value = metrics.plain(step, value)
     content = metrics.pruned_body(step, value)
     outcome = outcome._replace(
-        kind=wire.Kind.VALUE, reason=wire.PRUNED, value=None, note=None, phase="execute"
+        kind=wire.Kind.VALUE,
+        reason=wire.PRUNED,
+        value=None,
+        note=metrics.pruned_note(step, value),
+        phase="execute",
     )
     return outcome, Spooled(content, outcomes.digest(content), len(content))
 

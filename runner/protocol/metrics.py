@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from . import frames, signing
 from .frames import MALFORMED
+from .notes import Note, note_of_result
 from .wire import PRUNED
 
 Value = float | dict[str, float]
@@ -201,6 +202,11 @@ def plain(step: Any, value: Any) -> tuple[int, Value | None]:
         return (step if type(step) is int else 0), None
 
 
+def pruned_note(step: int, value: Value | None) -> Note | None:
+    """Return the note of a pruned outcome: ``step``, and ``value`` or a ``value.NAME`` of each."""
+    return note_of_result({"step": step, "value": value})
+
+
 def read_pruned(fields: Mapping[str, Any]) -> tuple[int, Value | None]:
     """Return step and value from the *fields* of a body that `pruned_body` made."""
     entry = fields[PRUNED]
@@ -257,14 +263,19 @@ class Reports(NamedTuple):
         return cls.of(json.loads(content))
 
 
+def metrics_prefix(scope: str) -> str:
+    """Return the prefix of the names of all reports, and of requests to prune."""
+    return f"{scope}metrics/"
+
+
 def metrics_key(scope: str, index: int, attempt: int, slot: int) -> str:
     """Return the name of slot *slot* of an attempt's reports."""
-    return f"{scope}metrics/{index:08d}.{attempt:04d}.{slot:08d}"
+    return f"{metrics_prefix(scope)}{index:08d}.{attempt:04d}.{slot:08d}"
 
 
 def prune_key(scope: str, index: int, attempt: int) -> str:
     """Return the name of the empty object that asks an attempt to stop; it is signed."""
-    return f"{scope}metrics/{index:08d}.{attempt:04d}.prune"
+    return f"{metrics_prefix(scope)}{index:08d}.{attempt:04d}.prune"
 
 
 def is_quick(store: str) -> bool:

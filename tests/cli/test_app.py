@@ -175,7 +175,8 @@ def test_profiles_are_created_shown_used_and_removed(kinetic: Kinetic, home: Pat
     assert kinetic("profile", "use", "two").code == 0
     listed = kinetic("profile", "ls", "--json").json["items"]
     assert [(item["name"], item["current"]) for item in listed] == [("one", False), ("two", True)]
-    assert kinetic("profile", "unset").code == 0
+    unset = kinetic("profile", "unset", "--json").json
+    assert (unset["action"], unset["name"]) == ("unset", None)
     assert kinetic("profile", "show").code == 2
     assert kinetic("profile", "rm", "two", "-y").code == 0
     assert "two" not in (home / "profiles.json").read_text()
@@ -259,11 +260,34 @@ def test_each_option_has_a_help() -> None:
             assert option.hidden or option.help, (name, option.name)
 
 
+def test_every_command_prints_json_on_request() -> None:
+    commands = [(name, one) for name, one in walk(cli, "kinetic") if not hasattr(one, "commands")]
+    assert len(commands) > 40
+    assert [name for name, one in commands if "as_json" not in {p.name for p in one.params}] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "schema"),
+    [
+        ("explain KN204", "code"),
+        ("config show", "config"),
+        ("completion zsh", "completion"),
+        ("profile ls", "profile.list"),
+    ],
+)
+def test_the_option_for_json_may_stand_in_front(
+    kinetic: Kinetic, command: str, schema: str
+) -> None:
+    before, after = kinetic("--json", *command.split()), kinetic(*command.split(), "--json")
+    assert before.json["schema"] == f"kinetic.{schema}/1"
+    assert before == after
+
+
 def test_the_reference_has_every_command_and_every_json_schema() -> None:
     for name, command in walk(cli, "kinetic"):
         assert hasattr(command, "commands") or f"| `{name}" in REFERENCE, name
     sources = (Path(__file__).parents[2] / "kinetic/cli").glob("*.py")
-    call = re.compile(r'(?:table|facts|json_line)\(\s*"([\w.]+)"')
+    call = re.compile(r'(?:table|fields|json_line|done|_print_trial)\(\s*"([\w.]+)"')
     names = {name for path in sources for name in call.findall(path.read_text())}
     assert len(names) > 10
     assert {name for name in names if f"`kinetic.{name}/1`" not in REFERENCE} == {

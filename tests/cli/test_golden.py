@@ -52,7 +52,7 @@ OF_SETTINGS = {
     "code": "explain kn204",
     "code-absent": "explain KN999",
 }
-WITHOUT_JSON = {"jobs-logs", "batches-logs", "help"}
+WITHOUT_JSON = {"help"}
 
 
 class GoldenFiles:

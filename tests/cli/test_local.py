@@ -110,6 +110,41 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert kinetic("batches", "status", group).code == 3
 
 
+def test_commands_that_change_something_say_what_in_json(kinetic: Kinetic, tmp_path: Path) -> None:
+    job = kinetic("run", f"{FILE}:double", "-a", "x=4", "--detach", "--json").json["job_id"]
+    (line,) = kinetic("jobs", "logs", job, "-f", "--json").lines
+    expected = {"schema": "kinetic.log/1", "job_id": job, "index": None, "line": "doubling 4"}
+    assert line == expected
+    assert kinetic("jobs", "logs", job, "-n", "1", "--json").lines == [expected]
+    copied = kinetic("outputs", "get", job, str(tmp_path), "--json").json
+    assert (copied["files"], copied["folder"]) == (0, str(tmp_path))
+    assert kinetic("jobs", "cancel", job, "--json").json["status"] == "SUCCEEDED"
+    assert kinetic("jobs", "cleanup", job, "--json").json["job_id"] == job
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 13}\n')
+    ran = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json").lines
+    (group,) = {item["group_id"] for item in ran}
+    assert {(item["index"], item["ok"]) for item in ran} == {(0, True), (1, False)}
+    lines = kinetic("batches", "logs", group, "--json").lines
+    assert [(line["index"], line["line"]) for line in lines if line["line"].startswith("dou")] == [
+        (0, "doubling 1"),
+        (1, "doubling 13"),
+    ]
+    (line,) = kinetic("batches", "logs", group, "--item", "0", "--json").lines
+    assert (line["job_id"], line["index"]) == (f"{group}-0", 0)
+    page = kinetic("batches", "report", group, "-o", str(tmp_path / "page.html"), "--json").json
+    assert page["file"] == str(tmp_path / "page.html")
+    counts = {"SUCCEEDED": 1, "FAILED": 1}
+    retried = kinetic("batches", "retry", group, "--json")
+    assert (retried.code, retried.json["retried"], retried.json["counts"]) == (1, 1, counts)
+    assert kinetic("batches", "resume", group, "--json").json["counts"] == counts
+    assert kinetic("batches", "cancel", group, "-y", "--json").json["counts"] == counts
+    assert kinetic("batches", "cleanup", group, "-y", "--json").json["group_id"] == group
+    stopped = kinetic("local", "stop", "-y", "--json").json
+    assert (stopped["was_running"], stopped["jobs"]) == (True, 0)
+    assert kinetic("local", "stop", "--json").json["was_running"] is False
+
+
 def test_items_are_listed_by_number_after_newer_jobs(kinetic: Kinetic, tmp_path: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text("".join(f'{{"x": {number}}}\n' for number in range(12)))
@@ -355,11 +390,24 @@ def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
     assert kinetic("jobs", "list", "--json").json["items"] == []
 
 
-def test_a_debugged_job_prints_the_command_to_attach(small_project: object) -> None:
+def test_a_debugged_job_prints_the_command_to_attach(
+    small_project: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     running = start("run", f"{FILE}:debugged")
     assert running.stderr is not None
     lines = iter(running.stderr.readline, "")
-    assert next(line for line in lines if "kinetic jobs debug job-local-" in line)
+    command = next(line for line in lines if "kinetic jobs debug job-local-" in line)
+    debugging = start("jobs", "debug", command.split()[-1], "--port", "0", "--json", "--vscode")
+    assert debugging.stdout is not None
+    answer = json.loads(debugging.stdout.readline())
+    launch = answer["launch"]
+    assert launch["request"] == "attach" and launch["connect"]["port"] > 0
+    assert answer["file"] == str(Path(".vscode", "launch.json").absolute())
+    saved = json.loads(Path(answer["file"]).read_text())
+    assert saved["configurations"] == [{**launch, "name": "Attach to a kinetic job"}]
+    debugging.send_signal(signal.SIGINT)
+    debugging.communicate(timeout=60)
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=60)
     assert running.returncode == 130

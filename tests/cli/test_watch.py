@@ -63,6 +63,13 @@ def test_the_screen_has_counts_failures_and_causes_and_markup_is_text() -> None:
     assert "q leaves" not in shown and "max_concurrent" not in shown
 
 
+def test_the_screen_shows_how_a_sweep_stands() -> None:
+    progress = replace(BUSY.progress, pruned=64, best=(17, 0.03125), rungs=((1, 60), (3, 4)))
+    shown = "\n".join(line.plain for line in screen(replace(BUSY, progress=progress), 80, 24))
+    assert "best so far: 0.03125 (item 17)" in shown
+    assert "pruned 6% of the ended trials; by rung: 60 at 1, 4 at 3" in shown
+
+
 def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
     named = replace(BUSY, title="a sweep of thirty-nine characters, with")
     first, bar, *rest = [line.plain for line in screen(named, 40, 24)]

@@ -1,4 +1,4 @@
-"""Run the `console` blocks of README and docs/, and parse the commands of every shell block.
+"""Run the `console` blocks of all pages and the skill, and parse all commands of shell blocks.
 
 A `console` block shows commands after `$ `, and their output. All blocks of a page run in order,
 in one empty project and one new home. `…` in the output stands for any text. An `sh` block shows
@@ -26,11 +26,16 @@ from tests.docs.prose import PAGES, ROOT
 CLOUD = "needs a project of Google Cloud"
 CLUSTER = "needs a cluster"
 LIBRARIES = "installs libraries; tests/docs/test_examples.py runs the program where they are"
+WRITTEN = [*PAGES, ROOT / "AGENTS.md", ROOT / "skills/kinetic/SKILL.md"]
+"""All pages with commands: those of the site, and those that only agents read."""
+
 NOT_RUN = {
+    "AGENTS.md": "runs the tests",
     "README.md": "installs packages and runs the tests; .ci/run runs these commands",
     "CONTRIBUTING.md": "runs the tests",
     "benchmarks/README.md": "takes minutes",
     "docs/getting_started.md": "installs kinetic",
+    "docs/install.md": "installs kinetic",
     "docs/protocol.md": "is a test, which tests/simulation runs",
     "docs/examples/gemma4_finetuning.md": LIBRARIES,
     "docs/examples/jax_training.md": LIBRARIES,
@@ -55,11 +60,13 @@ VARYING = (
     (r"(-rw-{7}) .* (?=/)", r"\1 "),
     (r"CPython 3\.\d+\.\d+\S* on \w+ \w+", "CPython VERSION on MACHINE"),
     (r"\d+ ok", "NUMBER ok"),
+    (r"\d+ files ship, [\d.]+ kB", "NUMBER files ship, SIZE"),
 )
 """Patterns of text that differs from run to run, and their replacements."""
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"Save this as `([\w.]+)`:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(kinetic [a-z][^`]*)`")
 JOB = re.compile(r"\b(?:job|grp)-local-[0-9a-f]{12}\b")
 
 
@@ -131,14 +138,14 @@ def parse(words: list[str]) -> None:
 
 
 def test_only_pages_with_a_reason_have_sh_blocks() -> None:
-    assert {name(page) for page in PAGES if blocks(page, "sh")} == {*NOT_RUN}
-    assert [name(page) for page in PAGES if blocks(page, "bash", "shell", "zsh")] == []
+    assert {name(page) for page in WRITTEN if blocks(page, "sh")} == {*NOT_RUN}
+    assert [name(page) for page in WRITTEN if blocks(page, "bash", "shell", "zsh")] == []
 
 
 def test_every_command_of_a_block_is_one_of_the_command_line() -> None:
     found = [
         (name(page), words)
-        for page in PAGES
+        for page in WRITTEN
         for block in blocks(page, "console", "sh")
         for text in (
             [command for command, _ in steps(block)] if block.startswith("$ ") else [block]
@@ -157,6 +164,42 @@ def test_every_command_of_a_block_is_one_of_the_command_line() -> None:
     assert invalid == []
 
 
+def test_every_command_and_option_in_a_sentence_exists() -> None:
+    found = [
+        (name(page), words)
+        for page in WRITTEN
+        for code in INLINE.findall(BLOCK.sub("", page.read_text()))
+        for words in commands(code)
+    ]
+    absent = []
+    for page, words in found:
+        try:
+            parse(words)
+        except click.exceptions.Exit:
+            pass
+        except click.ClickException as error:  # in a sentence, arguments may be missing
+            if error.format_message().startswith("No such"):
+                absent.append((page, words))
+    assert len(found) > 100
+    assert absent == []
+
+
+def test_the_skill_has_a_name_and_a_description_that_agents_can_read() -> None:
+    text = (ROOT / "skills/kinetic/SKILL.md").read_text()
+    front = text.removeprefix("---\n").partition("\n---\n")[0]
+    fields = dict(line.split(": ", 1) for line in front.splitlines())
+    assert fields.keys() == {"name", "description"}
+    assert fields["name"] == "kinetic"
+    assert 100 < len(fields["description"]) <= 1024
+    paths = re.findall(r"`(docs/[^`]*\.md)`", text)
+    assert paths and [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+def test_the_links_of_the_page_for_agents_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "AGENTS.md").read_text())
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+
+
 def test_a_command_that_does_not_exist_is_found() -> None:
     (words,) = commands("KINETIC_ZONE=z kinetic pool add --min-node 1 | head  # a comment")
     with pytest.raises(click.NoSuchOption):
@@ -171,7 +214,7 @@ def test_an_output_that_differs_is_found() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")], ids=name)
+@pytest.mark.parametrize("page", [page for page in WRITTEN if blocks(page, "console")], ids=name)
 def test_the_commands_of_a_page_print_what_it_shows(
     page: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,4 +238,6 @@ def test_the_commands_of_a_page_print_what_it_shows(
 
 def output(command: str, ids: Mapping[str, str], *, cwd: Path) -> str:
     command = JOB.sub(lambda match: ids[match[0]], command)
-    return programs.output("bash", "-c", f"exec 2>&1; {command}", cwd=cwd, timeout=60)
+    # A library that pytest loads, readline, puts COLUMNS into the environment, but not into this.
+    environ = {**os.environ}
+    return programs.output("bash", "-c", f"exec 2>&1; {command}", cwd=cwd, env=environ, timeout=60)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
 DEADLINE = 100.0
+FACTS = (
+    r"\*(\d+ jobs t|T)ook [\d.]+ s on \d+ cores \(.+\), \w+\. "
+    r"Python 3\..+ Recorded on [\d-]{10}\.\*"
+)
+RECORDED = ROOT / "docs" / "examples" / "recorded"
 
 
 def start_example(example: str, *arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
@@ -61,9 +66,21 @@ def test_an_example_has_at_most_80_lines() -> None:
     assert {name: length for name, length in lengths.items() if length > 80} == {}
 
 
-def test_the_index_has_every_example() -> None:
-    page = (ROOT / "docs" / "examples.md").read_text()
-    assert [name for name in NAMES if f"../examples/{name})" not in page] == []
+def test_every_example_has_a_page_with_its_program_and_a_card() -> None:
+    cards = (ROOT / "docs" / "examples.md").read_text()
+    for name in NAMES:
+        page = (ROOT / "docs" / "examples" / name).with_suffix(".md").read_text()
+        assert f"```{{literalinclude}} ../../examples/{name}\n" in page
+        assert f":link: examples/{name.removesuffix('.py')}\n" in cards
+
+
+def test_every_page_has_a_recorded_output_or_says_why_not() -> None:
+    for page in sorted((ROOT / "docs" / "examples").glob("*.md")):
+        names = re.findall(r"^```\{include\} (\S+)\n```$", page.read_text(), re.M)
+        assert names == [f"recorded/{page.stem}.txt"] or "We haven't recorded" in page.read_text()
+        for name in names:
+            facts = (page.parent / name).read_text().splitlines()[-1]
+            assert re.fullmatch(FACTS, facts), facts
 
 
 def test_an_excerpt_on_a_page_is_in_an_example() -> None:
@@ -89,21 +106,70 @@ def test_the_types_of_the_examples_are_right() -> None:
     programs.python(*arguments, cwd=EXAMPLES, env={**os.environ, **cache})
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("example", "arguments", "expected"),
-    [
-        ("sweep.py", [], r"best: \{'rate': 0\.001, 'epochs': 1000\}"),
-        ("detached.py", [], r"348,513 primes"),
-        ("checkpointing.py", [], r"(?s)('resumed at': 600, 'attempts': 2.*){3}"),
-        ("cross_validation.py", ["2"], r"(?s)support vectors +0\.9.*logistic regression +0\.9"),
-        ("data_and_artifacts.py", [], r"(?s)'hill': 7\.\d.*wrote chart\.svg.*fetched \d{3} bytes"),
-        ("batch_inference.py", [], r"(?s)40 files in 5 jobs.*worst: review-\d\d\.txt"),
-    ],
-    ids=lambda value: value if isinstance(value, str) and value.endswith(".py") else "",
+VARYING = (
+    (r"(?:job|grp)-local-[0-9a-f]{12}|[0-9a-f]{8}-[0-9a-f-]{27}", "ID"),
+    (r"\b(?:complete|pruned|RUNNING|SUCCEEDED)\b", "STATE"),
+    (r"-?\d[\d,]*(?:\.\d*)?(?:e[+-]?\d+)?", "N"),
+    (r"(?:N (?:min|h) )*N m?s\b|Nm?s\b", "TIME"),
+    (r"\s+", " "),
 )
-def test_the_example_runs(example: str, arguments: list[str], expected: str) -> None:
-    assert re.search(expected, output(example, *arguments))
+"""Patterns of what differs between runs of an example, and their replacements, in this order."""
+
+
+def shape(recorded: str) -> set[str]:
+    """Return the lines of a recording without numbers; how often each occurs may differ."""
+    assert re.fullmatch(FACTS, recorded.splitlines()[-1])
+    (text,) = re.findall(r"^```text\n(.*?)^```$", recorded, re.M | re.S)
+    for pattern, replacement in VARYING:
+        text = re.sub(pattern, replacement, text) if replacement != " " else text
+    return {" ".join(line.split()) for line in text.splitlines()}
+
+
+def recording(script: str, *arguments: str | Path) -> str:
+    """Run a script of docs/ that records something, and return what it prints."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    return programs.python(ROOT / "docs" / script, *arguments, env=environ, timeout=580)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("example", "libraries", "expected"),
+    [
+        ("sweep", [], r"best: \{'rate': 0\.001, 'epochs': 1000\}"),
+        ("optuna_search", [], r"height \S+ with \{'rate'"),
+        ("cross_validation", [], r"(?s)support vectors +0\.9.*logistic regression +0\.9"),
+        ("batch_inference", [], r"(?s)40 files in 5 jobs.*worst: review-\d\d\.txt"),
+        ("data_and_artifacts", [], r"(?s)'hill': 7\.\d.*wrote chart\.svg.*fetched \d{3} bytes"),
+        ("checkpointing", [], r"(?s)('resumed at': 600, 'attempts': 2.*){3}"),
+        ("detached", [], r"348,513 primes"),
+        # `tox run -e frameworks` installs the libraries of these:
+        ("keras_training", ["jax", "keras"], r"(?s)'backend': 'jax'.*saved model\.keras in"),
+        ("jax_training", ["jax"], r"(?s)process 0: 2 devices.*process 1: 2 devices"),
+        ("multi_host", ["jax"], r"'hosts': 1, 'mesh'.*'loss': 0\."),
+        ("pytorch_training", ["torch"], r"(?s)('device': '.*'loss': 0\.0.*){2}"),
+        ("gemma4_finetuning", ["jax", "keras_hub"], r"saved gemma\.lora\.h5 in"),
+        ("llm_finetuning", ["torch", "peft"], r"(?s)(saved .*adapter_model\.safetensors.*){2}"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)
+def test_the_example_prints_what_its_page_shows(
+    example: str, libraries: list[str], expected: str, tmp_path: Path
+) -> None:
+    """The script fails if the example writes beside its source."""
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed; `tox run -e frameworks` installs it")
+    recording("record_examples.py", "--to", tmp_path, example)
+    found, shown = ((folder / f"{example}.txt").read_text() for folder in (tmp_path, RECORDED))
+    assert re.search(expected, found)
+    assert re.search(expected, shown) and shape(found) == shape(shown)
+
+
+def test_a_recording_of_something_else_is_found() -> None:
+    text = (RECORDED / "sweep.txt").read_text()
+    assert shape(text) == shape(re.sub(r"0\.\d+", "0.1", text))
+    assert shape(text) != shape(text.replace("best:", "worst:"))
 
 
 @pytest.mark.full
@@ -122,41 +188,49 @@ def test_a_search_continues_after_ctrl_c(tmp_path: Path) -> None:
     assert re.search(r"^height \S+ with \{'rate'", out, re.MULTILINE)
 
 
-# --- examples whose libraries `tox run -e frameworks` installs; vllm_inference.py needs a GPU ---
+# --- the notebook ---
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("example", "libraries", "expected"),
-    [
-        ("keras_training.py", ["jax", "keras"], r"(?s)'backend': 'jax'.*saved model\.keras in"),
-        ("jax_training.py", ["jax"], r"(?s)process 0: 2 devices.*process 1: 2 devices"),
-        ("multi_host.py", ["jax"], r"'hosts': 1, 'mesh'.*'loss': 0\."),
-        ("pytorch_training.py", ["torch"], r"(?s)('device': '.*'loss': 0\.0.*){2}"),
-        ("gemma4_finetuning.py", ["jax", "keras_hub"], r"saved gemma\.lora\.h5 in"),
-        ("llm_finetuning.py", ["torch", "peft"], r"(?s)(saved .*adapter_model\.safetensors.*){2}"),
-    ],
-    ids=lambda value: value if isinstance(value, str) and value.endswith(".py") else "",
+@pytest.mark.timeout(300)
+def test_the_notebook_runs_as_its_page_shows(tmp_path: Path) -> None:
+    """A run has a call, a map, a sweep, an error, an interrupt, and a second kernel."""
+    recording("record_notebook.py", tmp_path / "notebook.txt")
+    found, shown = ((folder / "notebook.txt").read_text() for folder in (tmp_path, RECORDED))
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    for text in (found, shown):
+        blocks = re.findall(r"^```(\w+)\n(.*?)\n```$", text, re.M | re.S)
+        assert [block for language, block in blocks if language == "python"] == sources
+        for expected in NOTEBOOK_SHOWS:
+            assert re.search(expected, text), expected
+        assert "ipykernel_" not in text
+    kinds = (re.findall(r"^```\w+|^<div class.*|^## .*", text, re.M) for text in (found, shown))
+    assert next(kinds) == next(kinds)
+
+
+NOTEBOOK_SHOWS = (
+    r"pi: 40 of 40 ended: 40 succeeded; took",
+    r"<th>input\.seed</th>",
+    r"valley: 40 of 40 ended[^<]*</div><table><caption>Best trials</caption>",
+    r"(<circle [^>]*><title>[^<]*</title></circle>){20}",
+    r'File "Cell In\[1\]", line 10, in estimate_pi\n    return 4 \* inside / points\n',
+    r"long: [1-9]\d* of 300 ended",
+    r"kinetic batches cancel grp-local-",
+    r"(?m)^KeyboardInterrupt",
+    r"\{.*'NOT_FOUND': [1-9]\d*.*\}",
 )
-def test_the_example_runs_at_a_stand_in_size(
-    example: str, libraries: list[str], expected: str
-) -> None:
-    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not installed; `tox run -e frameworks` installs it")
-    assert re.search(expected, output(example, deadline=500))
 
 
 # --- the web application ---
 
 
 class Server:
-    """The example's web server on *port*."""
+    """The web server of an example on *port*."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, example: str, port: int) -> None:
         self.port = port
-        self.process = start_example("web_sweep.py", str(port))
+        self.process = start_example(example, str(port))
 
     def listens(self) -> bool:
         assert self.process.poll() is None, self.process.communicate()
@@ -175,8 +249,8 @@ class Server:
             assert response.status == 201
             return json.loads(response.read())["id"]
 
-    def events(self, sweep_id: str) -> Iterator[dict[str, Any]]:
-        with self.request("GET", f"/sweeps/{sweep_id}") as response:
+    def events(self, path: str) -> Generator[dict[str, Any]]:
+        with self.request("GET", path) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             for line in response:
                 if line.startswith(b"data: "):
@@ -189,10 +263,10 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with listener() as probe:
         port = probe.getsockname()[1]
-    server = Server(port)
+    server = Server(getattr(request, "param", "web_sweep.py"), port)
     try:
         until(server.listens)
         yield server
@@ -204,9 +278,9 @@ def server() -> Iterator[Server]:
 @pytest.mark.full
 def test_a_sweep_is_started_watched_and_cancelled_over_http(server: Server) -> None:
     long_sweep = server.start(2000)
-    events = server.events(long_sweep)
+    events = server.events(f"/sweeps/{long_sweep}")
     assert next(events)["metres"] > 0
-    *throws, last = server.events(server.start(20))
+    *throws, last = server.events(f"/sweeps/{server.start(20)}")
     assert last == {"counts": {"SUCCEEDED": 20}}
     distance = runpy.run_path(str(EXAMPLES / "web_sweep.py"))["distance"]
     assert sorted((throw["angle"], throw["metres"]) for throw in throws) == [
@@ -247,3 +321,22 @@ def test_the_page_starts_a_sweep_shows_its_results_and_cancels_it(server: Server
         assert browser.ask("document.querySelectorAll('circle').length") < 3000
         own = f"it asked for http://127.0.0.1:{server.port}/"
         assert [text for text in browser.complaints if not text.startswith(own)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("server", ["web_progress.py"], indirect=True)
+def test_a_request_streams_progress_and_a_disconnect_cancels_its_batch(server: Server) -> None:
+    *progress, best = server.events("/throws?count=10")
+    assert [*map(set, progress)] == [{"ended", "of", "running"}] * len(progress)
+    assert progress[-1]["ended"] == progress[-1]["of"] == 10 and best["best angle"] == 40.5
+    events = server.events("/throws?count=3000")
+    assert next(events)["of"] == 3000
+    events.close()  # closes the connection
+    code = """
+import kinetic
+[batch] = kinetic.list_batches(name="throws", limit=1)
+batch.wait(timeout=90)
+print(batch.status_counts())
+"""
+    counts = json.loads(programs.python("-c", code).replace("'", '"'))
+    assert counts["NOT_FOUND"] > 0 and sum(counts.values()) == 3000

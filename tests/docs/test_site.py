@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import quote
 
 import pytest
 
 from tests import programs
 from tests.docs import looks
 from tests.docs.prose import PAGES
+from tests.docs.searches import SEARCHES
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site"), pytest.mark.timeout(400)]
@@ -164,3 +166,19 @@ def test_the_search_finds_pages_without_a_server(site: Path, browser: Browser) -
     looks.show(browser, site / "search.html", "?q=run_async_map", width=1280)
     links = "[...document.querySelectorAll('#search-results li a')].map((one) => one.href)"
     browser.until(f"{links}.some((one) => one.includes('api/kinetic.html'))")
+
+
+def test_a_word_of_the_field_finds_the_page_about_it(site: Path, browser: Browser) -> None:
+    links = "[...document.querySelectorAll('#search-results li > a')].map((one) => one.href)"
+    found = {}
+    for query in SEARCHES:
+        address = f"{(site / 'search.html').as_uri()}?q={quote(query)}"
+        browser.call("Page.navigate", url=address)
+        ended = "typeof Search !== 'undefined' && Search.title?.innerText === 'Search Results'"
+        browser.until(f"location.href === '{address}' && {ended}")
+        addresses = [address.partition("#")[0] for address in browser.ask(links)[:3]]
+        found[query] = [address.removeprefix(f"{site.as_uri()}/") for address in addresses]
+    pages = {query: {f"{page}.html" for page in pages} for query, pages in SEARCHES.items()}
+    assert {
+        query: results for query, results in found.items() if not pages[query] & {*results}
+    } == {}

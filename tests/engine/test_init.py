@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,9 +13,11 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic._runner.protocol import pickles
+from kinetic._runner.protocol.workers import Crew
 from kinetic._runner.worker.session import Session
 from kinetic.aio._engine.manifest import uploaded_call_of
 from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import JobSpec
 from kinetic.testing import memory_platform
 from tests.engine.severed import on_loop_time
 
@@ -33,10 +35,25 @@ def use(number: int, model: str = "default") -> tuple[int, str]:
 warm = kinetic.run("cpu", isolation="worker", init={"model": load}, recycle=3)(use)
 
 
+class IdleWorkers:
+    """Workers that take no item."""
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+        return workers
+
+    async def tell(self, labels: Mapping[str, str]) -> None: ...
+
+    async def worker_log(
+        self, worker: str, start: int, stop: int, *, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        raise errors.NotFound(worker)
+        yield ""
+
+
 @pytest.fixture
 async def platform() -> Platform:
-    """Return a platform that accepts the options; its jobs lack the arguments of ``init``."""
-    return dataclasses.replace(on_loop_time(memory_platform()), workers=True)
+    """Return a platform that accepts the options, and runs nothing."""
+    return dataclasses.replace(on_loop_time(memory_platform()), workers=IdleWorkers())
 
 
 async def test_a_manifest_says_how_workers_run_the_items(

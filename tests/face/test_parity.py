@@ -35,9 +35,15 @@ ONLY_SYNC = {
     "module": set(),
 }
 ONLY_ASYNC = {
-    "JobHandle": {"account", "began_at", "bound", "bundle", "debugger", "facts"},
-    "BatchHandle": {"bundle", "facts", "let_run", "resume_alone", "running_times"},
-    "Sweep": {"bundle", "facts", "follow", "is_short", "proposals", "read"},
+    "JobHandle": {
+        *("account", "began_at", "bound", "bundle", "debugger", "facts", "forward_debugger"),
+        "shown_status",
+    },
+    "BatchHandle": {
+        *("bundle", "facts", "let_run", "resume_alone", "running_times", "show"),
+        *("shown_statuses", "snapshots"),
+    },
+    "Sweep": {"abandon", "bundle", "facts", "follow", "is_over", "proposals", "read"},
     "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }
 

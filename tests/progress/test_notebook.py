@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -162,6 +163,21 @@ def test_a_batch_shows_itself_and_its_progress_until_its_end(kernel) -> None:
 
 
 @pytest.mark.full
+def test_a_sweep_shows_its_best_trial_so_far(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = """
+from kinetic.sweeps import Choice, GridSearch
+sweep = work.sweep(GridSearch({"n": Choice([3, 1, 2])}), trials=None, name="grid")
+sweep
+"""
+    assert result_of(outputs(kernel, code, mark=False))["text/plain"].startswith("Sweep('grp-local")
+    kernel[1].touch()
+    wait_for_output(kernel, "3 of 3 ended: 3 succeeded; best 1 (item 1); took")
+    shown = result_of(outputs(kernel, "sweep.wait(); sweep", mark=False))["text/html"]
+    assert '<th scope="row">best</th><td>1.0</td>' in shown and "n=1" in shown
+
+
+@pytest.mark.full
 def test_a_batch_without_progress_shows_only_known_facts(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = "batch = work.run_async_map(range(2), progress=False); batch"
@@ -213,3 +229,62 @@ shown
     assert "stream" not in [kind for kind, _ in seen]
     outputs(kernel, "await client.aclose()", mark=False)
     assert "3 of 3" in result_of(outputs(kernel, "batch", mark=False))["text/html"]
+
+
+@pytest.mark.full
+def test_a_remote_traceback_names_the_cell_and_shows_its_lines(kernel) -> None:
+    client, _ = kernel
+    define = """import kinetic
+
+def divide(n):
+    return 1 / n
+
+@kinetic.run(backend="local", accelerator="cpu")
+def invert(n):
+    return divide(n)
+"""
+    outputs(kernel, "1", mark=False)
+    outputs(kernel, define, mark=False)
+    raised = []
+
+    def hook(message: dict) -> None:
+        if message["msg_type"] == "error":
+            raised.append("\n".join(message["content"]["traceback"]))
+
+    reply = client.execute_interactive("invert(0)", timeout=DEADLINE_S, output_hook=hook)
+    assert reply["content"]["status"] == "error"
+    text = re.sub(r"\x1b\[[\d;]*m", "", "".join(raised))
+    cell = reply["content"]["execution_count"] - 1
+    assert f'File "Cell In[{cell}]", line 8, in invert\n    return divide(n)\n' in text
+    assert f'File "Cell In[{cell}]", line 4, in divide\n    return 1 / n\n' in text
+    assert "ipykernel" not in text
+
+
+@pytest.mark.full
+def test_a_sweep_shows_its_best_trials_and_a_plot_while_it_runs(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = """
+import time
+from kinetic.sweeps import GridSearch, Int
+
+@kinetic.run(backend="local", accelerator="cpu")
+def trial(n):
+    import os, time
+    while n == 3 and not os.path.exists(f"{here}/seen"):
+        time.sleep(0.01)
+    return float(n)
+
+sweep = trial.sweep(GridSearch({"n": Int(0, 3)}), trials=None)
+"""
+    outputs(kernel, code, mark=False)
+    client, seen_file = kernel
+    while True:
+        shown = client.get_iopub_msg(timeout=DEADLINE_S)["content"].get("data", {})
+        if shown.get("text/html", "").count("<circle") == 3:
+            break
+    assert "<caption>Best trials</caption>" in shown["text/html"]
+    seen_file.touch()
+    last = wait_for_output(kernel, "4 of 4 ended: 4 succeeded; took")
+    assert last["text/html"].count("<circle") == 4, "also the trial that ended last"
+    shown = result_of(outputs(kernel, "sweep", mark=False))
+    assert shown["text/html"].count("<circle") == 4

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
+from kinetic._progress.standing import Goal
 from kinetic._progress.tally import State
-from kinetic._report.facts import Attempt, BatchReport, Example, Item
+from kinetic._report.digest import choose_curves
+from kinetic._report.facts import Attempt, BatchReport, Curve, Curves, Example, Item
 
-__all__ = ["HOSTILE", "STARTED", "hostile", "largest", "sweep"]
+__all__ = ["HOSTILE", "STARTED", "hostile", "largest", "search", "sweep"]
 
 STARTED = 1_790_000_000.0
 
@@ -82,6 +85,60 @@ def sweep(size: int, *, seed: int = 1) -> BatchReport:
     )
 
 
+def search(size: int, *, seed: int = 1, name: str = "search") -> BatchReport:
+    """Return a sweep with a pruner, whose trials report their loss and accuracy per step."""
+    rng = random.Random(seed)
+    free = [STARTED + 1.0] * 8
+    items: list[Item] = []
+    curves: dict[int, Curve] = {}
+    goal = Goal(direction="minimize", metric="loss", first=1, reduction=3)
+    for index in range(size):
+        rate, layers = 10 ** rng.uniform(-5, -1), rng.choice([2, 4, 8])
+        floor = abs(math.log10(rate) + 3) / 4 + layers / 50
+        last = min(27, max(1, int(1 / (floor * floor)) + rng.randrange(3)))
+        curve = [
+            (step, {"loss": floor + 2 / step + rng.gauss(0, 0.02), "accuracy": 1 - floor / step})
+            for step in range(1, last + 1)
+        ]
+        slot = min(range(len(free)), key=free.__getitem__)
+        begun, ended = free[slot], free[slot] + last * rng.uniform(0.9, 1.1)
+        free[slot] = ended + 0.1
+        is_pruned = last < 27
+        attempt = Attempt(
+            number=1, kind="value", reason="pruned" if is_pruned else "", begun=begun, ended=ended
+        )
+        step, values = curve[-1]
+        items.append(
+            Item(
+                index=index,
+                state=State.PRUNED if is_pruned else State.SUCCEEDED,
+                attempts=(attempt,),
+                input={"rate": rate, "layers": layers},
+                result={} if is_pruned else values,
+                pruned={"step": step, **{f"value.{key}": value for key, value in values.items()}}
+                if is_pruned
+                else {},
+                has_tail=True,
+            )
+        )
+        curves[index] = curve
+    chosen = choose_curves([*curves], items, goal, 200)
+    return BatchReport(
+        group_id=f"grp-{name}",
+        name=name,
+        function="train",
+        where="local",
+        max_concurrent=8,
+        created=STARTED,
+        read_at=max(free),
+        total=size,
+        goal=goal,
+        metric="loss",
+        curves=Curves(by_item={index: curves[index] for index in chosen}, reported=size),
+        items=tuple(items),
+    )
+
+
 def hostile(size: int) -> BatchReport:
     """Return the sweep with texts of an attacker who wants the page to run code."""
     report = sweep(size)
@@ -127,7 +184,7 @@ def largest(size: int) -> BatchReport:
     rng = random.Random(2)
 
     def text(length: int) -> str:
-        return "".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(length))
+        return "".join(map(chr, rng.choices(range(0x4E00, 0x9FA5), k=length)))
 
     items: list[Item] = []
     for index in range(size):

@@ -7,15 +7,18 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kinetic._report.compare import merge
+from kinetic._report.digest import POINTS, compute_statistics
 from kinetic._report.facts import BatchReport
-from kinetic._report.page import render
-from tests.report.batches import HOSTILE, STARTED, hostile, sweep
+from kinetic._report.page import render, render_facts
+from tests.report.batches import HOSTILE, STARTED, hostile, search, sweep
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
 pytestmark = [
@@ -64,12 +67,12 @@ def click(browser: Browser, selector: str, text: str) -> None:
     )
 
 
-ROWS = "#items tbody tr"
+ROWS = "#items tbody tr:not(.more)"
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", [10, 10_000])
-@pytest.mark.parametrize("make", [sweep, hostile])
+@pytest.mark.parametrize("make", [sweep, search, hostile])
 def test_a_page_of_any_size_is_drawn(shown, make, size: int, dark: bool, tmp_path: Path) -> None:
     report = make(size)
     browser = shown(report, dark=dark)
@@ -153,7 +156,7 @@ def test_a_search_shows_the_items_that_match(shown, query: str, wanted) -> None:
     expected = [str(item.index) for item in report.items if wanted(item)]
     browser.until(f"document.querySelectorAll({ROWS!r}).length === {len(expected)}")
     assert texts(browser, f"{ROWS} th") == expected
-    assert f"{len(expected)} of 90 items match" in texts(browser, "#items [role=status]")[0]
+    assert f"{len(expected)} of 90 items match" in texts(browser, "#filter [role=status]")[0]
 
 
 def test_states_can_be_hidden_and_shown_again(shown) -> None:
@@ -207,7 +210,8 @@ def test_every_control_works_with_keys_and_has_a_name(shown) -> None:
     assert browser.ask(
         "[...document.querySelectorAll('table')].every((node) => node.caption && "
         "node.tHead.querySelectorAll('th[scope=col]').length && "
-        "[...node.tBodies[0].rows].every((row) => row.querySelector('th[scope=row]')))"
+        "[...node.tBodies[0].rows].every((row) => row.matches('.more') || "
+        "row.querySelector('th[scope=row]')))"
     ), "each table has a caption, and headings for its columns and its rows"
     tags = browser.ask("[...document.querySelectorAll('h1, h2, h3')].map((node) => node.tagName)")
     levels = [int(tag[1]) for tag in tags]
@@ -274,7 +278,7 @@ def test_the_ten_best_items_come_first_by_a_metric_that_can_be_changed(
 ) -> None:
     report = replace(sweep(90), direction=direction, metric="epochs")
     browser = shown(report)
-    assert browser.ask("document.querySelector('main > section').id") == "best"
+    assert browser.ask("document.querySelector('main section').id") == "best"
     assert best(browser) == expected_best(report, "epochs", maximize=direction == "maximize")
     choose(browser, "Metric", "loss (result)")
     assert best(browser) == expected_best(report, "loss", maximize=direction == "maximize")
@@ -295,12 +299,10 @@ def test_the_best_so_far_improves_with_time_to_the_best_of_all(shown) -> None:
 
 def test_inputs_are_listed_by_how_much_of_the_ranking_they_explain(shown) -> None:
     browser = shown(sweep(300))
-    rows = [
-        line.split()
-        for line in browser.ask(
-            "[...document.querySelectorAll('#best table')].at(-1).tBodies[0].innerText"
-        ).splitlines()
-    ]
+    rows = browser.ask(
+        "[...[...document.querySelectorAll('#best table')].at(-1).tBodies[0].rows]"
+        ".map((row) => [...row.cells].slice(0, 2).map((cell) => cell.textContent))"
+    )
     shares = {name: float(share) for name, share in rows}
     assert [*shares] == ["rate", "layers", "optimizer"], "loss is rate times layers"
     assert shares["rate"] > 0.8 and shares["optimizer"] < 0.05
@@ -317,7 +319,7 @@ def test_every_attempt_is_a_bar_that_can_be_seen(shown, size: int) -> None:
     report = short(sweep(size))
     browser = shown(report)
     bars = browser.ask(
-        "[...document.querySelectorAll('#time figure:first-of-type .bar:not(.s-waiting)')]"
+        "[...document.querySelectorAll('#timeline .bar:not(.s-waiting)')]"
         ".flatMap((node) => node.getAttribute('d').split('M').slice(1).map((bar) => "
         "[...bar.split(/[ H]/).map(Number), Number(node.getAttribute('stroke-width'))]))"
     )
@@ -343,20 +345,183 @@ def short(report: BatchReport) -> BatchReport:
     return replace(report, items=items)
 
 
-def test_the_page_fits_a_phone_and_paper(shown) -> None:
-    browser = shown(sweep(90), width=360)
-    assert browser.ask("document.documentElement.scrollWidth <= 360")
-    outside = browser.ask(
-        "[...document.querySelectorAll('button, select, input, label')].filter((node) => "
-        "!node.closest('.wide') && node.getBoundingClientRect().right > innerWidth)"
-        ".map((node) => node.textContent)"
+def compared() -> BatchReport:
+    return merge([search(30, name="first"), search(40, seed=2, name="second one"), sweep(20)])
+
+
+@pytest.mark.parametrize("width", [360, 400])
+@pytest.mark.parametrize("make", [sweep, search, hostile, lambda size: compared()])
+def test_a_phone_shows_every_column(shown, make, width: int) -> None:
+    browser = shown(make(60), width=width)
+    browser.ask("document.querySelectorAll('summary').forEach((node) => node.click())")
+    browser.ask("document.querySelector('#items tbody button').click()")
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    cut = browser.ask(
+        "[...document.querySelectorAll('main *, header *')].filter((node) => "
+        "!node.closest('.hidden, thead, pre') && (node.getBoundingClientRect().right > innerWidth "
+        "|| (node.matches('.wide') && node.scrollWidth > node.clientWidth)))"
+        ".map((node) => node.outerHTML.slice(0, 200))"
     )
-    assert outside == []
+    assert cut == []
+    heads = texts(browser, "#items thead th")
+    (first, *_) = browser.ask(
+        f"[...document.querySelectorAll({json.dumps(ROWS)})]"
+        ".map((row) => [...row.cells].map((cell) => cell.dataset.label))"
+    )
+    assert len(first) == len(heads) and first[:2] in (["Item", "State"], ["Item", "Batch"])
+    choose(browser, "Sort by", "Took, descending")
+    assert browser.ask("document.querySelector('[aria-sort]').textContent") == "Took ▼"
+
+
+def test_the_page_prints(shown) -> None:
     browser = shown(sweep(90), dark=True)
     assert browser.printed().startswith(b"%PDF")
     browser.call("Emulation.setEmulatedMedia", media="print")
     assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.ask("getComputedStyle(document.querySelector('.controls')).display") == "none"
+
+
+def test_a_list_of_contents_comes_first_and_the_filter_above_what_it_filters(shown) -> None:
+    browser = shown(search(60))
+    links = "[...document.querySelectorAll('#contents a')].map((node) => node.hash.slice(1))"
+    sections = "[...document.querySelectorAll('main section')].map((node) => node.id)"
+    assert browser.ask(links) == browser.ask(sections)
+    assert [*browser.ask(sections)][:3] == ["sweep", "best", "curves"]
+    assert "Snapshot taken" in texts(browser, "dt")
+    before = (
+        "document.getElementById('search').compareDocumentPosition(document.getElementById('{}'))"
+        " & Node.DOCUMENT_POSITION_FOLLOWING"
+    )
+    changes = ("best", "curves", "results", "timeline", "items")
+    for name in changes:
+        assert browser.ask(before.format(name))
+    state = "['best', 'curves', 'results', 'timeline', 'items', 'time', 'durations', 'retries']"
+    state += ".map((id) => document.getElementById(id).innerText.length)"
+    old = browser.ask(state)
+    browser.ask("document.getElementById('search').focus()")
+    browser.type("layers=2 rate<0.0001")
+    browser.until(f"document.querySelectorAll({ROWS!r}).length < 20")
+    new = browser.ask(state)
+    assert [before != after for before, after in zip(old, new, strict=True)] == [True] * 5 + [
+        False
+    ] * 3
+
+
+def test_a_sweep_has_its_best_trial_its_rungs_and_the_share_of_pruned_trials(shown) -> None:
+    report = search(120)
+    browser = shown(report)
+    text = browser.ask("document.getElementById('sweep').innerText")
+    pruned = sum(item.state.name == "PRUNED" for item in report.items)
+    (best,) = expected_best(report, "loss")[:1]
+    assert f"{120 - pruned} of 120 ended trials are complete" in text
+    assert f"{pruned} were pruned ({Decimal(100 * pruned) / 120:.3g} %)" in text
+    assert f"trial {best}" in text
+    cells = "[...row.cells].slice(0, 3).map((cell) => cell.textContent)"
+    rows = f"[...document.querySelectorAll('#sweep tbody tr')].map((row) => {cells})"
+    rungs = compute_statistics(report).rungs
+    assert browser.ask(rows) == [
+        [f"step {rung}", str(count), str(left)] for rung, count, left in rungs
+    ]
+    assert f"{pruned} pruned" in " ".join(texts(browser, "#legend li"))
+    click(browser, "#sweep button", f"trial {best}")
+    browser.until(f"document.querySelectorAll({ROWS!r}).length === 1")
+
+
+CURVES = (
+    "[...document.querySelectorAll('#curves .curve')]"
+    ".map((node) => node.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
+)
+
+
+def test_curves_are_drawn_of_the_items_that_match(shown) -> None:
+    report = search(120)
+    browser = shown(report)
+    assert browser.ask(CURVES) == 120
+    ends = "[...document.querySelectorAll('#curves .points')]"
+    ends += ".flatMap((node) => node.getAttribute('d').split('M').slice(1)).length"
+    assert browser.ask(ends) == sum(item.state.name == "PRUNED" for item in report.items)
+    browser.ask("document.querySelector('#curves .chart').focus()")
+    browser.press("ArrowRight")
+    assert texts(browser, "#curves output")[0].startswith("item 0: ")
+    assert browser.ask("document.querySelector('#curves .over').getAttribute('d').length") > 10
+    choose(browser, "Curve of", "accuracy")
+    labels = texts(browser, "#curves .label")
+    assert labels[0].startswith("accuracy") and labels[1].startswith("step")
+    browser.ask("document.getElementById('search').focus()")
+    browser.type("layers=4")
+    browser.until(f"{CURVES} < 120")
+    assert browser.ask(CURVES) == sum(item.input["layers"] == 4 for item in report.items)
+
+
+def test_a_page_without_reports_has_no_curves(shown) -> None:
+    assert not shown(sweep(20)).ask("!!document.getElementById('curves')")
+
+
+def test_the_number_of_an_item_opens_its_details_and_the_command_for_its_log(shown) -> None:
+    browser = shown(sweep(90))
+    click(browser, "#items tbody button", "17")
+    (more,) = texts(browser, "#items .more:not([hidden])")
+    assert "kinetic jobs logs grp-1-17" in more and "rate" in more
+    assert browser.ask("document.querySelectorAll('#items .more a').length") == 0
+    click(browser, ".more button", "Copy")
+    assert browser.ask("getSelection().toString()") == "kinetic jobs logs grp-1-17"
+    click(browser, "#items tbody button", "17")
+    assert texts(browser, "#items .more:not([hidden])") == []
+
+
+def test_a_comparison_tells_the_batches_apart(shown) -> None:
+    report = compared()
+    browser = shown(report)
+    assert texts(browser, "h1") == ["Comparison of 3 batches"]
+    names = [text.strip() for text in texts(browser, "#batches tbody th")]
+    assert names == ["first", "second one", "sweep"]
+    assert len(texts(browser, "#best .line")) == 3, "one line for each batch"
+    browser.ask("document.getElementById('search').focus()")
+    browser.type('batch="second one" #7')
+    browser.until(f"document.querySelectorAll({ROWS!r}).length === 1")
+    assert texts(browser, f"{ROWS} td")[0] == "second one"
+    click(browser, "button", "Show all")
+    (best,) = expected_best(report, "loss")[:1]
+    browser.ask("document.querySelector('#best tbody button').click()")
+    browser.until(f"document.querySelectorAll({ROWS!r}).length === 1")
+    part = [part for part in report.parts if part.first <= best][-1]
+    command = f"kinetic jobs logs {part.report.group_id}-{best - part.first}"
+    assert command in texts(browser, "#items .more:not([hidden])")[0]
+
+
+def test_the_concurrency_of_many_items_is_a_line_within_its_range(shown) -> None:
+    browser = shown(short(sweep(3_000)))
+    line = browser.ask("document.querySelector('#time .step').getAttribute('d')")
+    across = [float(x) for x in re.findall(r"(?<=H)[\d.]+", line)]
+    assert len(across) <= POINTS + 1 and across == sorted(across)
+    assert browser.ask("document.querySelector('#time .under').getAttribute('d')").endswith("Z")
+    assert any("the area is its range" in text for text in texts(browser, "figcaption"))
+
+
+def test_new_facts_are_drawn_and_the_choices_of_the_reader_stay(shown) -> None:
+    browser = shown(search(60))
+    choose(browser, "Best is", "highest")
+    click(browser, "#items thead button", "rate")
+    click(browser, "#items tbody button", texts(browser, f"{ROWS} th")[0])
+    browser.ask("document.getElementById('search').focus()")
+    browser.type("layers=2")
+    browser.until("document.querySelector('#filter [role=status]').textContent.includes('match')")
+    browser.ask("document.getElementById('items').scrollIntoView({behavior: 'instant'})")
+    rows, top = len(texts(browser, ROWS)), browser.ask("scrollY")
+    detail = render_facts(search(90), ended=False)
+    browser.ask(f"document.dispatchEvent(new CustomEvent('kinetic-facts', {{detail: {detail}}}))")
+    assert rows < len(texts(browser, ROWS)) < 90, "the search still applies"
+    assert texts(browser, "#subtitle")[0].startswith("90 items")
+    assert browser.ask("[document.activeElement.id, document.activeElement.value]") == [
+        "search",
+        "layers=2",
+    ]
+    assert browser.ask("scrollY") == top
+    assert browser.ask("document.querySelector('#items [aria-sort]').textContent") == "rate ▲"
+    assert len(texts(browser, "#items .more:not([hidden])")) == 1
+    chosen = "[...document.querySelectorAll('#best select')].map((node) => "
+    assert browser.ask(f"{chosen} node.selectedOptions[0].text)")[1] == "highest"
+    assert browser.ask("document.querySelectorAll('#items .more a[href^=\"log/\"]').length") == 1
 
 
 @pytest.mark.parametrize("case", ["no items", "no notes", "nothing ended"])

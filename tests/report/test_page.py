@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kinetic._progress.tally import State
-from kinetic._report.facts import BatchReport
-from kinetic._report.page import MAX_ITEMS, limit, render
-from tests.report.batches import hostile, largest, sweep
+from kinetic._report.facts import BatchReport, Curves
+from kinetic._report.page import MAX_CURVE_POINTS, MAX_ITEMS, limit, render, render_live
+from tests.report.batches import hostile, largest, search, sweep
 
 
 class Parsed(HTMLParser):
@@ -59,7 +59,7 @@ def facts(page: str) -> dict[str, Any]:
         pytest.param(10_000, 2_000_000, marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("make", [sweep, hostile])
+@pytest.mark.parametrize("make", [sweep, search, hostile])
 def test_a_page_is_small(size: int, max_bytes: int, make: Callable[[int], BatchReport]) -> None:
     assert limit(size) <= max_bytes
     report = make(size)
@@ -67,6 +67,31 @@ def test_a_page_is_small(size: int, max_bytes: int, make: Callable[[int], BatchR
     assert len(page.encode()) <= max_bytes
     assert len(facts(page)["items"]["state"]) == size
     assert facts(page)["left_out"] == []
+
+
+def test_a_page_has_curves_of_limited_length() -> None:
+    curve = [(step, 1 / step) for step in range(1, 5_000)]
+    report = replace(sweep(3), curves=Curves(by_item={1: curve, 2: [(0, 2.5)]}, reported=2))
+    shown = facts(render(report))["curves"]
+    assert (shown["names"], shown["reported"]) == ([""], 2)
+    (row, steps, (values,)), last = shown["shown"]
+    assert row == 1 and len(steps) == len(values) == MAX_CURVE_POINTS
+    assert (steps[0], steps[-1]) == (1, 4_999)
+    assert values == pytest.approx([1 / step for step in steps], rel=1e-4)
+    assert last == [2, [0], [[2.5]]]
+
+
+def test_a_live_page_may_ask_its_own_server_only() -> None:
+    page = Parsed(render_live(sweep(3)))
+    (policy,) = [
+        str(attributes["content"])
+        for attributes in page.attributes
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+    assert json.loads(page.texts["script"][0])["live"] is True
+    assert page.texts["script"][1] == Parsed(render(sweep(3))).texts["script"][1]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|\beval\b", page.texts["script"][2])
 
 
 @pytest.mark.full

@@ -50,7 +50,7 @@ async def ended(client: aio.Client, inputs: list[Any], **options: Any) -> aio.Ba
 
 
 async def read(batch: aio.BatchHandle[Any]) -> BatchReport:
-    return await report.read(batch._batch)
+    return await report.Snapshots([batch._batch], direction=None, metric=None).read()
 
 
 async def test_a_report_has_the_facts_of_a_batch(client: aio.Client) -> None:
@@ -263,12 +263,12 @@ async def test_a_report_shows_every_item_after_its_results_were_collected(
 ) -> None:
     batch = await client.run_async_map(train, [{"rate": 1.0, "layers": 2}, {"rate": 2.0}])
     await batch.wait()
-    before = await report.read(batch._batch)
+    before = await read(batch)
     await batch.results()
-    assert (await report.read(batch._batch)).items == before.items
+    assert (await read(batch)).items == before.items
     async with aio.Client(platform=platform) as other:
         attached = await other.attach_batch(batch.group_id)
-        after = await report.read(attached._batch)
+        after = await read(attached)
         assert replace(after, read_at=before.read_at) == before
         assert await attached.report(tmp_path / "report.html", metric="loss")
 

@@ -12,7 +12,7 @@ import pytest
 
 from kinetic import aio
 from kinetic.aio.platforms import Platform
-from kinetic.errors import ConfigurationError, NotFound
+from kinetic.errors import ConfigurationError, NotFound, Pruned
 from kinetic.testing import memory_platform
 from tests.engine.world import VIRTUAL, World
 
@@ -23,6 +23,12 @@ def train(rate: float, sizes: tuple[int, ...] = ()) -> Any:
     if rate > 5:
         raise ValueError(f"rate {rate} is too large")
     return {"loss": 1 / rate if rate else math.nan, "size": len(sizes), "weights": object}
+
+
+def stop_early(x: float) -> float:
+    if x > 1:
+        raise Pruned(int(x), {"loss": x} if x > 2 else x)
+    return x
 
 
 def double(x: float) -> float:
@@ -85,6 +91,31 @@ async def test_items_that_wait_and_cancelled_ones_have_records() -> None:
             await batch.best()
         await batch.cancel()
         assert [record["state"] for record in await batch.records()] == ["cancelled"] * 2
+
+
+async def test_a_pruned_item_has_the_step_and_the_value_of_its_last_report(
+    client: aio.Client, platform: Platform
+) -> None:
+    batch = await ended(client, stop_early, [1.0, 2.0, 3.0])
+    records = await batch.records()
+    assert [record["state"] for record in records] == ["succeeded", "pruned", "pruned"]
+    assert [record["reason"] for record in records] == [
+        "",
+        *map("pruned at step {}".format, (2, 3)),
+    ]
+    assert (records[1]["pruned.step"], records[1]["pruned.value"]) == (2, 2.0)
+    assert (records[2]["pruned.step"], records[2]["pruned.value.loss"]) == (3, 3.0)
+    assert ["result" in record for record in records] == [True, False, False]
+    assert [name for _, name in await batch.shown_statuses()] == ["SUCCEEDED", "PRUNED", "PRUNED"]
+    assert await batch.status_counts() == {"SUCCEEDED": 3}
+    assert await (await batch.job(1)).noted() == {"step": 2, "value": 2.0}
+    await batch.results()
+    async with aio.Client(platform=platform) as other:
+        attached = await other.attach_batch(batch.group_id)
+        assert await attached.records() == records
+        assert await (await attached.job(1)).shown_status() == "PRUNED"
+        progress = [value async for value in attached.progress()][-1]
+        assert (progress.succeeded, progress.pruned, progress.finished) == (1, 2, True)
 
 
 async def test_another_process_has_the_records_of_collected_results(

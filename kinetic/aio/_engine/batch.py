@@ -19,6 +19,7 @@ from typing import Any
 from absl import logging
 
 from kinetic._collector import items_of
+from kinetic._progress.standing import Goal, Standing
 from kinetic._runner.protocol import metrics as metrics_protocol
 from kinetic._runner.protocol import signing, wire
 from kinetic._tasks import in_thread, release
@@ -78,6 +79,8 @@ class Batch:
         self.followed = followed
         """Whether the session keeps reading this batch. The session reads a batch from a listing
         only when a method of the batch's handle needs that."""
+        self.details: Callable[[], str] = str
+        """Return HTML that a notebook shows below the batch's line; any thread may call it."""
         self.items_removed = False
         self._take_over_lock = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
@@ -86,6 +89,12 @@ class Batch:
         self._places = 0
         """How many places of the client's limit this process holds for workers that `scale` has
         asked for."""
+        fields = manifest.get("sweep")  # an earlier version has stored none
+        self.goal = Goal(**fields) if fields else None
+        """What the batch searches for, if it is a sweep."""
+        self.standing = Standing(self.goal) if self.goal is not None else None
+        if self.standing is not None:
+            submission.listen(self._note_standing)
         submission.listen(self.wake)
         submission.batch_reader = self.reread
         submission.requests.listeners.append(self._on_request)
@@ -243,6 +252,15 @@ class Batch:
         """Wake all tasks that wait for a change of the batch."""
         for awake in self.watchers:
             awake.set()
+
+    def _note_standing(self, index: int, item: wire.Item | None) -> None:
+        outcome = item.outcome if item is not None else None
+        if self.standing is None or outcome is None or outcome.note is None:
+            return
+        if outcome.reason == wire.PRUNED:
+            self.standing.note_pruned(index, outcome.note)
+        elif outcome.kind is wire.Kind.VALUE:
+            self.standing.note_result(index, outcome.note)
 
     async def until_all_submitted(self) -> None:
         """Wait until this process has requested every item's job, or has stopped submitting."""

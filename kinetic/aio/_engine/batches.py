@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import logging
 
+from kinetic._progress.standing import Goal
 from kinetic._progress.steps import step
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.frames import MALFORMED
@@ -42,8 +43,11 @@ async def start(
     call: prepare.Call,
     inputs: Iterable[Any] | AsyncIterable[Any],
     settings: MapSettings,
+    goal: Goal | None = None,
 ) -> Batch:
     """Pack the call once, write the manifest, take the lease, and start to submit the batch.
+
+    *goal* is what the batch of a sweep searches for.
 
     Cancelled: kinetic removes the batch's objects; shared content stays in the store.
     """
@@ -67,7 +71,7 @@ async def start(
         session, uploaded, "grp", RetryBudgets(user=settings.retries)
     )
     workers = session.platform.workers
-    manifest = batch_manifest(session, identity, uploaded, settings, source.length, price)
+    manifest = batch_manifest(session, identity, uploaded, settings, source.length, price, goal)
     manifest["workers"] = workers is not None
     async with beginning.new_submission(session, uploaded, identity, workers) as submission:
         lease = await _create(session, identity, uploaded, manifest)

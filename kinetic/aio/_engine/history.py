@@ -56,7 +56,7 @@ async def read_packed(batch: Batch, verified: Mapping[int, wire.Outcome]) -> Seq
     def pack(index: int) -> tuple[Any, ...]:
         if (outcome := first.get(index)) is None:
             item = listed[index]
-            return item.attempts, item.input, item.result
+            return item.attempts, item.input, item.pruned or item.result
         attempt = _build_attempt(1, wire.Attempt(outcome=outcome))
         return (attempt,), inputs.get(index, _NO_NOTE), outcome.note or _NO_NOTE
 
@@ -91,13 +91,16 @@ async def _read_items(
 
 
 def _unpack_items(packed_items: Iterable[Any]) -> Iterator[Item]:
-    for index, (attempts, input_note, result) in enumerate(packed_items):
+    for index, (values_of_attempts, input_note, result) in enumerate(packed_items):
+        attempts = tuple(Attempt(*values) for values in values_of_attempts)
+        is_pruned = bool(attempts) and attempts[-1].reason == wire.PRUNED
         yield Item(
             index=index,
-            state=State.SUCCEEDED,
-            attempts=tuple(Attempt(*values) for values in attempts),
+            state=State.PRUNED if is_pruned else State.SUCCEEDED,
+            attempts=attempts,
             input=input_note,
-            result=result,
+            result=_NO_NOTE if is_pruned else result,
+            pruned=result if is_pruned else _NO_NOTE,
         )
 
 
@@ -110,17 +113,18 @@ def _build_item(
 ) -> Item:
     """Return the item's history, from the attempts *found* in the store."""
     item = wire.item_state(standing, found, budgets)
-    result: Note = {}
-    if item.state is wire.ItemState.SUCCEEDED and item.outcome is not None:
-        result = item.outcome.note or {}
     claimant = found.get(item.attempt, wire.Attempt()).executor
     status = JobStatus.PENDING if claimant in (None, wire.VOID) else JobStatus.RUNNING
+    state = state_of(item, status, refused=False)
+    note = item.outcome.note if item.outcome is not None else None
     return Item(
         index=index,
-        state=state_of(item, status, refused=False),
+        state=state,
         attempts=tuple(_build_attempt(*numbered) for numbered in sorted(found.items())),
         input=input_note,
-        result=result,
+        result=note or _NO_NOTE if state is State.SUCCEEDED else _NO_NOTE,
+        pruned=note or _NO_NOTE if state is State.PRUNED else _NO_NOTE,
+        has_tail=item.outcome is not None and item.outcome.metrics,
     )
 
 

@@ -113,6 +113,13 @@ class ItemStates:
         known = self._items.get(index)
         return known is not None and known.state.final and not self._is_reopened(index, known)
 
+    def is_pruned(self, index: int) -> bool:
+        """Return whether the item has ended as pruned, as last read."""
+        known = self._items.get(index)
+        return (
+            known is not None and known.outcome is not None and known.outcome.reason == wire.PRUNED
+        )
+
     def attempt(self, index: int, number: int) -> wire.Attempt:
         """Return one attempt as last read."""
         return self._attempts.get(index, {}).get(number, wire.Attempt())
@@ -282,11 +289,15 @@ class ItemStates:
                 return False
             fields = await self._read_collected_fields()
             attempts: dict[str, int] = fields["attempts"]
+            pruned, history = {*fields.get("pruned", ())}, fields["history"]
             for index in range(fields["total"]):
-                item = _SUCCEEDED
+                item = _SHARED[wire.PRUNED if index in pruned else "", False]
                 if (number := attempts.get(str(index))) is not None:
                     item = item._replace(attempt=number)
                 self._set(index, item)
+                if history is not None and item.outcome is not None:
+                    _, _, note = history[index]
+                    item = item._replace(outcome=item.outcome._replace(note=note))
                 self._notify(index, item)
                 if index % (SLICE * 10) == 0:
                     await asyncio.sleep(0)
@@ -321,6 +332,7 @@ class ItemStates:
         fields = {
             "total": total,
             "attempts": retried,
+            "pruned": [*filter(self.is_pruned, self._items)],
             "spent": self.meter.to_fields(),
             "history": history,
         }

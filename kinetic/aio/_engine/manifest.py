@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kinetic import accelerators
 from kinetic._binding import Binding
@@ -23,6 +23,9 @@ from kinetic.errors import NotFound, WireError
 from kinetic.job_record import JobRecord, utc_now
 from kinetic.options import MapSettings, Options
 from kinetic.prices import Price, price_of
+
+if TYPE_CHECKING:
+    from kinetic._progress.standing import Goal
 
 KEPT_OPTIONS = tuple(
     name for name in MapSettings.__slots__ if name not in ("project", "cluster", "progress")
@@ -152,12 +155,14 @@ def batch_manifest(
     settings: MapSettings,
     length: int | None,
     price: Price | None,
+    goal: Goal | None,
 ) -> dict[str, Any]:
     """Return the description by which any process can observe a batch, or take it over.
 
     ``total`` is None if the number of inputs was unknown at the beginning. The description has the
     names of the captured environment variables; a secret of the platform keeps their values. The
-    *price* is in the description, so that every submitter computes with the same price.
+    *price* is in the description, so that every submitter computes with the same price. *goal* is
+    what a sweep searches for; no decision about an item depends on it.
     """
     deadline, function = settings.batch_timeout, uploaded.call.function
     return {
@@ -169,6 +174,7 @@ def batch_manifest(
         "total": length,
         "deadline": identity.created + deadline if deadline is not None else None,
         "price": asdict(price) if price is not None else None,
+        "sweep": asdict(goal) if goal is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _uploaded_fields(uploaded),
         "parameters": Binding(function).positional if function is not None else [],

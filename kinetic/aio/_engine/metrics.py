@@ -101,23 +101,16 @@ class Reader:
 
     async def _read_slots(self, index: int, number: int) -> list[Metric]:
         """Return what is stored after the last slot that was read."""
-        curve, identity = self._curve(index, number), self._submission.identity
+        curve = self._curve(index, number)
         found: list[Metric] = []
         while True:
-            name = metrics.metrics_key(identity.scope, index, number, curve.next_slot)
             try:
-                content = await self._submission.store.get(name)
+                reports = await read_slot(self._submission, index, number, curve.next_slot)
             except NotFound:
                 break
             curve.next_slot += 1
-            try:
-                reports = Reports.verified(
-                    content.body, content.metadata, identity.key, identity.scope, name
-                )
-            except ValueError as exc:
-                logging.warning("%s; nothing of it is used", exc)
-                continue
-            found += _new(index, number, curve, reports)
+            if reports is not None:
+                found += _new(index, number, curve, reports)
         first, longest, longest_before = self._pauses
         if curve.next_slot == 0:
             longest = longest_before
@@ -150,18 +143,39 @@ class Reader:
 
     async def _read_body(self, index: int, number: int) -> Iterable[Metric]:
         """Return the reports in an outcome that weren't in a slot."""
-        try:
-            _, body = await self._submission.read_outcome(index, number)
-            fields = frames.unpack(body).fields.get(metrics.METRICS)
-            reports = Reports.of(fields) if fields is not None else None
-        except NotFound:  # the results were collected
-            return ()
-        except (WireError, ValueError) as exc:
-            logging.warning("the last metrics of item %d can't be read: %s", index, exc)
-            return ()
+        reports = await read_tail(self._submission, index, number)
         if reports is None:
             return ()
         return _new(index, number, self._curve(index, number), reports)
+
+
+async def read_slot(submission: Submission, index: int, number: int, slot: int) -> Reports | None:
+    """Return the reports in a slot of an attempt; None if they are forged or damaged.
+
+    Raises:
+        NotFound: The attempt has no such slot.
+    """
+    identity = submission.identity
+    name = metrics.metrics_key(identity.scope, index, number, slot)
+    content = await submission.store.get(name)
+    try:
+        return Reports.verified(content.body, content.metadata, identity.key, identity.scope, name)
+    except ValueError as exc:
+        logging.warning("%s; nothing of it is used", exc)
+        return None
+
+
+async def read_tail(submission: Submission, index: int, number: int) -> Reports | None:
+    """Return the reports in the outcome of an attempt; None if there are none."""
+    try:
+        _, body = await submission.read_outcome(index, number)
+        fields = frames.unpack(body).fields.get(metrics.METRICS)
+        return Reports.of(fields) if fields is not None else None
+    except NotFound:  # the results were collected
+        return None
+    except (WireError, ValueError) as exc:
+        logging.warning("the last metrics of item %d can't be read: %s", index, exc)
+        return None
 
 
 def _new(index: int, number: int, curve: _Curve, reports: Reports) -> list[Metric]:

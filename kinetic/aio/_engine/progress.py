@@ -38,13 +38,14 @@ READING_S = 1.0
 
 def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> State:
     """Return an item's state, from its objects, its status, and whether its submission failed."""
+    outcome = item.outcome if item is not None else None
     match item.state if item is not None else wire.ItemState.OPEN:
         case wire.ItemState.SUCCEEDED:
-            return State.SUCCEEDED
+            pruned = outcome is not None and outcome.reason == wire.PRUNED
+            return State.PRUNED if pruned else State.SUCCEEDED
         case wire.ItemState.CANCELLED:
             return State.CANCELLED
         case wire.ItemState.FAILED:
-            outcome = item.outcome if item is not None else None
             lost = outcome is not None and outcome.kind is wire.Kind.LOST
             return State.LOST if lost else State.FAILED
         case wire.ItemState.CANCELLING:
@@ -112,8 +113,11 @@ class ItemCounter:
             total=total if total is not None else self._batch.manifest["total"],
             known=self._batch.known,
         )
+        standing = self._batch.standing
         return dataclasses.replace(
             counts,
+            best=standing.best if standing is not None else None,
+            rungs=standing.rungs() if standing is not None else (),
             first_failure=self._first_failure(),
             stopped=self._batch.cause,
             step=steps.current_line() or one_line(self._batch.submission.waiting_message()),
@@ -256,7 +260,7 @@ class ShownProgress:
             return
         from kinetic._progress.display import DISPLAY
 
-        self._entry = entry = DISPLAY.open(title_of(self._batch))
+        self._entry = entry = DISPLAY.open(title_of(self._batch), self._batch.details)
         if entry is not None:
             _SHOWN.add(self._batch)
             name = f"progress of {self._batch.group_id}"

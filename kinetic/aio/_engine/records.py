@@ -52,8 +52,10 @@ async def to_dataframe(batch: Batch) -> Any:
     return pandas.DataFrame(records, columns=None if records else FIELDS).set_index("index")
 
 
-async def best(batch: Batch, metric: str | None, direction: Direction) -> dict[str, Any]:
+async def best(batch: Batch, metric: str | None, direction: Direction | None) -> dict[str, Any]:
     """Return the record of the item with the best *metric*; of equal ones, the first.
+
+    None, for *metric* or *direction*: as the batch searches if it is a sweep.
 
     Raises:
         ConfigurationError: No result has a number of that name; or *metric* is None and the results
@@ -61,6 +63,9 @@ async def best(batch: Batch, metric: str | None, direction: Direction) -> dict[s
         NotFound, WireError: As `history.read`.
     """
     items = await _read_items(batch)
+    goal = batch.goal
+    metric = metric or (goal.metric if goal is not None else None)
+    direction = direction or (goal.direction if goal is not None else "minimize")
     names = sorted({name for item in items for name in item.result if _numbers(item, name)})
     if not names:
         raise ConfigurationError(f"no item of {batch.group_id} has a numeric result yet")
@@ -99,6 +104,7 @@ def _build_record(batch: Batch, item: Item, now: float) -> dict[str, Any]:
         **dict(zip(FIELDS, values, strict=True)),
         **{_field("input", name): _value(value) for name, value in item.input.items()},
         **{_field("result", name): _value(value) for name, value in item.result.items()},
+        **{_field("pruned", name): _value(value) for name, value in item.pruned.items()},
     }
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._report import file
+from kinetic._report import compare, file
 from kinetic._report.digest import group_failures
 from kinetic._report.facts import BatchReport, Direction, Example, Item
 from kinetic._report.page import render
@@ -21,6 +21,7 @@ from kinetic._runner.protocol import frames
 from kinetic._tasks import for_each, in_thread
 from kinetic.aio._engine import history
 from kinetic.aio._engine.batch import Batch
+from kinetic.aio._engine.curves import CurveReader
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
 MAX_QUOTED = 20
@@ -29,24 +30,52 @@ MAX_QUOTED = 20
 MAX_CONCURRENT_READS = 8
 
 
-async def write(
-    batch: Batch, path: str | os.PathLike[str], *, direction: Direction, metric: str | None
-) -> Path:
-    """Write the page about *batch* as it is now, and return the path of the page.
+class Snapshots:
+    """The pages about one batch, or about several batches that they compare.
 
-    Raises:
-        ConfigurationError: The page can't be written to *path*, or no result is a number named
-            *metric*.
-        NotFound, WireError: As `read`.
-
-    Cancelled: the file has its old content, or the whole new page.
+    *direction* and *metric* say what is best. None: what the first batch searches for if it is a
+    sweep; else the lowest value, and the page chooses the metric.
     """
-    target = file.check_path(path)
-    report = replace(await read(batch), direction=direction, metric=metric)
-    await in_thread(_check_metric, report)
-    content = await in_thread(render, report)
-    await in_thread(file.write, target, content)
-    return target
+
+    def __init__(
+        self, batches: Sequence[Batch], *, direction: Direction | None, metric: str | None
+    ) -> None:
+        self._batches = batches
+        self._direction = direction
+        self._metric = metric
+        self._curves = [CurveReader(batch) for batch in batches]
+
+    async def read(self) -> BatchReport:
+        """Read the content of the page as it is now.
+
+        Raises:
+            ConfigurationError: No result is a number of that metric.
+            NotFound, WireError: As `history.read`.
+        """
+        pairs = zip(self._batches, self._curves, strict=True)
+        found = [await read(batch, curves) for batch, curves in pairs]
+        report = await in_thread(compare.merge, found) if len(found) > 1 else found[0]
+        goal = report.goal
+        direction = self._direction or (goal.direction if goal is not None else "minimize")
+        metric = self._metric or (goal.metric if goal is not None else None)
+        report = replace(report, direction=direction, metric=metric)
+        if self._metric is not None:
+            await in_thread(_check_metric, report)
+        return report
+
+    async def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page as it is now, and return its path.
+
+        Raises:
+            ConfigurationError: The page can't be written to *path*; or as `read`.
+            NotFound, WireError: As `read`.
+
+        Cancelled: the file has its old content, or the whole new page.
+        """
+        target = file.check_path(path)
+        content = await in_thread(render, await self.read())
+        await in_thread(file.write, target, content)
+        return target
 
 
 def _check_metric(report: BatchReport) -> None:
@@ -57,17 +86,18 @@ def _check_metric(report: BatchReport) -> None:
         for name, value in item.result.items()
         if isinstance(value, int | float)
     }
-    if numbers and report.metric is not None and report.metric not in numbers:
+    if numbers and report.metric not in numbers:
         raise ConfigurationError(
             f"no result of {report.group_id} is a number named {report.metric!r}; "
             f"the numeric results are {', '.join(sorted(numbers))}"
         )
 
 
-async def read(batch: Batch) -> BatchReport:
+async def read(batch: Batch, curves: CurveReader) -> BatchReport:
     """Collect the content of the page about *batch* from the store; nothing is unpickled.
 
-    This takes as many requests as `history.read`, and one more for each failure that is quoted.
+    This takes as many requests as `history.read`, and one more for each failure that is quoted. If
+    jobs have reported metrics, it takes one more listing, and one request for each stored piece.
     """
     if not await batch.exists():
         raise batch.submission.identity.gone_error
@@ -87,6 +117,8 @@ async def read(batch: Batch) -> BatchReport:
         created=float(manifest.get("created", 0.0)),
         read_at=time.time(),
         total=batch.total,
+        goal=batch.goal,
+        curves=await curves.read(items, batch.goal),
         items=tuple(items),
         examples=examples,
     )
