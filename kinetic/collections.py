@@ -33,7 +33,8 @@ def map(
             gives keyword arguments, a list or tuple gives positional arguments, and anything else
             is the only argument. ``labelled``: a
             pair of a label, which the function does not get, and a dict of keyword arguments.
-        max_concurrent: How many jobs may be unfinished at once. None: no limit.
+        max_concurrent: How many jobs may be unfinished at once. None: no limit. On this
+            machine: how many workers run the jobs, at most one for each slot.
         retries: How many times a failed item may run again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.

@@ -225,7 +225,11 @@ class JobCancelled(JobError):
 
 
 class SubmitterLost(JobError):
-    """The process that submitted the batch has ended before it submitted all items."""
+    """The process that submitted the batch has ended before it submitted all items.
+
+    Workers of this machine run all items whose inputs are stored, so there it means that inputs are
+    missing, or that the supervisor has refused workers.
+    """
 
     code = "KN305"
 

@@ -581,7 +581,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
         """
         with self._log_if_interrupted():
             PORTAL.call(self._aio.wait, timeout=timeout)
@@ -600,7 +600,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
 
         Example::
 
@@ -625,7 +625,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
 
         Example::
 
@@ -650,7 +650,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
             NotFound: The batch was cleaned up, or a process has collected its results.
 
         Example::
@@ -700,7 +700,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
 
         Example::
 
@@ -864,13 +864,16 @@ class BatchHandle(NoSequence, Generic[T, X]):
     ) -> Self:
         """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
+        On this machine, workers run the batch, and this starts some if there are none. If another
+        process submits the batch and all its inputs are stored, this changes nothing.
+
         Args:
             inputs: The inputs after the `stored` ones, if the process with the iterator has ended.
             seal: Declare that there are no inputs after the stored ones.
             force: Take over now; don't wait up to 45 s to see whether the old submitter is alive.
 
         Raises:
-            Conflict: Another process submits the batch.
+            Conflict: Another process submits the batch; but not if workers have all inputs.
             ConfigurationError: You pass inputs, but the batch has all its inputs. Or this process
                 lacks an environment variable that the batch captured.
             NotFound: The batch was cleaned up.
@@ -1148,7 +1151,8 @@ def run_async_map(
             gives keyword arguments, a list or tuple gives positional arguments, and anything else
             is the only argument. ``labelled``: a
             pair of a label, which the function does not get, and a dict of keyword arguments.
-        max_concurrent: How many jobs may be unfinished at once. None: no limit.
+        max_concurrent: How many jobs may be unfinished at once. None: no limit. On this
+            machine: how many workers run the jobs, at most one for each slot.
         retries: How many times a failed item may run again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import WorkerId
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import NoLog, NotFound
@@ -91,7 +90,9 @@ async def lines(
                 return
             if missing is not None:
                 item = await submission.look(ref.index)
-                if item.attempt == number and not found_log:
+                # A worker's item has no job before it begins.
+                may_begin = submission.workers is not None and not item.state.final
+                if item.attempt == number and not (found_log or may_begin):
                     raise missing
                 if not attempt_ended and not _is_hopeless(ref):
                     # The log may be about to appear: look once more after the attempt's end.
@@ -112,6 +113,8 @@ async def _worker_log(ref: JobRef, number: int, tail: int | None) -> AsyncGenera
     Raises:
         NotFound: The attempt didn't run in a worker, or the log was removed.
     """
+    from kinetic._runner.protocol.workers import WorkerId  # most logs need no worker
+
     submission, index = ref.submission, ref.index
     attempts = (await submission.all_attempts([index])).get(index, {})
     outcome = attempts.get(number, wire.Attempt()).outcome

@@ -56,6 +56,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
     An ``async with`` block stops unfinished items when you leave it; `detach` lets them continue.
     Without the block kinetic stops nothing. A handle from `Client.attach_batch` or
     `Client.list_batches` only observes and stops nothing either, until you `resume` the batch.
+    On this machine, a batch whose inputs are stored goes on without any process of yours.
 
     Args:
         batch, attached, progress, poll_timeout: Set by the client; don't make a handle yourself.
@@ -333,7 +334,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
 
         Cancelled: ends the wait; the batch continues.
         """
@@ -359,7 +360,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
 
         Example::
 
@@ -396,7 +397,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
             InputsUnfinished: All stored items ended, and the process with the other inputs ended.
             BackendError: The store does not answer; to get the other items, iterate again.
 
@@ -477,7 +478,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Raises:
             ConfigurationError: *timeout* isn't a number of at least 0, or None.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
             InputsUnfinished: All stored items ended, and the process with the other inputs ended.
             NotFound: The batch was cleaned up, or a process has collected its results.
             BackendError: The store does not answer.
@@ -716,7 +717,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            SubmitterLost: No process submits the rest of the batch; `resume` does.
             InputsUnfinished: All stored items ended, and the process with the other inputs ended.
             NotFound: The batch was cleaned up, or another process has collected its results.
             Exception: The iterator of the inputs raised it; a note says how to continue.
@@ -922,8 +923,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
     async def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``async with`` block.
 
-        This process submits items as long as the client is open; after that, `resume` continues
-        the batch from any process.
+        This process submits items as long as the client is open. After that, workers of this
+        machine run what is stored; on a cluster, `resume` continues the batch from any process.
 
         Args:
             seal: Take no more inputs; the batch has only those taken so far.
@@ -1018,6 +1019,9 @@ class BatchHandle(NoSequence, Generic[T, X]):
     ) -> Self:
         """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
+        On this machine, workers run the batch, and this starts some if there are none. If another
+        process submits the batch and all its inputs are stored, this changes nothing.
+
         Args:
             inputs: The inputs after the `stored` ones, if the process with their iterator died.
             seal: Declare that there are no inputs after the stored ones.
@@ -1025,7 +1029,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
                 A living submitter stops submitting when it notices.
 
         Raises:
-            Conflict: Another process submits the batch.
+            Conflict: Another process submits the batch; but not if workers have all inputs.
             ConfigurationError: An argument is wrong; the batch has all its inputs, and you gave
                 more; or this process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
@@ -1039,7 +1043,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self._detached = False
         return self
 
-    async def resume_alone(self, inputs: AsyncIterable[Any] | None) -> None:
+    async def resume_alone(self, inputs: AsyncIterable[Any] | None = None) -> None:
         """Do as `resume`, but raise `Conflict` even if workers have all inputs; internal."""
         self._here().submission.refuse_removed()
         await self._here().take_over(inputs=inputs, alone=True)

@@ -73,7 +73,8 @@ class Client:
         backend, project, zone, cluster, namespace: Where to run functions whose decorator
             doesn't say where. None: as the environment, the profile, or the default says.
         store: A directory or ``gs://bucket`` instead of the backend's own store.
-        max_concurrent: Limit of unfinished attempts of this client. None: no limit.
+        max_concurrent: Limit of unfinished attempts of this client. On this machine, it limits the
+            unfinished single jobs, and the workers of batches, together. None: no limit.
         platform: Adapters for tests.
 
     Raises:
@@ -300,7 +301,8 @@ class Client:
                 keyword arguments, a list or tuple positional ones, anything else is the only
                 argument. ``labelled``: a
                 pair of a label, which the function does not get, and a dict of keyword arguments.
-            max_concurrent: How many jobs may be unfinished at once. None: no limit.
+            max_concurrent: How many jobs may be unfinished at once. None: no limit. On this
+                machine: how many workers run the jobs, at most one for each slot.
             retries: How many times a failed item may run again.
             fail_fast: Start nothing more after the first failure.
             cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
@@ -551,8 +553,8 @@ class Client:
         """List the jobs that the platform knows, the newest first.
 
         On a cluster, the list includes jobs on several hosts. On this machine, it includes single
-        jobs that were neither cancelled nor cleaned up. It omits jobs whose objects are in another
-        store.
+        jobs that were neither cancelled nor cleaned up, and the items of batches that a worker has
+        taken. It omits jobs whose objects are in another store.
 
         Args:
             project, zone, cluster, namespace: Where to look. None: as the client's settings say.

@@ -363,6 +363,8 @@ async def _resume(
 ) -> int:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
+    On this machine, workers run a batch whose inputs are stored. This starts some if there are
+    none, and waits.
     If the iterator of inputs raised an exception, or its process died before the iterator ended,
     pass `--seal`. Items that ended don't run again, even if they failed or were cancelled; to run
     such items again, use `kinetic batches retry ID`. The exit code is 1 if an item failed.

@@ -13,6 +13,7 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._tasks import one_loop_stream
+from kinetic.options import MapSettings
 from kinetic.testing import memory_platform
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -28,6 +29,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "report": ("report.html",),
     "run": (abs, 1),
     "run_async_map": (abs, [1]),
+    "start_batch": (abs, [1], MapSettings()),
     "save_result": ("value",),
     "store_of": (abs, None, None),
     "submit": (abs, 1),
@@ -35,7 +37,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 """The required arguments of methods."""
 
-LOCAL = {"debug_attach", "debugger", "follow_record", "sweep"}
+LOCAL = {"debug_attach", "debugger", "follow_record", "forward_debugger", "sweep"}
 """Methods that refuse a job without a debugger first, take a record, or call others of these."""
 
 

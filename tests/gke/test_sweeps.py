@@ -17,7 +17,7 @@ from kinetic.aio.gcs.store import GcsStore
 from kinetic.sweeps import State
 from tests.cluster.fixtures import IMAGE, Namespace, on_cluster
 from tests.system.conftest import Client
-from tests.system.test_sweeps import SEARCHER, check, check_told, note
+from tests.system.told import SEARCHER, check, check_told, note
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'kinetic-aio[optuna]'")
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -64,7 +64,8 @@ async def until_taken(home: Path) -> None:
         while True:
             supervisor = await running(home)
             assert supervisor is not None
-            if supervisor.jobs == {"running": 1, "pending": 1}:
+            runs = {**supervisor.workers, **supervisor.jobs}.get("running")
+            if runs == supervisor.jobs.get("pending") == 1:
                 return
             await asyncio.sleep(0.01)
 

@@ -7,13 +7,12 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE, RetryBudgets
-from kinetic._runner.protocol.workers import Crew, Terms
 from kinetic._tasks import release
 from kinetic.aio._engine import ending, job_spec, prepare
 from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
@@ -24,6 +23,9 @@ from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
 from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.aio.ports import Workers
 from kinetic.errors import Conflict, KineticError, SubmitterLost
+
+if TYPE_CHECKING:
+    from kinetic._runner.protocol.workers import Crew
 
 RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
 """Retry a relaunch for 50 s: after 60 s, other processes end the job."""
@@ -71,6 +73,8 @@ def _crew_of(identity: Identity, uploaded: prepare.UploadedCall) -> Crew | None:
     options = uploaded.call.options
     if options.isolation == "process" and uploaded.init is None:
         return None
+    from kinetic._runner.protocol.workers import Crew, Terms  # most jobs need no worker
+
     return Crew(
         terms=Terms(budgets=identity.budgets, single=True),
         outputs=identity.output_base,

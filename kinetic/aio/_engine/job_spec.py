@@ -6,11 +6,10 @@ import functools
 import getpass
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic import configuration
 from kinetic._runner.protocol import directory_urls, wire
-from kinetic._runner.protocol.workers import Crew
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.session import Session
@@ -24,6 +23,9 @@ from kinetic.aio._engine.submission import (
 from kinetic.aio._net.retry import is_refusal
 from kinetic.aio.ports import JobSpec
 from kinetic.errors import BackendError
+
+if TYPE_CHECKING:
+    from kinetic._runner.protocol.workers import Crew
 
 LABEL_LENGTH = 200
 """Maximum characters of a function's name in a label; a platform may shorten the name further."""
