@@ -29,6 +29,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "report": ("report.html",),
     "run": (abs, 1),
     "run_async_map": (abs, [1]),
+    "scale": (2,),
     "start_batch": (abs, [1], MapSettings()),
     "save_result": ("value",),
     "store_of": (abs, None, None),

@@ -108,13 +108,13 @@ async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outp
             (job.job_id, job.created_at),
         ]
         assert job.job_id not in journal.read_text() and batch.group_id not in journal.read_text()
-        assert await listed[0].tail() == "said"
-        assert await listed[0].status() is kinetic.JobStatus.SUCCEEDED
-        assert await listed[0].result(cleanup=False) == 1
+        assert await listed[1].tail() == "said"
+        assert await listed[1].status() is kinetic.JobStatus.SUCCEEDED
+        assert await listed[1].result(cleanup=False) == 1
         attached = await client.attach_batch(batch.group_id)
         assert await attached.results(cleanup=False) == [None]
         assert len([*(home / "local/v1/logs").iterdir()]) == 2
-        await listed[0].cleanup()
+        await listed[1].cleanup()
         await attached.cleanup()
         assert [*(home / "local/v1/logs").iterdir()] == []
         assert await client.list_jobs() == []
