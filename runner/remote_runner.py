@@ -80,7 +80,6 @@ def main() -> int:
     load_runner(folder)
     if "KINETIC_ORDER_FD" not in os.environ:
         return run_in_pod()
-    prepare_streams()
     workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
     wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
     with open(int(os.environ.pop("KINETIC_ORDER_FD")), "rb") as file:
@@ -246,4 +245,6 @@ _count_exitfuncs: Callable[[], int] = getattr(atexit, "_ncallbacks")  # noqa: B0
 
 
 if __name__ == "__main__":
+    if "KINETIC_ORDER_FD" in os.environ:
+        prepare_streams()
     exit_process(main())

@@ -330,19 +330,18 @@ def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
 
     Sets the working directory and ``sys.path``; see `make` for the errors.
     """
-    make(code, objects, place)
-    root = f"{place.work}/{spares.WORKSPACE}"
+    folder, root = make(code, objects, place), f"{place.work}/{spares.WORKSPACE}"
     imports = [root] if code is None else [_path_within(root, entry) for entry in code.sys_path]
-    os.chdir(_working_folder(code, root))
+    os.chdir(folder)
     for entry in reversed(imports):
         if entry not in sys.path:
             sys.path.insert(0, entry)
 
 
-def make(code: Code | None, objects: Objects, place: JobPlace) -> None:
+def make(code: Code | None, objects: Objects, place: JobPlace) -> str:
     """Make the workspace, or restore one that an ended job has left (see `spares`).
 
-    Without *code*, the workspace is empty.
+    Without *code*, the workspace is empty. Returns the folder in which the job begins.
 
     Raises:
         RuntimeError: The archive, or its overlay, is no longer in the store.
@@ -352,7 +351,8 @@ def make(code: Code | None, objects: Objects, place: JobPlace) -> None:
     root = f"{work}/{spares.WORKSPACE}"
     if code is None:
         os.mkdir(root, 0o700)
-        return
+        return root
+    folder = _path_within(root, code.cwd or "")
     changed = _read_overlay(code, objects)
     if not place.reusable or not spares.restore(
         work,
@@ -365,12 +365,9 @@ def make(code: Code | None, objects: Objects, place: JobPlace) -> None:
         if copied and place.reusable:
             spares.write_record(work, code.digest)
     _apply(changed, root)
-    if (folder := _working_folder(code, root)) != root:
+    if folder != root:
         os.makedirs(folder, exist_ok=True)
-
-
-def _working_folder(code: Code | None, root: str) -> str:
-    return root if code is None else _path_within(root, code.cwd or "")
+    return folder
 
 
 def fill(code: Code, objects: Objects, place: JobPlace, missing: Iterable[str]) -> None:
