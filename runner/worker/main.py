@@ -445,7 +445,8 @@ class Worker:
         channel = self._channel
         if channel is None:
             return False
-        if channel.asked_back:
+        # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.
+        if channel.asked_back and self._submission.isolation == "process":
             self._await_end()
             self._retire_interpreter()
             channel.give_back()

@@ -17,7 +17,7 @@ SEARCHES: dict[str, tuple[str, ...]] = {
     "ipython": ("guides/notebooks",),
     "cell": ("guides/notebooks",),
     "asyncio": ("guides/async_apps",),
-    "fastapi": ("guides/async_apps",),
+    "fastapi": ("guides/async_apps", "examples/web_progress"),
     "web": ("guides/async_apps",),
     "map": ("guides/batches",),
     "parallel": ("guides/batches",),

@@ -85,7 +85,8 @@ with endless.run_async_map([1, 2], prunable=True, retries=3) as batch:
                 print(index, given, outcome.ok, step >= 3, value)
     print(batch.status_counts(), batch.failures(), batch.reason() == "")
     job = batch.job(0)
-    print(job.status(), job.reason()[:14], job.noted())
+    noted = dict(job.noted())
+    print(job.status(), job.reason()[:14], noted.pop("step") >= 3, noted)
     for call in (job.result, lambda: job.save_result("value"), outcome.unwrap):
         try:
             call()
@@ -111,7 +112,7 @@ with endless.run_async_map([1, 2], prunable=True, retries=3) as batch:
         "0 1 False True {'loss': 1.0}",
         "1 2 False True {'loss': 2.0}",
         "{'SUCCEEDED': 2} [] True",
-        "JobStatus.SUCCEEDED pruned at step {}",
+        "JobStatus.SUCCEEDED pruned at step True {'value.loss': 1.0}",
         "Pruned {'loss': 1.0}",
         "Pruned {'loss': 1.0}",
         "Pruned {'loss': 2.0}",

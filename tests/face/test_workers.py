@@ -250,3 +250,44 @@ with wait_for.run_async_map([f"{here}/never"]) as blocker:
         print(type(outcome).__name__, "start_timeout" in str(outcome.error))
 """
     program(code).prints(*["Lost True"] * 2)
+
+
+def test_a_batch_whose_client_is_killed_as_soon_as_it_has_the_handle_runs(
+    program, tmp_path: Path
+) -> None:
+    code = """
+names = [f"{here}/{number}" for number in range(3)]
+batch = wait_for.run_async_map(names, max_concurrent=1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with program(code):
+        until((tmp_path / "0.begun").exists)
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+    program("print(kinetic.list_batches()[0].results())").prints("['0', '1', '2']")
+
+
+def test_a_window_without_its_client_says_what_is_missing(program, tmp_path: Path) -> None:
+    code = """
+names = [f"{here}/{number}" for number in range(9)]
+batch = wait_for.run_async_map(names, max_concurrent=1, window=2)
+outcomes = batch.outcomes()
+threading.Thread(target=lambda: next(outcomes), daemon=True).start()
+until(pathlib.Path("0.begun").exists)
+print(batch.group_id)
+time.sleep(1000)
+"""
+    with program(code) as process:
+        group = process.line()
+        os.kill(process.pid, signal.SIGKILL)
+    for number in range(9):
+        (tmp_path / str(number)).touch()
+    code = f"""
+batch = kinetic.attach_batch({group!r})
+try:
+    batch.results()
+except kinetic.errors.SubmitterLost as error:
+    print("the end of its inputs isn't known" in str(error))
+print(batch.resume(inputs=[f"{{here}}/{{n}}" for n in range(batch.stored, 9)]).results()[-1])
+"""
+    program(code).prints("True", "8")

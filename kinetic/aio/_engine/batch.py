@@ -893,15 +893,17 @@ class Batch:
                 f"asking for the workers of {self.group_id}",
             )
             if any(it.phase in (Phase.PENDING, Phase.RUNNING) for it in found):
-                stuck = []  # workers run the items
-            elif stuck and self.total is not None:
+                # Workers run the items whose inputs are stored.
+                stuck = [] if self.sealed else [*range(self.inputs.count, self.known)]
+            elif stuck and self.total is not None and self.sealed:
                 self.session.spawn(self._go_on(stuck), name=f"workers of {self.group_id}")
                 return
-        if stuck or self.total is None:
+        is_sealed = self.total is not None and (self.submission.workers is None or self.sealed)
+        if stuck or not is_sealed:
             holder = lease.holder_name if lease is not None else "its submitter"
             missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
-            missing += ["the end of its inputs isn't known"] if self.total is None else []
-            seal, option = ("seal=True", " --seal") if self.total is None else ("", "")
+            missing += [] if is_sealed else ["the end of its inputs isn't known"]
+            seal, option = ("", "") if is_sealed else ("seal=True", " --seal")
             error = SubmitterLost(
                 f"batch {self.group_id}: {holder} does not submit it any more, and "
                 f"{' and '.join(missing)}. To go on with the stored inputs, call "

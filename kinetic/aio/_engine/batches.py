@@ -80,6 +80,9 @@ async def start(
     try:
         with step(f"storing the inputs of {call.name}"):
             await batch.until_inputs_fixed()
+        if batch.coordinator is not None and batch.coordinator.pump.has_known_length:
+            # From here on, the batch runs even if this process dies.
+            await batch.coordinator.until_asked()
     except BaseException:
         removing = batch.remove(jobs=True, objects=True)
         await release(removing, operation=f"removing the half-made {identity.id}")

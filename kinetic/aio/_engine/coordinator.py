@@ -211,6 +211,18 @@ class BatchCoordinator:
             self.request_error = self.request_error or error
         self._awake.set()
 
+    async def until_asked(self) -> None:
+        """Wait until the platform has been asked for workers, or this coordinator has ended."""
+        if not self.launcher.runs_alone:
+            return
+        asked = asyncio.ensure_future(self.launcher.asked.wait())
+        over = asyncio.ensure_future(self.over.wait())
+        try:
+            await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            over.cancel()
+
     # --- from beginning to end ---
 
     async def run(self) -> None:

@@ -25,6 +25,11 @@ class AttemptLimit:
         """Whether there is a limit."""
         return self._slots is not None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no place is free."""
+        return self._slots is not None and self._slots.locked()
+
     async def acquire(self) -> None:
         """Wait until one more attempt may start."""
         if self._slots is not None:

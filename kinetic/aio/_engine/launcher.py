@@ -71,6 +71,8 @@ class Launcher:
         self.unrequested: set[int] = set()
         """Items for whose next attempt this process has yet to send the launch request."""
         self.halted = False
+        self.asked = asyncio.Event()
+        """See `worker_launcher.WorkerLauncher`; never set here."""
         self._context = context
         self._builder = job_spec.JobSpecBuilder(
             context.session,

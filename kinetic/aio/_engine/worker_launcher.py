@@ -50,6 +50,8 @@ class WorkerLauncher:
         self.unrequested: set[int] = set()
         """No item waits for a launch: each stored item runs as soon as a worker takes it."""
         self.halted = False
+        self.asked = asyncio.Event()
+        """Set when the platform was asked for workers, or the client's limit has no place."""
         self._context = context
         self._state = state
         self._post = post
@@ -188,6 +190,8 @@ class WorkerLauncher:
                 self._may_grow.clear()
                 await self._may_grow.wait()
                 continue
+            if limit.is_full:
+                self.asked.set()
             await limit.acquire()
             if self._allowed >= self._count:  # the batch was scaled meanwhile
                 limit.release()
@@ -230,6 +234,7 @@ class WorkerLauncher:
                 if self._lacks_workers and self._allowed and not self.halted:
                     self._lacks_workers = False
                     await self._start_workers()
+                    self.asked.set()
                 if self._has_news:
                     self._has_news = False
                     await self._workers.tell(

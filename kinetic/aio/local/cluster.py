@@ -60,7 +60,7 @@ MAX_TRIES = 4
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 RECONNECT_PAUSE_S = 1.0
-DELETED = "deleted while this client was not connected to the supervisor"
+DELETED = "it was deleted, or died with its supervisor, while this client was not connected to it"
 
 
 class LocalCluster:
