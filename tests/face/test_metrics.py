@@ -92,7 +92,7 @@ with endless.run_async_map([1, 2], prunable=True, retries=3) as batch:
             call()
         except kinetic.Pruned as pruned:
             print(type(pruned).__name__, pruned.value)
-    print(batch.retry_failed(), batch.progress().__next__().succeeded)
+    print(batch.retry_failed(), batch.progress().__next__().pruned)
     batch.prune(0)  # it has ended: nothing happens
     print(stored(batch) > 2)
     values = batch.results()
