@@ -695,7 +695,9 @@ class JobHandle(JobRecord, Generic[T]):
                 f"no longer keeps it; logs() returns the log of attempt {item.attempt}"
             )
         if item.state is wire.ItemState.CANCELLED:
-            return NoLog(f"{self.job_id} was cancelled, which removed its log")
+            return NoLog(
+                f"{self.job_id} was cancelled, which removed its log, or it never wrote anything"
+            )
         if item.state.final:
             cause = "results() or result() removed it with the job"
             if ref.submission.collected is None:  # otherwise, that is certain

@@ -60,14 +60,16 @@ class Terms:
 class Crew:
     """How the workers of a submission run its items.
 
-    ``outputs`` is the base of the items' output directories. With the isolation ``"process"``, each
-    item has a process of its own. With ``"worker"``, items run one after another in one
-    interpreter, which is replaced after ``recycle`` items (None: never). ``init`` is the pickle of
-    a mapping: from arguments of the function to the functions that make them.
+    ``outputs`` is the base of the items' output directories. ``created`` is when the submission
+    was made, in seconds since the epoch; `Terms.lifetime_s` counts from then. With the isolation
+    ``"process"``, each item has a process of its own. With ``"worker"``, items run one after
+    another in one interpreter, which is replaced after ``recycle`` items (None: never). ``init`` is
+    the pickle of a mapping: from arguments of the function to the functions that make them.
     """
 
     terms: Terms
     outputs: str
+    created: float
     isolation: Literal["process", "worker"] = "process"
     init: wire.Input | None = None
     recycle: int | None = None

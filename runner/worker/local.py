@@ -59,6 +59,7 @@ def main(
             isolation=crew.isolation,
             init=crew.init,
             recycle=crew.recycle,
+            created=crew.created,
         ),
         place,
         channel=Supervisor(executor, order, single=crew.terms.single),

@@ -61,7 +61,8 @@ class Submission:
     ``"process"``, each item has a process of its own. If it is ``"worker"``, items run one after
     another in one interpreter, which is replaced after ``recycle`` items (None: never). ``init`` is
     the pickle, beside the function's, of a mapping: from arguments of the function to the functions
-    that an interpreter calls once to make them.
+    that an interpreter calls once to make them. ``created`` is when the submission was made, in
+    seconds since the epoch; None: now.
     """
 
     order: wire.Order
@@ -72,6 +73,7 @@ class Submission:
     isolation: Literal["process", "worker"] = "process"
     init: wire.Input | None = None
     recycle: int | None = None
+    created: float | None = None
 
 
 class Guard:
@@ -205,7 +207,8 @@ class Worker:
         self._channel = channel
         self._memory_bytes = memory_bytes
         self._pull = pull.Pull(
-            me, executor, submission.key, order.scope, submission.terms, time.monotonic
+            *(me, executor, submission.key, order.scope, submission.terms, time.monotonic),
+            age_s=0.0 if submission.created is None else max(0.0, time.time() - submission.created),
         )
         self._order_fields = {name: getattr(order, name) for name in wire.Order.__slots__}
         self._inputs = Inputs(objects, order.scope)

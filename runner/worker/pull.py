@@ -174,6 +174,7 @@ class Pull:
         scope: The prefix of the submission's objects.
         terms: What the submission says to all workers.
         clock: Returns seconds; only differences count.
+        age_s: For how long the submission exists.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class Pull:
         scope: str,
         terms: Terms,
         clock: Callable[[], float],
+        age_s: float = 0.0,
     ) -> None:
         self.me = me
         self.executor = executor
@@ -198,7 +200,7 @@ class Pull:
         self._own_class = me.rank % terms.workers  # the next fresh item of this worker's own class
         self._candidates: list[int] = []  # open items of the last pass, the next one last
         self._not_before: dict[tuple[int, int], float] = {}
-        self._began = clock()
+        self._began = clock() - age_s
         self._surplus_since: float | None = None
         self._lease: tuple[str, float] | None = None  # what the lease says, and since when
 
@@ -227,6 +229,7 @@ class Pull:
         yield from self._read_slots()
         if failure is not None:
             yield from self._report_failed_opening(failure)
+        yield from self._stop_by_terms()  # this worker may replace one, or have waited for long
         pause, next_pass = PASS_S, self._clock()
         while True:
             self._leave_if_over()  # no claim that this worker can't keep

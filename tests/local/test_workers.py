@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,8 @@ async def scale(
     **terms: Any,
 ) -> None:
     known = Terms(workers=workers, budgets=batch.budgets, **terms)
-    crew = Crew(terms=known, outputs=outputs or str(batch.folder / "outputs"))
+    base = outputs or str(batch.folder / "outputs")
+    crew = Crew(terms=known, outputs=base, created=time.time())
     job = spec(batch, name)
     job = replace(
         job,

@@ -277,8 +277,9 @@ def test_each_item_has_one_duty(
 class Store:
     """Answers the operations of one worker; the child takes some seconds."""
 
-    def __init__(self, terms: Terms, *, inputs: int = 1) -> None:
+    def __init__(self, terms: Terms, *, inputs: int = 1, age_s: float = 0.0) -> None:
         self.terms = terms
+        self.age_s = age_s
         self.now = 0.0
         self.child_s = 10.0
         self.outcome = VALUE
@@ -304,7 +305,7 @@ class Store:
 
     def play(self, me: WorkerId = A, executor: str = "pod") -> int:
         """Return the exit code."""
-        worker = pull.Pull(me, executor, KEY, SCOPE, self.terms, lambda: self.now)
+        worker = pull.Pull(me, executor, KEY, SCOPE, self.terms, lambda: self.now, self.age_s)
         steps, answer = worker.steps(), None
         try:
             while True:
@@ -458,6 +459,12 @@ def test_the_lifetime_ends_what_runs() -> None:
     assert "stop" in store.names
     assert [*store.kinds()] == ["cancelled", "stop timeout", "done all final"]
     assert 60.0 <= store.now < 120.0
+
+
+def test_the_lifetime_counts_from_the_submission() -> None:
+    store = Store(Terms(lifetime_s=60.0), inputs=2, age_s=60.0)
+    assert store.play() == EXIT_DONE
+    assert [*store.kinds()] == ["stop timeout", "done all final"]
 
 
 def test_a_failure_stops_what_has_not_started() -> None:

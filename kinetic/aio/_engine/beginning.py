@@ -78,6 +78,7 @@ def _crew_of(identity: Identity, uploaded: prepare.UploadedCall) -> Crew | None:
     return Crew(
         terms=Terms(budgets=identity.budgets, single=True),
         outputs=identity.output_base,
+        created=identity.created,
         isolation=options.isolation,
         init=uploaded.init,
     )

@@ -73,6 +73,7 @@ class WorkerLauncher:
         self._crew = Crew(
             terms=terms,
             outputs=context.submission.identity.output_base,
+            created=context.submission.identity.created,
             isolation=options.isolation,
             init=uploaded.init,
             recycle=options.recycle,
