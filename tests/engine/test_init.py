@@ -92,15 +92,16 @@ async def test_without_these_options_each_item_has_a_process(client: aio.Client)
 async def test_an_input_leaves_out_the_arguments_of_init(
     client: aio.Client, platform: Platform, inputs: list[Any], message: str
 ) -> None:
-    assert (await (await client.run_async_map(warm, [1])).results())[0][0] == 1
+    assert (await client.run_async_map(warm, [1])).submission_failures == {}
     before = await platform.store.list("")
     with pytest.raises(errors.ConfigurationError, match=f"input 0 does not fit .*{message}"):
         await client.run_async_map(warm, inputs)
     assert await platform.store.list("") == before
     lazy = await client.run_async_map(warm, iter([*inputs, 2]))
-    first, second = await lazy.results(return_exceptions=True)
-    assert isinstance(first, errors.SubmissionError) and message in str(first)
-    assert second[0] == 2
+    first = await anext(lazy.outcomes())
+    assert first.index == 0 and isinstance(first.outcome.error, errors.SubmissionError)
+    assert message in str(first.outcome.error)
+    assert [*lazy.submission_failures] == [0]
 
 
 async def test_a_call_leaves_out_the_arguments_of_init(client: aio.Client) -> None:

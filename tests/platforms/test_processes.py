@@ -140,7 +140,10 @@ print(job.result())
 async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
     harness: Harness,
 ) -> None:
-    """Waiting callers get an error; items with an outcome don't run again."""
+    """Waiting callers get an error; items with an outcome don't run again.
+
+    On this machine, workers go on, and nobody gets an error.
+    """
     async with harness.script(WORK + BATCH + "batch.wait()") as submitter:
         batch = await harness.client.attach_batch(await submitter.line())
         async for job in batch.as_completed():
@@ -148,12 +151,13 @@ async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
             break
         await harness.marked("project/[12].1", 2)
         await submitter.kill()
-    async with aio.Client() as other:
-        found = await other.attach_batch(batch.group_id)
-        for handle in (found, await found.job(COUNT - 1)):
-            assert f"kinetic batches resume {batch.group_id}" in await handle.reason()
-    with pytest.raises(errors.SubmitterLost, match="resume"):
-        await batch.results()
+    if harness.name != "local":
+        async with aio.Client() as other:
+            found = await other.attach_batch(batch.group_id)
+            for handle in (found, await found.job(COUNT - 1)):
+                assert f"kinetic batches resume {batch.group_id}" in await handle.reason()
+        with pytest.raises(errors.SubmitterLost, match="resume"):
+            await batch.results()
     await batch.resume()
     (harness.folder / "project" / "go").touch()
     assert await batch.results() == [-number for number in range(COUNT)]
@@ -413,12 +417,19 @@ except kinetic.BatchError as error:
 
 @behaviour
 async def test_a_script_that_ends_submits_the_rest_first(harness: Harness) -> None:
+    """On this machine, workers run what is stored, so the script doesn't wait."""
     async with harness.script(WORK + BATCH) as script:
-        await script.wait_for_error("not submitted yet")
-        # Only now: earlier, the script might submit everything.
-        (harness.folder / "project" / "go").touch()
+        if harness.name != "local":
+            await script.wait_for_error("not submitted yet")
+            # Only now: earlier, the script might submit everything.
+            (harness.folder / "project" / "go").touch()
         status, out, err = await script.end()
-    assert status == 0 and out.strip() in err and "not submitted yet" in err
+    assert status == 0
+    if harness.name == "local":
+        assert "not submitted yet" not in err
+        (harness.folder / "project" / "go").touch()
+    else:
+        assert out.strip() in err and "not submitted yet" in err
     batch = await harness.client.attach_batch(out.strip())
     assert await batch.results() == [-number for number in range(COUNT)]
 

@@ -271,7 +271,10 @@ def test_every_setting_has_a_variable_that_is_documented() -> None:
 
 def test_every_variable_in_the_source_is_documented() -> None:
     """Variables that kinetic passes to its own processes are exempt."""
-    internal = {"KINETIC_ORDER_FD", "KINETIC_LOCAL_PROCESS"}
+    internal = {
+        *("KINETIC_ORDER_FD", "KINETIC_LOCAL_PROCESS"),
+        *("KINETIC_BOOTSTRAP", "KINETIC_RUNNER_PACKAGES"),
+    }
     in_pods = {"ORDER", "DISRUPTIONS", "FAILURES", "NODE", "POD_BEGAN", "POD_UID"}
     in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
     internal |= {f"KINETIC_{name}" for name in in_pods}

@@ -66,6 +66,8 @@ async def read_lines(
                     position = tail_offset(fd, tail or 0, part.begin, end) if fd >= 0 else None
                 start = part.begin if position is None else position
                 data = os.pread(fd, min(READ_BYTES, end - start), start) if end > start else b""
+            except NotFound:  # it is an OSError, too
+                raise
             except OSError as exc:
                 raise BackendError(
                     f"can't read the log of {part.path.stem} ({exc.strerror}); look at {part.path}"
