@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
@@ -346,11 +345,15 @@ async def _logs(
         return
     if follow:
         raise click.UsageError("--follow follows one item: name the item with --item")
+    printed, missing = False, ""
     for index, _ in await batch.statuses():
-        # NotFound: the job hasn't started, or its log was removed.
-        with contextlib.suppress(NotFound):
+        try:
             job = await batch.job(index)
-            await print_log(job, tail=tail, prefix=f"[{index}] ", as_json=as_json)
+            printed |= await print_log(job, tail=tail, prefix=f"[{index}] ", as_json=as_json)
+        except NotFound as exc:  # the job hasn't started, or its log was removed
+            missing = missing or str(exc)
+    if missing and not printed:
+        output.note(missing)
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")

@@ -240,7 +240,7 @@ async def _result(
     if status not in ("SUCCEEDED", "PRUNED"):
         if as_json:
             output.fields("jobs.result", {**fields, "reason": reason}, as_json=True)
-        raise JobError(reason, job_id=job.job_id)
+        raise JobError(f"{job.job_id} has no value: {reason}", job_id=job.job_id)
     if status == "PRUNED":
         fields |= {"reason": reason, "noted": await job.noted()}
     elif unpickle:

@@ -13,6 +13,7 @@ import pytest
 
 from kinetic.cli.batches import status_of
 from kinetic.jobs import load_result
+from tests import programs
 from tests.cli.conftest import FILE, Kinetic
 from tests.terminals import Terminal
 
@@ -106,6 +107,14 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert kinetic("batches", "list", "--tag", "oops").code == 2
     cancelled = kinetic("batches", "cancel", group, "-y")
     assert cancelled.code == 0 and "had ended before: 1 failed, 2 succeeded" in cancelled.err
+    failure = kinetic("jobs", "result", f"{group}-1")
+    assert failure.code == 1
+    assert f"{group}-1 has no value: user error: ValueError: [red]13" in failure.err
+    collect = f"import kinetic; kinetic.attach_batch({group!r}).results(return_exceptions=True)"
+    programs.python("-c", collect)
+    gone = kinetic("batches", "logs", group)
+    assert (gone.code, gone.out) == (0, "")
+    assert f"{group}-0 no longer has a log: results() or result() removed it" in gone.err
     assert kinetic("batches", "cleanup", group, "-y").code == 0
     assert kinetic("batches", "status", group).code == 3
 
