@@ -3,7 +3,7 @@
     python examples/batch_inference.py [FOLDER]
 
 The model goes to the store once, as kinetic.Data, and each job receives its path. A job loads the
-model once, and it stays loaded for all files of the job. A job writes its predictions to
+model once, and scores all its files with it. A job writes its predictions to
 KINETIC_OUTPUT_PATH, and returns only how many there are. Items that fail run again.
 """
 

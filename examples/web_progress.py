@@ -53,4 +53,6 @@ async def throws(count: int = 200) -> AsyncIterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=int([*sys.argv, "8000"][1]), log_level="warning")
+    # Without this limit, Ctrl-C would wait as long as a reader stays connected.
+    port = int([*sys.argv, "8000"][1])
+    uvicorn.run(app, port=port, log_level="warning", timeout_graceful_shutdown=3)

@@ -76,4 +76,5 @@ async def cancel(batch: Annotated[Batch, Depends(find_batch)]) -> None:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=int([*sys.argv, "8000"][1]), log_level="warning")
+    port = int([*sys.argv, "8000"][1])
+    uvicorn.run(app, port=port, log_level="warning", timeout_graceful_shutdown=3)  # pages stay open

@@ -171,10 +171,11 @@ class BatchHandle(NoSequence, Generic[T, X]):
         if error is not None:
             level = logging.WARNING
             cause = "interrupted" if interrupted else f"its block raised {type(error).__name__}"
-        message = (
-            "batch %s: %s; unfinished items are cancelled. To run them: kinetic batches retry %s"
-        )
-        logging.log(level, message, self.group_id, cause, self.group_id)
+        advice = f"To run them: kinetic batches retry {self.group_id}"
+        if batch.is_resumable_sweep:  # its optimizer knows nothing of a retry
+            advice = "To continue the sweep: run its program again with resume=True"
+        message = "batch %s: %s; unfinished items are cancelled. %s"
+        logging.log(level, message, self.group_id, cause, advice)
         submission = batch.submission
         try:
             await release(

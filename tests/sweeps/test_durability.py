@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+import kinetic
 from kinetic.aio import Client
-from kinetic.errors import ConfigurationError, Conflict, NotFound
+from kinetic.errors import ConfigurationError, Conflict, NotFound, SubmitterLost
 from kinetic.sweeps import Float, GridSearch, Int, RandomSearch, State
 from tests.programs import ROOT
 from tests.sweeps.jobs import GRID, SPACE, train, waits
@@ -140,11 +141,23 @@ async def test_a_name_is_free_again_when_its_sweep_has_ended(local: Client) -> N
     assert len(batches) == 2 and len(sweep.trials()) == 2
 
 
-async def test_a_cancelled_sweep_continues_with_other_trials(local: Client, tmp_path: Path) -> None:
+def test_a_killed_sweep_says_how_to_continue(project: Project) -> None:
+    project.killed("valley", "random", 14, 3, 4)
+    [batch] = kinetic.list_batches(name="valley")
+    with pytest.raises(SubmitterLost, match="run its program again with resume=True") as caught:
+        batch.results(timeout=60)
+    assert "--seal" not in str(caught.value)
+
+
+async def test_a_cancelled_sweep_continues_with_other_trials(
+    local: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="absl")
     space = {"folder": _only(str(tmp_path)), "number": Int(1, 99)}
     async with await local.sweep(waits, RandomSearch(space), trials=4, name="cut") as first:
         while len([*tmp_path.glob("ran.*")]) < 2:
             await asyncio.sleep(0.01)
+    assert "To continue the sweep: run its program again with resume=True" in caplog.text
     Path(tmp_path, "go").touch()
     assert {trial.state for trial in first.trials()} == {State.CANCELLED}
     async with await local.sweep(

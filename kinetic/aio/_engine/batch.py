@@ -92,6 +92,8 @@ class Batch:
         fields = manifest.get("sweep")  # an earlier version has stored none
         self.goal = Goal(**fields) if fields else None
         """What the batch searches for, if it is a sweep."""
+        self.is_resumable_sweep = self.goal is not None and manifest["name"] is not None
+        """Whether ``resume=True`` continues the sweep of this batch."""
         self.standing = Standing(self.goal) if self.goal is not None else None
         if self.standing is not None:
             submission.listen(self._note_standing)
@@ -904,11 +906,19 @@ class Batch:
             missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
             missing += [] if is_sealed else ["the end of its inputs isn't known"]
             seal, option = ("", "") if is_sealed else ("seal=True", " --seal")
+            advice = (
+                f"To go on with the stored inputs, call "
+                f"kinetic.attach_batch({self.group_id!r}).resume({seal}), or run "
+                f"`kinetic batches resume {self.group_id}{option}`; no ended item runs again"
+            )
+            if self.is_resumable_sweep:  # `resume` would end its proposals
+                advice = (
+                    "To continue the sweep, run its program again with resume=True; no ended trial "
+                    "runs again"
+                )
             error = SubmitterLost(
                 f"batch {self.group_id}: {holder} does not submit it any more, and "
-                f"{' and '.join(missing)}. To go on with the stored inputs, call "
-                f"kinetic.attach_batch({self.group_id!r}).resume({seal}), or run "
-                f"`kinetic batches resume {self.group_id}{option}`; no ended item runs again",
+                f"{' and '.join(missing)}. {advice}",
                 job_id=self.group_id,
             )
             self.submission.abandon(error, stuck)
