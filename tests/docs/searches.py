@@ -24,6 +24,7 @@ SEARCHES: dict[str, tuple[str, ...]] = {
     "ctrl-c": ("guides/batches",),
     "cancel": ("guides/batches",),
     "retry": ("guides/batches",),
+    "rerun": ("guides/batches",),
     "resume": ("guides/batches",),
     "dataframe": ("guides/batches",),
     "pandas": ("guides/batches",),
@@ -63,6 +64,7 @@ SEARCHES: dict[str, tuple[str, ...]] = {
     "permission": ("troubleshooting", "guides/security"),
     "slow": ("guides/faq",),
     "pickle": ("guides/faq",),
+    "can't pickle": ("guides/faq",),
     "benchmark": ("performance",),
     # what a job has
     "dataset": ("guides/data",),
@@ -98,6 +100,9 @@ SEARCHES: dict[str, tuple[str, ...]] = {
     # other tools and examples
     "ray": ("comparison", "guides/coming_from_sweeps"),
     "dask": ("comparison",),
+    "joblib": ("guides/faq",),
+    "n_jobs": ("guides/faq", "guides/coming_from_sweeps"),
+    "n_workers": ("guides/faq",),
     "modal": ("comparison",),
     "skypilot": ("comparison",),
     "slurm": ("comparison",),
