@@ -173,6 +173,7 @@ class PickleCounter:
 OPENED: Counter[str] = Counter()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_the_items_of_a_batch_share_their_function_and_code(
     client: aio.Client, store: CountingStore, cluster: CountingCluster, tmp_path: Path, square

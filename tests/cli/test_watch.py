@@ -174,6 +174,7 @@ def interrupt_once_it_shows(screen: Terminal, text: bytes, *command: str) -> byt
     return screen.raw
 
 
+@pytest.mark.full
 def test_a_command_that_waits_for_a_batch_shows_its_progress(
     kinetic: Kinetic, home: Path, small_project: object, terminal: Terminals
 ) -> None:

@@ -153,6 +153,7 @@ async def play(course: Course, submitter_fault: Fault, observer_fault: Fault) ->
         assert outcomes == [course.truth] * 2
 
 
+@pytest.mark.full
 @VIRTUAL
 @pytest.mark.parametrize("course", COURSES)
 @pytest.mark.parametrize("kind", FAULTS)

@@ -89,6 +89,7 @@ async def test_an_outage_ends_the_loop_and_another_loop_has_everything() -> None
         assert steps([metric async for metric in batch.metrics()]) == [(1, 0)]
 
 
+@pytest.mark.full
 @VIRTUAL
 async def test_another_client_reads_a_running_batch_with_few_requests() -> None:
     reports: asyncio.Queue[int] = asyncio.Queue()

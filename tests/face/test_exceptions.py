@@ -22,6 +22,7 @@ def test_every_kind_of_exception_arrives_as_in_a_direct_call(
     assert shown == "95 kinds\n", shown
 
 
+@pytest.mark.full
 def test_an_exception_of_another_base_arrives_in_a_batch_and_in_asyncio(script) -> None:
     code = """
 class Aborted(BaseException):

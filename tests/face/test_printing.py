@@ -122,6 +122,7 @@ threading.Thread(target=report_end, daemon=True).start()
     assert rest_of_log(process, tmp_path, stderr) == LINES
 
 
+@pytest.mark.full
 def test_a_closed_pipe_ends_the_printing_without_error_and_keeps_the_log(tmp_path: Path) -> None:
     code = f"value = prints_lines({COUNT}, os.getcwd()); sys.stderr.write(f'returned {{value}}')"
     with script(code, tmp_path, subprocess.PIPE) as process:

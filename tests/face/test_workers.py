@@ -113,6 +113,7 @@ print(batch.results())
         process.expect("['0', '1', '2', '3']")
 
 
+@pytest.mark.full
 def test_a_new_client_starts_workers_for_a_batch_that_has_none(program, tmp_path: Path) -> None:
     code = """
 batch = wait_for.run_async_map([f"{here}/0", f"{here}/1"], max_concurrent=1, retries=1)

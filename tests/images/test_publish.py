@@ -105,6 +105,7 @@ async def run_kinetic(cloud: Cloud, home: Path, *arguments: str) -> tuple[int, s
     return process.returncode or 0, out.decode(), err.decode()
 
 
+@pytest.mark.full
 async def test_the_command_publishes_them_side_by_side(cloud: Cloud, tmp_path: Path) -> None:
     repo = f"{cloud.registry.host}/me"
     command = ("build-image", "--repo", repo, "--project", "kn", "--cluster", "c1", "--json")

@@ -62,6 +62,7 @@ async def test_a_failure_ends_with_an_exit_code_and_a_next_step(
     assert "billing" in await console.run("up", *SITE, "-y", exit_code=2)
 
 
+@pytest.mark.full
 async def test_a_stock_out_prints_the_command_for_the_next_zone(
     console: Console, google: Google, infra: Infrastructure
 ) -> None:
@@ -134,6 +135,7 @@ async def test_a_command_without_an_answer_needs_yes(
     assert google.writes == writes
 
 
+@pytest.mark.full
 async def test_down_takes_only_the_clusters_name_as_an_answer(
     console: Console, google: Google, infra: Infrastructure
 ) -> None:
@@ -163,6 +165,7 @@ async def test_a_closed_standard_input_gives_no_answer(
     assert "Traceback" not in refused
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("redirection", "seen_in_log"),
     [

@@ -119,6 +119,7 @@ async def test_a_half_open_connection_is_given_up_after_the_idle_timeout(
     assert loop.time() - before >= 2 * SILENCE_S
 
 
+@pytest.mark.full
 async def test_a_slow_answer_is_not_taken_for_silence(server: FaultServer) -> None:
     idle = 4.0
 

@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def changes(number: int) -> Iterator[tuple[str, bool]]:
     yield json.dumps({**pod, "status": status}), True
 
 
+@pytest.mark.full
 def test_a_live_job_takes_little_memory() -> None:
     table = Table()
     for pods in (False, True):

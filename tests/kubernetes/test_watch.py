@@ -451,6 +451,7 @@ def _long_line(server: FaultServer, world: World, sizes: list[int], *, ends: byt
     server.always = handle
 
 
+@pytest.mark.full
 async def test_a_line_without_an_end_takes_no_memory(
     server: FaultServer, cluster: GkeCluster, world: World
 ) -> None:

@@ -55,6 +55,7 @@ def files_with_the_secret(home: Path) -> list[Path]:
     return [path for path in files if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.full
 async def test_no_file_has_a_captured_value_whoever_is_killed(
     submitter: Script, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_ctrl_c_leaves_a_clean_terminal(terminal, script) -> None:
     assert screen.screen.cursor.attrs.fg == "default"
 
 
+@pytest.mark.full
 def test_several_short_waits_leave_one_line(terminal, script) -> None:
     screen = terminal()
     body = """

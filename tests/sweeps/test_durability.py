@@ -68,6 +68,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["random", "optuna", "optuna-unseeded", "optuna-sqlite"])
 def test_a_killed_sweep_continues(project: Project, kind: str) -> None:
     project.killed("valley", kind, 14, 3, 4)
@@ -103,6 +104,7 @@ def test_the_proposals_are_those_of_a_sweep_that_was_not_killed(
     assert project.finished("cut", kind, 12, 1)["trials"] == whole["trials"]
 
 
+@pytest.mark.full
 async def test_one_name_has_one_live_sweep(local: Client, tmp_path: Path) -> None:
     search = RandomSearch({"folder": _only(str(tmp_path)), "number": Int(1, 99)})
     async with Client(backend="local") as other:

@@ -164,6 +164,7 @@ async def test_a_batch_whose_submitter_is_killed_goes_on(scene: Scene) -> None:
     scene.assert_only_supervisor_left()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["job", "parent", "supervisor"])
 async def test_an_observer_hears_of_a_death_in_a_batch(scene: Scene, victim: str) -> None:
     with scene.client(VICTIM, "gated", scene.marks, 2, 0) as submitter:

@@ -136,6 +136,7 @@ async def test_while_a_project_is_packed_and_packed_again(
             assert await job == 1
 
 
+@pytest.mark.full
 async def test_while_a_batch_runs(client: aio.Client, loop_guard: Any) -> None:
     with loop_guard():
         batch = await client.run_async_map(abs, range(-200, 0))
@@ -154,6 +155,7 @@ async def test_while_a_batch_of_large_inputs_is_submitted(
         assert await batch.results() == [MB] * 50
 
 
+@pytest.mark.full
 async def test_while_another_client_lists_and_attaches(client: aio.Client, loop_guard: Any) -> None:
     batch = await client.run_async_map(abs, range(-100, 0))
     await batch.results(cleanup=False)

@@ -268,6 +268,7 @@ async def test_a_call_that_is_cancelled_on_a_full_disk_ends_its_job_and_leaves_n
 # --- no slot is free ---------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_waiting_for_a_slot_is_shown_in_the_reason_the_log_and_the_progress(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -464,6 +465,7 @@ def for_the_result() -> Any:
     return lambda: kept
 
 
+@pytest.mark.full
 async def test_a_job_that_takes_all_its_memory_says_so() -> None:
     async with aio.Client(backend="local") as client:
         for function in (at_once, piece_by_piece, nearly_all, in_pickling, for_the_result):
@@ -476,6 +478,7 @@ async def test_a_job_that_takes_all_its_memory_says_so() -> None:
                 assert await job.status() is JobStatus.FAILED
 
 
+@pytest.mark.full
 async def test_a_result_that_takes_most_of_the_memory_arrives() -> None:
     def large() -> Any:
         return [bytes(50 << 20) for _ in range(3)]

@@ -275,6 +275,7 @@ READ = {
     "control": Kind("batches/{}/control/00000000", untouched, "batches/{}/manifest"),
     "lease": Kind("batches/{}/lease", untouched, "batches/{}/manifest"),
     "claim": Kind(ATTEMPT % (0, "claim"), untouched, ATTEMPT % (2, "claim")),
+    "worker": Kind("batches/{}/workers/*", untouched, "batches/{}/manifest"),
     "outcome": Kind(ATTEMPT % (0, "outcome"), one_fails(0), ATTEMPT % (2, "outcome")),
     "value": Kind("batches/{}/values/*", one_fails(1), "batches/{}/manifest"),
     "entry": Kind("groups/{}", untouched, "batches/{}/manifest"),
@@ -322,6 +323,7 @@ DAMAGED_KINDS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "damage"), DAMAGED_KINDS)
 async def test_a_damaged_object_harms_nothing_else(
     original: Original, kind: str, damage: str, monkeypatch: pytest.MonkeyPatch

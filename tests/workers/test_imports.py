@@ -239,6 +239,7 @@ def test_random_numbers_differ(tmp_path: Path) -> None:
     assert len({batch.value(index) for index in range(5)}) == 5
 
 
+@pytest.mark.full
 def test_scientific_packages(tmp_path: Path) -> None:
     for name in ("numpy", "sklearn"):
         if importlib.util.find_spec(name) is None:

@@ -161,6 +161,7 @@ def test_values_keep_their_types(tmp_path: Path) -> None:
     assert batch.outcomes(2)[0].note == {"result": 0}
 
 
+@pytest.mark.full
 def test_a_process_that_does_not_exit_is_killed(tmp_path: Path) -> None:
     def hang(number: int) -> int:
         class Stream:
