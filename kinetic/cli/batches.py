@@ -136,7 +136,9 @@ def _parse_tags(options: tuple[str, ...]) -> dict[str, str] | None:
 async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) -> None:
     """Show what is known about a batch."""
     fields = await _batch_row(batch)
-    fields["workers"] = [worker.to_dict() for worker in await batch.workers()]
+    # When all items have ended, the workers are about to leave.
+    workers = [] if batch.finished else await batch.workers()
+    fields["workers"] = [worker.to_dict() for worker in workers]
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
         fields["each"] = await read_rows(handles, job_row, MAX_ITEM_READS)
