@@ -40,7 +40,7 @@ Each error has a ``code``, such as ``KN204``, that stays the same in later versi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -277,7 +277,7 @@ class Pruned(KineticError):
         return f"pruned at step {self.step}{shown}"
 
     @property
-    def error(self) -> Self:
+    def error(self) -> Exception:  # so that the errors of all outcomes have one type
         """This error."""
         return self
 
