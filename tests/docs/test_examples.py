@@ -117,12 +117,15 @@ VARYING = (
 
 
 def shape(recorded: str) -> set[str]:
-    """Return the lines of a recording without numbers; how often each occurs may differ."""
+    """Return the lines of a recording without numbers; how often each occurs may differ.
+
+    Lines of progress are left out: a quick batch shows none.
+    """
     assert re.fullmatch(FACTS, recorded.splitlines()[-1])
     (text,) = re.findall(r"^```text\n(.*?)^```$", recorded, re.M | re.S)
     for pattern, replacement in VARYING:
         text = re.sub(pattern, replacement, text) if replacement != " " else text
-    return {" ".join(line.split()) for line in text.splitlines()}
+    return {" ".join(line.split()) for line in text.splitlines() if "━" not in line}
 
 
 def recording(script: str, *arguments: str | Path) -> str:

@@ -146,7 +146,7 @@ def test_a_batch_shows_itself_and_its_progress_until_its_end(kernel) -> None:
     assert "report" not in shown["text/html"]
     wait_for_output(kernel, "0 of 4 ended")
     kernel[1].touch()  # the jobs end, and no cell waits for them
-    last = wait_for_output(kernel, "4 of 4 ended: 4 succeeded; took")
+    last = wait_for_output(kernel, "4 of 4 ended: 4 succeeded; best 0 (item 0); took")
     assert '<progress max="1" value="1.0000"' in last["text/html"]
     assert "&lt;/td&gt;&lt;b&gt;" in last["text/html"]
 
