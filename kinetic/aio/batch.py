@@ -132,10 +132,6 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self._batch.details = details
         return ShownProgress(self._here(), self._progress)
 
-    def show_again(self) -> None:
-        """Show the details of `show` again, because they have changed; internal."""
-        self._batch.wake()
-
     def facts(self) -> dict[str, object]:
         """Return what is known without a request; for display, not for programs."""
         batch = self._batch

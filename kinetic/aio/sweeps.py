@@ -682,7 +682,6 @@ class Sweep:
         self._cancelled += trial.state is State.CANCELLED
         if trial.state is State.COMPLETE and self._is_best(trial):
             self._best = trial
-        self.batch.show_again()
         self._notify()
 
     async def _report_rest(self, number: int) -> None:

@@ -40,7 +40,7 @@ ONLY_ASYNC = {
         "shown_status",
     },
     "BatchHandle": {
-        *("bundle", "facts", "let_run", "resume_alone", "running_times", "show", "show_again"),
+        *("bundle", "facts", "let_run", "resume_alone", "running_times", "show"),
         *("shown_statuses", "snapshots"),
     },
     "Sweep": {"abandon", "bundle", "facts", "follow", "is_over", "proposals", "read"},
