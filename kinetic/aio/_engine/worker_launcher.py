@@ -8,6 +8,7 @@ says what a round is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -238,9 +239,10 @@ class WorkerLauncher:
                     self.asked.set()
                 if self._has_news:
                     self._has_news = False
-                    await self._workers.tell(
-                        {LABEL_SUBMISSION: self._context.submission.identity.id}
-                    )
+                    batch = self._context.submission.identity.id
+                    # Workers also look by themselves, so a lost message only costs time.
+                    with contextlib.suppress(BackendError):
+                        await self._workers.tell({LABEL_SUBMISSION: batch})
             self._on_change()
 
     async def _start_workers(self) -> None:
