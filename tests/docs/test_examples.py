@@ -39,7 +39,7 @@ def start_example(example: str, *arguments: str, cwd: Path = ROOT) -> subprocess
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(EXAMPLES / example), *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -181,7 +181,9 @@ def test_a_search_continues_after_ctrl_c(tmp_path: Path) -> None:
     assert first.stdout is not None
     ended = [first.stdout.readline() for _ in range(3)]
     first.send_signal(signal.SIGINT)
-    ended += first.communicate(timeout=DEADLINE)[0].splitlines(keepends=True)
+    # `communicate` doesn't return the lines that `readline` has already read into its buffer.
+    ended += first.stdout.readlines()
+    first.communicate(timeout=DEADLINE)
     assert first.returncode != 0
     counted = sum("complete" in line or "pruned" in line for line in ended)
     out = output("optuna_search.py", str(counted + 6), cwd=tmp_path)
