@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import struct
@@ -35,7 +34,6 @@ def peer_pid(sock: socket.socket) -> int:
 MAX_UNREAD_BYTES = 1 << 18
 """With this many unread bytes, a client gets no more changes, so it may miss some states."""
 
-JOBS_PER_MESSAGE = 200
 PAUSE_S = 0.02
 """Minimum pause between two messages to a client that watches; one message has many changes."""
 
@@ -71,11 +69,9 @@ class Connection:
         if self.changes:
             self.next_send_at = now + PAUSE_S
         # If changes remain, unsent bytes remain too, so the selector reports room in the socket.
-        while self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
-            changed_jobs = [*itertools.islice(self.changes, JOBS_PER_MESSAGE)]
-            for job in changed_jobs:
-                del self.changes[job]
-            self.channel.send({"jobs": _views(changed_jobs)})
+        if self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
+            self.channel.send({"jobs": _views(self.changes)})
+            self.changes.clear()
             self.channel.flush()
         if not self.changes and not self.synced:
             self.synced = True

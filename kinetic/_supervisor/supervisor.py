@@ -221,7 +221,7 @@ class Supervisor:
             if isinstance(result, OSError):
                 self._fail_start(job, result)
                 continue
-            self._parents.mark_ended(job)
+            self._parents.release(job)
             out_of_memory = result == -signal.SIGKILL and self._kills.has_increased()
             actions = self._table.record_exit(
                 job,
@@ -235,7 +235,7 @@ class Supervisor:
 
     def _fail(self, job: Job, reason: Reason, message: str) -> None:
         """End a job that has no process and no exit code; if it is a worker, replace it."""
-        self._parents.mark_ended(job)
+        self._parents.release(job)
         self._perform(self._table.fail(job, time.time(), reason, message))
         self._follow_worker(job, 1)
 
@@ -484,12 +484,6 @@ class Supervisor:
             with contextlib.suppress(OSError):  # `receive` notices that the parent has ended
                 parent.flush()
             self._update_write_interest(parent)
-        # Clear folders after the parents' flush, so that queued jobs start first, and before
-        # clients learn which jobs have ended.
-        self._parents.clear_folders()
-        self._notify_clients()
-
-    def _notify_clients(self) -> None:
         now, immediately = time.monotonic(), self._ending or not self._table.busy
         for connection in [*self._server.connections]:
             try:
