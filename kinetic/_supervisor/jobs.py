@@ -180,13 +180,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Give the job to a warm parent."""
-
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
 class SendSignal:
     """Signal the job's main process."""
 
@@ -216,14 +209,7 @@ class RemoveLog:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellNews:
-    """Tell a worker that the store has changed."""
-
-    worker: Job
-
-
-Action = Start | SendSignal | SetTimer | Report | RemoveLog | TellNews
+Action = SendSignal | SetTimer | Report | RemoveLog
 
 
 class Queue:
@@ -365,7 +351,7 @@ class Table:
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
         timeout = job.header.timeout if job.header is not None else None
-        return [Report(job), Start(job), SetTimer(job, timeout)]
+        return [Report(job), SetTimer(job, timeout)]
 
     def running(self, executor: str) -> Job | None:
         """Return the running job of a process; None if it has ended."""
@@ -419,12 +405,7 @@ class Table:
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
-        """Delete *job*; if it is running, ask it to end, and let `_end` remove it later.
-
-        The worker of an item finds the request to stop it, and ends the item itself.
-        """
-        if job.worker is not None:
-            return [TellNews(job.worker)]
+        """Delete *job*; if it is running, ask it to end, and let `_end` remove it later."""
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []

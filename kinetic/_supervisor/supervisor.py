@@ -34,10 +34,8 @@ from kinetic._supervisor.jobs import (
     Report,
     SendSignal,
     SetTimer,
-    Start,
     State,
     Table,
-    TellNews,
 )
 from kinetic._supervisor.parents import Change, Parent, Parents, Sweeper
 from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths
@@ -398,7 +396,10 @@ class Supervisor:
             os.close(fd)
 
     def _delete(self, job: Job) -> None:
-        self._perform(self._table.delete(job))
+        if job.worker is not None:  # the worker finds the request that stops its item
+            self._server.tell_worker(job.worker, {"news": True})
+        else:
+            self._perform(self._table.delete(job))
 
     def _remove_logs(self, names: Collection[str], submission: str) -> None:
         """Remove the logs of the jobs *names* and of *submission*, but keep those of known jobs."""
@@ -423,6 +424,7 @@ class Supervisor:
             try:
                 self._make_folders()
                 self._perform(self._table.start(job, os.urandom(16).hex()))
+                self._start(job)
             except OSError as exc:
                 self._fail_start(job, exc)
         for worker in self._table.ask_back():
@@ -437,21 +439,17 @@ class Supervisor:
                 write_log(f"{folder} was deleted while jobs used it; kinetic has made it again")
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Carry out *actions* in order; raise `OSError` if a job can't start."""
+        """Carry out *actions* in order."""
         for action in actions:
             match action:
                 case Report(job):
                     self._report(job)
-                case Start(job):
-                    self._start(job)
                 case SendSignal(job, signal_number):
                     self._parents.signal(job, signal_number)
                 case SetTimer(job, delay):
                     self._timers.pop(job, None)
                     if delay is not None:
                         self._timers[job] = time.monotonic() + delay
-                case TellNews(worker):
-                    self._server.tell_worker(worker, {"news": True})
                 case RemoveLog(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")

@@ -23,7 +23,6 @@ from kinetic._supervisor.jobs import (
     SendSignal,
     SetTimer,
     Slots,
-    Start,
     State,
     Table,
 )
@@ -50,12 +49,12 @@ def started(table: Table, *, executor: str = "e", **changes: Any) -> Job:
     return job
 
 
-def test_a_start_is_reported_before_the_process_exists() -> None:
+def test_a_job_that_starts_has_its_timeout() -> None:
     table = Table(Slots(1))
     job = new_job(timeout=5.0, start_timeout=2.0)
     assert table.add(job) == [SetTimer(job, 2.0)]
     assert table.take_next() is job
-    assert table.start(job, "e") == [Report(job), Start(job), SetTimer(job, 5.0)]
+    assert table.start(job, "e") == [Report(job), SetTimer(job, 5.0)]
     assert table.record_exit(job, 2.0, status=0, out_of_memory=False) == [Report(job)]
     assert not table.busy
 
@@ -232,9 +231,6 @@ class Machine(RuleBasedStateMachine):
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(job):
-                    assert self.told[job][-1] is State.RUNNING
-                    self.running[job.executor] = job
                 case Report(job):
                     states = self.told.setdefault(job, [])
                     assert not states or states[-1] not in (State.GONE,)
@@ -246,6 +242,7 @@ class Machine(RuleBasedStateMachine):
         while (job := self.table.take_next()) is not None:
             self.executors += 1
             self.carry_out(self.table.start(job, f"e{self.executors}"))
+            self.running[job.executor] = job
 
     @rule(
         target=jobs,
