@@ -122,9 +122,9 @@ _SHOWN = (
 
 
 _RAN_NOTHING = (wire.EXIT_FINAL, wire.EXIT_RETRY)
-"""How a process exits that has no outcome of its own.
+"""How a process exits that has carried out no attempt, as it has found the claim of another one.
 
-Two processes can have one job: a client repeats a launch that an earlier supervisor didn't answer.
+Both have one job: a client repeats a launch that an earlier supervisor didn't answer.
 """
 
 
@@ -170,7 +170,7 @@ class Job:
     def view(self) -> dict[str, Any]:
         """Return the description of the job for clients."""
         view = {name: getattr(self, name) for name in _SHOWN}
-        if self.exit_code in _RAN_NOTHING:
+        if self.exit_code in _RAN_NOTHING and INDEX in self.labels:
             view["executor"] = ""  # another process may have claimed the job: it has ended, too
         return view
 

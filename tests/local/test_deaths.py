@@ -282,7 +282,7 @@ async def test_a_launch_that_is_repeated_at_the_next_supervisor_names_no_process
     cluster: LocalCluster,
 ) -> None:
     """The process found the claim of another, which has died with its supervisor."""
-    seen = await run_job(cluster, spec("again", f"code = {wire.EXIT_FINAL}"))
+    seen = await run_job(cluster, spec("again", f"code = {wire.EXIT_FINAL}", labels=ITEM))
     assert (seen.executor, seen.exit_code) == ("", wire.EXIT_FINAL)
 
 
