@@ -137,6 +137,7 @@ async def test_a_slow_answer_is_not_taken_for_silence(server: FaultServer) -> No
     assert len(server.seen) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [(status(429, Retry_After="0"), Throttled), (status(503), Unavailable), (reset(), Unavailable)],
@@ -162,6 +163,7 @@ async def test_a_retry_after_beyond_the_time_limit_is_raised_at_once(
     assert (caught.value.retry_after, len(server.seen)) == (600.0, 1)
 
 
+@pytest.mark.full
 async def test_the_error_names_a_server_that_does_not_answer() -> None:
     with socket.socket() as taken:  # keeps the port free of listeners
         taken.bind(("127.0.0.1", 0))
@@ -365,6 +367,7 @@ async def test_pending_requests_and_streams_fail_when_the_client_is_closed(
         await api.call("GET", JOBS)
 
 
+@pytest.mark.full
 def test_a_client_stays_on_its_loop() -> None:
     async def ask(api: Api) -> None:
         with pytest.raises(BackendError) as caught:
