@@ -146,7 +146,7 @@ class Job:
     name: str
     labels: Mapping[str, str]
     created: float
-    header: JobHeader | None = None  # None if the job has ended
+    header: JobHeader
     body: bytes = b""
     state: State = State.QUEUED
     need: Need = field(default_factory=lambda: Need(1))
@@ -279,14 +279,14 @@ class Table:
 
     def add(self, job: Job, pause_s: float = 0.0) -> list[Action]:
         """Queue a new job, whose name is not in the table, after a pause."""
-        job.need = self.slots.fit(job.need)
+        job.need = self.slots.fit(Need(job.header.cpus, job.header.gpus))
         self.jobs[job.name] = job
         self._queued_count += 1
         job.resting = pause_s > 0
         if job.resting:
             return [SetTimer(job, pause_s)]
         self._queues[job.need.gpus > 0].append(job)
-        return [SetTimer(job, job.header.start_timeout if job.header is not None else None)]
+        return [SetTimer(job, job.header.start_timeout)]
 
     def take_next(self) -> Job | None:
         """Take slots for the job that starts next, and return it; None if no job can start.
@@ -323,8 +323,8 @@ class Table:
         waiting = {name for queue in self._queues.values() for name in queue.submissions()}
         changed: list[Job] = []
         for job in self._running.values():
-            is_worker = job.header is not None and bool(job.header.worker)
-            asked = is_worker and job.grant is not None and bool(waiting - {_submission(job)})
+            has_slots = bool(job.header.worker) and job.grant is not None
+            asked = has_slots and bool(waiting - {_submission(job)})
             if asked != job.asked_back:
                 job.asked_back = asked
                 changed.append(job)
@@ -350,8 +350,7 @@ class Table:
         self._queued_count -= 1
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
-        timeout = job.header.timeout if job.header is not None else None
-        return [Report(job), SetTimer(job, timeout)]
+        return [Report(job), SetTimer(job, job.header.timeout)]
 
     def running(self, executor: str) -> Job | None:
         """Return the running job of a process; None if it has ended."""
@@ -370,6 +369,7 @@ class Table:
             name=name,
             labels={**worker.labels, **labels},
             created=worker.created,
+            header=worker.header,
             state=State.RUNNING,
             executor=worker.executor,
             worker=worker,
@@ -445,7 +445,7 @@ class Table:
             job.resting = False
             self._queues[job.need.gpus > 0].append(job)
             return []
-        if job.state is State.QUEUED and job.header is not None:
+        if job.state is State.QUEUED:
             limit = job.header.start_timeout or 0.0
             message = f"no slot was free for {limit:g} s (start_timeout); it never started"
             return self._end(job, now, Reason.UNSCHEDULABLE, message)
@@ -469,8 +469,7 @@ class Table:
 
     def _ask_to_end(self, job: Job, signal_number: signal.Signals = signal.SIGTERM) -> list[Action]:
         """Signal the job, and set a timer that kills it; SIGXCPU means that its timeout is over."""
-        grace = job.header.grace if job.header is not None else 0.0
-        return [SendSignal(job, signal_number), SetTimer(job, grace)]
+        return [SendSignal(job, signal_number), SetTimer(job, job.header.grace)]
 
     def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
         """Free the slots of *job*, and mark it as ended, or remove it if it was deleted."""
@@ -478,7 +477,7 @@ class Table:
         job.state, job.ended = State.ENDED, now
         # A process that ended by itself has left an outcome; the end of a worker tells nothing.
         job.heard = job.exit_code in (wire.EXIT_VALUE, wire.EXIT_FINAL) or INDEX not in job.labels
-        job.reason, job.message, job.body, job.header = reason, message, b"", None
+        job.reason, job.message, job.body = reason, message, b""
         actions: list[Action] = []
         if (item := job.item) is not None:  # it has ended with its worker, and has no outcome
             item.exit_code, item.reason, item.message = job.exit_code, reason, message
@@ -523,7 +522,7 @@ def _explain_exit(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, s
     """Return why the job ended, as a reason and a sentence; both empty for exit code 0."""
     if status == 0:
         return "", ""
-    limit = job.header.timeout if job.header is not None else None
+    limit = job.header.timeout
     match job.stopping:
         case Stop.DEADLINE:
             return Reason.DEADLINE, f"ran longer than its timeout of {limit or 0:g} s"

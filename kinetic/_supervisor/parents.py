@@ -18,7 +18,7 @@ from kinetic._runner.fork import fork_server
 from kinetic._runner.job import outputs, processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._supervisor.jobs import Job
-from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths, inherited_variables
+from kinetic._supervisor.protocol import Stream, SupervisorPaths, inherited_variables
 
 KILL_TIMEOUT_S = 5.0
 """Maximum seconds to wait for killed processes of a job, which may hang in the kernel."""
@@ -339,9 +339,10 @@ class Parents:
         self._parent_by_job: dict[Job, Parent] = {}
         self._dismissed: list[Parent] = []
 
-    def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
+    def start(self, job: Job, variables: Mapping[str, str]) -> Parent:
         """Have a warm parent fork a process for *job*; return that parent, which may be new."""
-        work, runner = self.work_folder(job), f"{header.runner}/remote_runner.py"
+        header, work = job.header, self.work_folder(job)
+        runner = f"{header.runner}/remote_runner.py"
         self._sweeper.make_folder(work, header.project)
         key = ParentKey(header.command, header.runner, header.edition, header.fresh)
         parent = self._parents.get(key)
@@ -372,8 +373,6 @@ class Parents:
 
         The timeout counts from the call of the function. Until then, a job has its start allowance.
         """
-        if job.header is None:
-            return 0.0
         limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work_folder(job))
         if called is not None:
             return called + limit - now
@@ -391,9 +390,8 @@ class Parents:
         """Release the folder of *job*, which ends now, for reuse; remove an empty output folder."""
         self._parent_by_job.pop(job, None)
         header, work = job.header, self.work_folder(job)
-        if header is not None:
-            self._sweeper.release_folder(work, job.executor, header.project)
-            outputs.drop_if_empty(header.output_dir)
+        self._sweeper.release_folder(work, job.executor, header.project)
+        outputs.drop_if_empty(header.output_dir)
         time_limit.forget(work)
 
     @property

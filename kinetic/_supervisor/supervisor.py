@@ -29,7 +29,6 @@ from kinetic._supervisor.jobs import (
     QUEUED_S,
     Action,
     Job,
-    Need,
     RemoveLog,
     Report,
     SendSignal,
@@ -153,7 +152,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._owned_jobs: dict[Job, int] = {}  # with the process IDs of their owners
         self._owner_fds: dict[int, int] = {}  # readable when the owner has ended
-        self._orphan_headers: dict[Job, JobHeader] = {}
+        self._orphans: set[Job] = set()  # their objects are removed at their end
         self._idle_s = parse_seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._environ = environ
         now = time.monotonic()
@@ -353,7 +352,6 @@ class Supervisor:
             created=time.time(),
             header=header,
             body=body,
-            need=Need(header.cpus, header.gpus),
             message=message,
         )
         self._perform(self._table.add(job, pause_s))
@@ -382,8 +380,7 @@ class Supervisor:
 
     def _orphan(self, job: Job) -> None:
         """End *job*, whose only client has ended, and remove its objects afterwards."""
-        if job.header is not None:  # otherwise the job has just ended
-            self._orphan_headers[job] = job.header
+        self._orphans.add(job)
         self._disown(job)
         self._delete(job)
 
@@ -459,16 +456,16 @@ class Supervisor:
         if job.state in (State.ENDED, State.GONE):
             self._timers.pop(job, None)
             self._disown(job)
-        if job.state is State.GONE and (header := self._orphan_headers.pop(job, None)):
-            _remove_objects(header)
+        if job.state is State.GONE and job in self._orphans:
+            self._orphans.remove(job)
+            _remove_objects(job.header)
         self._server.notify(job)
 
     def _start(self, job: Job) -> None:
-        assert job.header is not None and job.grant is not None
         job.started = time.monotonic()
         gpus = self._visible_gpus(job)
         variables = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
-        parent = self._parents.start(job, job.header, variables)
+        parent = self._parents.start(job, variables)
         if not parent.ready and parent.fileno() not in self._selector.get_map():
             self._register(parent, lambda: self._on_parent(parent))
 
@@ -585,8 +582,6 @@ class Supervisor:
 
 def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
     """Explain the exit code *status*; empty if the runner gives it no special meaning."""
-    if job.header is None:
-        return ""
     store, advice = job.header.store, "see its log and the free disk space"
     meanings = {
         wire.EXIT_SETUP: f"kinetic couldn't prepare the job in {paths.work}; {advice}",

@@ -33,8 +33,7 @@ from kinetic.job_status import Reason
 def new_job(name: str = "job", now: float = 0.0, **changes: Any) -> Job:
     fixed: dict[str, Any] = {"command": ("python",), "runner": "/r", "edition": "1", "labels": {}}
     header = JobHeader(name=name, **{**fixed, **changes})
-    need = Need(header.cpus, header.gpus)
-    return Job(name=name, labels=header.labels, created=now, header=header, body=b"{}", need=need)
+    return Job(name=name, labels=header.labels, created=now, header=header, body=b"{}")
 
 
 def kinds(actions: list[Action]) -> list[str]:
@@ -211,7 +210,7 @@ def test_a_supervisor_remembers_so_many_ended_jobs_and_no_more() -> None:
         for action in table.forget_expired(float(number)):
             gone += [action.job.name] if isinstance(action, Report) else []
     assert [*table.jobs] == [f"j{number}" for number in range(10, ENDED_JOBS_KEPT + 10)]
-    assert all(job.header is None and job.body == b"" for job in table.jobs.values())
+    assert all(job.body == b"" for job in table.jobs.values())
     assert gone == [f"j{number}" for number in range(10)]
 
 
