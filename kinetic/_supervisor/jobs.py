@@ -121,10 +121,10 @@ _SHOWN = (
 )  # fmt: skip
 
 
-_RAN_NOTHING = (wire.EXIT_FINAL, wire.EXIT_RETRY)
-"""How a process exits that has carried out no attempt, as it has found the claim of another one.
+_MAY_BE_SECOND = (wire.EXIT_FINAL, wire.EXIT_RETRY)
+"""How a process exits that finds the claim of another one for its job, among others.
 
-Both have one job: a client repeats a launch that an earlier supervisor didn't answer.
+A client repeats a launch that an earlier supervisor didn't answer, so a job can have two processes.
 """
 
 
@@ -170,8 +170,8 @@ class Job:
     def view(self) -> dict[str, Any]:
         """Return the description of the job for clients."""
         view = {name: getattr(self, name) for name in _SHOWN}
-        if self.exit_code in _RAN_NOTHING and INDEX in self.labels:
-            view["executor"] = ""  # another process may have claimed the job: it has ended, too
+        if self.exit_code in _MAY_BE_SECOND and INDEX in self.labels:
+            view["executor"] = ""  # the process that has claimed the job has ended in any case
         return view
 
     def has_labels(self, labels: Mapping[str, str]) -> bool:

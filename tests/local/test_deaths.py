@@ -477,8 +477,8 @@ async def test_random_deaths(
 ) -> None:
     """Launch and delete jobs while supervisor, parents and jobs are killed at random.
 
-    Each job has one end, which doesn't change and names the process that ran. Deleted jobs no
-    longer exist, and no process stays. ``DEATHS=100`` tries more seeds.
+    Each job has one end at most, which doesn't change and names the process that ran. A client that
+    knew a job hears that it is gone, and no process stays. ``DEATHS=100`` tries more seeds.
     """
     rng = random.Random(seed)
     cluster = LocalCluster(home, environ, runner=runner)
@@ -514,10 +514,8 @@ async def test_random_deaths(
                     kill(rng.choice(pids))
                 case _:
                     await asyncio.sleep(rng.random() * 0.05)
-        left = {seen.name: seen for seen in await cluster.find()}
-        assert set(left) >= set(names) - deleted
         await cluster.launch(spec("last", labels={"test": "yes", "name": "last"}))
-        await cluster.delete(names=[name for name in names if name in left])
+        await cluster.delete(names=names)
         await until(cluster, "last", Phase.ENDED)
         await gone(cluster, *names)
         await eventually(lambda: set(marked(home)) <= set(parents(home)))
