@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -22,15 +21,6 @@ from kinetic._supervisor.protocol import (
     check,
 )
 
-
-def peer_pid(sock: socket.socket) -> int:
-    """Return the PID of the client; 0 if this system can't watch the end of a process."""
-    if not hasattr(os, "pidfd_open"):
-        return 0
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", packed)[0])  # also 0 for a client in another PID namespace
-
-
 MAX_UNREAD_BYTES = 1 << 18
 """With this many unread bytes, a client gets no more changes, so it may miss some states."""
 
@@ -43,19 +33,20 @@ class ShuttingDown(Exception):
 
 
 class Connection:
-    """A connected client, the process ``pid``, which may also watch jobs.
+    """A connected client, which may also watch jobs.
 
-    ``labels`` select the jobs that the client watches; None if it watches none. ``changes`` are the
-    jobs whose states the client must still get. A ``watch`` request sets ``synced`` to False.
+    Jobs that are ``owned`` end with the connection, and so with the client's process. ``labels``
+    select the jobs that the client watches; None if it watches none. ``changes`` are the jobs whose
+    states the client must still get. A ``watch`` request sets ``synced`` to False.
     ``synced`` becomes True when the client has got all jobs that it watches. ``worker`` is set if
     the client is itself a worker's process.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.pid = peer_pid(sock)
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
+        self.owned: set[Job] = set()
         self.worker: Job | None = None
         self.synced = True
         self.next_send_at = 0.0
@@ -85,7 +76,7 @@ class Server:
     def __init__(
         self,
         table: Table,
-        launch: Callable[[JobHeader, bytes, int], None],
+        launch: Callable[[JobHeader, bytes], Job],
         delete: Callable[[Job], None],
         remove_logs: Callable[[Collection[str], str], None],
         scale: Callable[[JobHeader, bytes, int, int], int],
@@ -148,7 +139,9 @@ class Server:
                 self._held_launches.setdefault(job.name, []).append((connection, header, body))
                 return
             if existing is None:
-                self._launch(job, body, connection.pid)
+                launched = self._launch(job, body)
+                if job.owned:
+                    connection.owned.add(launched)
         except (OrderError, ShuttingDown) as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
