@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..job.attempt import Attempt
 from ..job.opening import Opening
+from ..pauses import pauses
 from ..protocol import signing, wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.spool import Spooled
@@ -22,6 +24,10 @@ from .guard import last_lines
 
 OOM_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where the kernel counts the processes that it killed for lack of memory, in cgroups v2 and v1."""
+
+
+OUTCOME_WAIT_S = 600.0
+"""How long, in seconds, a process waits for the outcome if another process claimed its attempt."""
 
 
 class PodAttempt(Attempt):
@@ -66,6 +72,32 @@ class PodAttempt(Attempt):
             print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
             return wire.EXIT_UNCOMMITTED
         return self._exit_code(outcome, metadata, content)
+
+    def _leave_to_claimant(self) -> int:
+        """Wait until the process that has claimed this attempt has committed; return the exit code.
+
+        If this process ended first, the Kubernetes Job would be complete, and its controller would
+        delete the claimant's pod. A void attempt has no such process: another process closed the
+        attempt before its start.
+        """
+        if self._opening.is_void():
+            return wire.EXIT_FINAL
+        for pause in pauses(10.0, 60.0, OUTCOME_WAIT_S):
+            if self._stopping.requested:
+                break
+            try:
+                metadata = self._objects.stat(self._order.part_name("outcome")).metadata
+            except KeyError:
+                time.sleep(pause)
+                continue
+            attempt_id = (self._order.scope, self._order.index, self._order.attempt)
+            try:
+                outcome = wire.Outcome.verified(metadata, self._key, *attempt_id)
+            except ValueError as exc:
+                print(f"kinetic: {exc}", file=sys.stderr)
+                break
+            return self._exit_code(outcome, None, b"")
+        return wire.EXIT_FINAL
 
     def _commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         self._store_log()

@@ -165,6 +165,20 @@ def test_variables_and_arguments_of_the_runner_are_hidden_from_the_function(pods
 # --- restarts by Kubernetes ---------------------------------------------------------------
 
 
+def test_a_duplicate_waits_for_the_claimant_and_does_not_run(pods: Pods) -> None:
+    order = pods.order(fail, "it must not run")
+    pods.claim("uid-0")
+    pods.close(wire.Outcome(kind=Kind.VALUE, executor="uid-0"))
+    pod = pods.run(order)
+    assert (pod.code, pods.outcome().executor) == (0, "uid-0")
+    assert "about to fail" not in pod.output
+
+
+def test_a_duplicate_of_a_voided_attempt_does_not_wait(pods: Pods) -> None:
+    pods.claim(wire.VOID)
+    assert pods.run(pods.order(add, 1)).code == wire.EXIT_FINAL
+
+
 def test_a_restart_closes_the_attempts_of_disrupted_and_refused_pods(pods: Pods) -> None:
     order = pods.order(add, 1, budgets=RetryBudgets(infrastructure=2))
     pods.claim("uid-0")
