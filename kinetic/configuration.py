@@ -97,6 +97,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_HOST": "in a job on several hosts: the number of this one, from 0",
     "KINETIC_COORDINATOR": "in a job on several hosts: HOST:PORT of the first one",
     "KINETIC_OUTPUT_PATH": "in a job: a local directory whose files go to KINETIC_OUTPUT_DIR",
+    "KINETIC_TMPDIR": "in a job on this machine: your TMPDIR, which all jobs share",
     "KINETIC_ATTEMPT": "in a job: the number of its attempt, from 1",
 }
 """Every variable that you can set or read, with its meaning and its default."""

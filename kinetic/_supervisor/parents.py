@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import outputs, processes, spares, time_limit
+from kinetic._runner.job import outputs, processes, spares, temporary, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
@@ -283,6 +284,8 @@ class Sweeper:
     def release_folder(self, folder: str, executor: str) -> None:
         """Keep the *folder* of an ended job as a spare for later jobs, or remove it."""
         with contextlib.suppress(OSError):  # the folder was never made, or is unreadable
+            if not temporary.remove_if_small(folder, REMOVED_AT_ONCE):
+                self._move_to_trash(f"{folder}/{temporary.LINK}")
             entries = os.listdir(folder)
             project = spares.project_of(entries) if self.keeps_spares else ""
             if not project:
@@ -319,7 +322,8 @@ class Sweeper:
         """Start a helper that removes the folders in the trash, unless such a helper runs."""
         if self._trashed_folders and self._sweeping_pid not in self.helper_pids:
             with contextlib.suppress(OSError):  # no process can be started: the next call retries
-                self._sweeping_pid = processes.remove_in_background(self._trashed_folders)
+                remove = functools.partial(temporary.remove_all, self._trashed_folders)
+                self._sweeping_pid = processes.run_in_background(remove)
                 self.helper_pids.add(self._sweeping_pid)
                 self._trashed_folders = []
 
