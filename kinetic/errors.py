@@ -436,6 +436,11 @@ class BatchError(Exception):
             next_step = "retry_failed() runs them again"
             if not self.failures:
                 next_step = "run corrected inputs in another batch"
+            elif self.submission_failures:
+                next_step += (
+                    "; but it can't help where the input couldn't be sent, such as item "
+                    f"{min(self.submission_failures)}: run corrected inputs in another batch"
+                )
             message += (
                 f"; the first is {first_failure.rstrip('.')}. outcomes() yields each, {next_step}"
             )
