@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import kinetic as api
 from kinetic.cli.batches import status_of
+from kinetic.errors import JobError
 from kinetic.jobs import load_result
 from tests import programs
 from tests.cli.conftest import FILE, Kinetic
@@ -58,6 +60,28 @@ def test_a_value_is_unpickled_only_on_request(kinetic: Kinetic, tmp_path: Path) 
     assert kinetic("jobs", "result", job, "--unpickle", "--cleanup").code == 0
     assert mark.exists()
     assert kinetic("jobs", "status", job).code == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (["raises", "-a", "name=ValueError"], "KN301"),
+        (["dies", "-a", "x=1"], "KN303"),
+        (["raises", "-a", "name=MemoryError"], "KN312"),
+        (["overruns"], "KN313"),
+    ],
+)
+def test_each_cause_of_a_missing_value_has_its_own_explanation(
+    kinetic: Kinetic, tmp_path: Path, call: list[str], code: str
+) -> None:
+    started = kinetic("run", f"{FILE}:{call[0]}", *call[1:], "--detach", "--json")
+    job = started.json["job_id"]
+    failed = kinetic("jobs", "result", job)
+    assert failed.code == 1
+    assert f"{code}: `kinetic explain {code}` shows the cause and the fix" in failed.err
+    with pytest.raises(JobError) as caught:
+        api.attach(job).save_result(tmp_path / "value.pkl")
+    assert caught.value.code == code
 
 
 def test_outputs_are_listed_and_fetched(kinetic: Kinetic, tmp_path: Path) -> None:
