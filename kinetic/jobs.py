@@ -694,7 +694,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Args:
             timeout: Seconds to wait; after that, the batch continues. None: no limit.
             ordered: Sort the values by input. False: in the order in which items ended.
-            cleanup: Remove each job from the platform.
+            cleanup: If every item has its value, remove jobs, inputs, outcomes, and logs.
             return_exceptions: Put the exception into the list where an item has no value.
 
         Raises:

@@ -136,11 +136,24 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert f"{group}-1 has no value: user error: ValueError: [red]13" in failure.err
     collect = f"import kinetic; kinetic.attach_batch({group!r}).results(return_exceptions=True)"
     programs.python("-c", collect)
+    assert "[1] doubling 13" in kinetic("batches", "logs", group).out, "an item has failed"
+    assert kinetic("batches", "cleanup", group, "-y").code == 0
+    assert kinetic("batches", "status", group).code == 3
+
+
+def test_a_batch_without_failures_has_no_logs_once_it_is_collected(
+    kinetic: Kinetic, tmp_path: Path
+) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n')
+    assert kinetic("run", f"{FILE}:double", "--map", str(inputs)).code == 0
+    (row,) = kinetic("batches", "list", "--json").json["items"]
+    group = row["group_id"]
+    assert kinetic("batches", "logs", group).out == "[0] doubling 1\n"
+    programs.python("-c", f"import kinetic; kinetic.attach_batch({group!r}).results()")
     gone = kinetic("batches", "logs", group)
     assert (gone.code, gone.out) == (0, "")
     assert f"{group}-0 no longer has a log: results() or result() removed it" in gone.err
-    assert kinetic("batches", "cleanup", group, "-y").code == 0
-    assert kinetic("batches", "status", group).code == 3
 
 
 def test_commands_that_change_something_say_what_in_json(kinetic: Kinetic, tmp_path: Path) -> None:
