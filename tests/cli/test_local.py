@@ -94,6 +94,7 @@ def test_outputs_are_listed_and_fetched(kinetic: Kinetic, tmp_path: Path) -> Non
     assert (tmp_path / "outputs/deep/file.txt").read_text() == "kept"
 
 
+@pytest.mark.full
 def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text('{"x": 1}\n\n{"x": 13}\n{"x": 3}\n')
@@ -156,6 +157,7 @@ def test_a_batch_without_failures_has_no_logs_once_it_is_collected(
     assert f"{group}-0 no longer has a log: results() or result() removed it" in gone.err
 
 
+@pytest.mark.full
 def test_commands_that_change_something_say_what_in_json(kinetic: Kinetic, tmp_path: Path) -> None:
     job = kinetic("run", f"{FILE}:double", "-a", "x=4", "--detach", "--json").json["job_id"]
     (line,) = kinetic("jobs", "logs", job, "-f", "--json").lines
@@ -191,6 +193,7 @@ def test_commands_that_change_something_say_what_in_json(kinetic: Kinetic, tmp_p
     assert kinetic("local", "stop", "--json").json["was_running"] is False
 
 
+@pytest.mark.full
 def test_items_are_listed_by_number_after_newer_jobs(kinetic: Kinetic, tmp_path: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text("".join(f'{{"x": {number}}}\n' for number in range(12)))
@@ -408,6 +411,7 @@ def test_the_error_of_a_job_is_not_an_error_of_the_command(kinetic: Kinetic) -> 
     assert "UsageError: by the job" in completed.err and "Usage:" not in completed.err
 
 
+@pytest.mark.full
 def test_the_supervisor_is_shown_and_stopped(kinetic: Kinetic) -> None:
     assert kinetic("local", "status", "--json").json["running"] is False
     assert kinetic("local", "stop").code == 0
@@ -425,6 +429,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.full
 def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
     running = start("run", f"{FILE}:waits", "-a", "x=1")
     assert running.stdout is not None
@@ -436,6 +441,7 @@ def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
     assert kinetic("jobs", "list", "--json").json["items"] == []
 
 
+@pytest.mark.full
 def test_a_debugged_job_prints_the_command_to_attach(
     small_project: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,6 +465,7 @@ def test_a_debugged_job_prints_the_command_to_attach(
     assert running.returncode == 130
 
 
+@pytest.mark.full
 def test_a_removal_asks_for_confirmation_with_the_full_id(
     kinetic: Kinetic, tmp_path: Path, terminal: Callable[..., Terminal]
 ) -> None:
@@ -479,6 +486,7 @@ def test_a_removal_asks_for_confirmation_with_the_full_id(
         assert kinetic("batches", "status", group).code == (0 if code else 3)
 
 
+@pytest.mark.full
 def test_ctrl_c_while_following_a_log_leaves_the_job_running(kinetic: Kinetic) -> None:
     job = kinetic("run", f"{FILE}:waits", "-a", "x=1", "--detach", "--json").json["job_id"]
     following = start("jobs", "logs", job, "-f")

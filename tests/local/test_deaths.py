@@ -161,6 +161,7 @@ async def test_a_job_whose_parent_has_just_died_can_be_deleted(
     await eventually(lambda: not marked(home))
 
 
+@pytest.mark.full
 async def test_requests_during_the_supervisor_s_end_go_to_the_next_one(
     cluster: LocalCluster, home: Path
 ) -> None:

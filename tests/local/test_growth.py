@@ -87,6 +87,7 @@ def say() -> int:
     return 1
 
 
+@pytest.mark.full
 async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outputs_are_not(
     home: Path,
 ) -> None:
@@ -143,6 +144,7 @@ async def test_the_supervisor_s_own_log_begins_anew_when_it_is_long(home: Path) 
     assert "an old line" not in log.read_text()
 
 
+@pytest.mark.full
 async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_other(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

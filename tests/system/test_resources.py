@@ -220,6 +220,7 @@ async def test_an_outcome_on_a_full_disk_is_written_once_there_is_space(
             assert await job == "written at last"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("this_folder")
 async def test_a_job_that_cannot_write_its_outcome_is_lost_with_the_store_and_the_reason(
     disk: Disk,
@@ -358,6 +359,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(kind: str) -> None:
 # --- count at once -------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
     with contextlib.ExitStack() as stack:
         clients = []
@@ -382,6 +384,7 @@ async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
     scene.assert_only_supervisor_left()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(2 * MANY_S)
 async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
     scene: Scene, monkeypatch: pytest.MonkeyPatch

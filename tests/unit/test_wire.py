@@ -278,6 +278,7 @@ BODIES = (
 )
 
 
+@pytest.mark.full
 @given(BODIES)
 def test_no_content_breaks_a_reader(body: bytes) -> None:
     """Readers either understand any content or report it as damaged."""
