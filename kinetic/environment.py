@@ -29,6 +29,7 @@ _BASE_VARIABLES = {
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    "KINETIC_LOCAL_FRESH",  # a worker's items then import their packages themselves
 }
 """Variables that each job on this machine gets."""
 
