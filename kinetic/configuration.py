@@ -73,7 +73,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_HOME": "profiles, store, supervisor, and caches of this machine (~/.kinetic)",
     "KINETIC_LOCAL_SLOTS": "limit of CPUs for all local jobs together (all)",
     "KINETIC_LOCAL_IDLE_S": "seconds without a job until the supervisor ends",
-    "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job and worker (off; on for macOS)",
+    "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for local jobs and workers (off; on for macOS)",
     "KINETIC_CACHE_AGE_S": "how long caches keep unused contents, in seconds (2592000)",
     "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
     "KINETIC_FORCE_DESTROY": "1: `kinetic down` also removes the buckets, with all results (0)",
