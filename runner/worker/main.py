@@ -34,7 +34,7 @@ from .interpreter import (
     Interpreter,
     Report,
 )
-from .kept_workspace import KeptWorkspace
+from .kept_workspace import SPARE_OUTPUT, KeptWorkspace
 from .opening import failure_of, open_submission
 
 if TYPE_CHECKING:
@@ -233,6 +233,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_terminate)
         signal.signal(signal.SIGCHLD, processes.ignore_signal)  # it wakes `_poll`
         processes.become_subreaper()
+        self._spare_output = outputs.SpareFolder(f"{os.fspath(place.work)}/{SPARE_OUTPUT}")
         self._operations: Mapping[type, Callable[[Any], Any]] = {
             pull.Create: self._create,
             pull.Read: self._read,
@@ -392,6 +393,7 @@ class Worker:
         self._imported += len(new)
         return pickle.dumps(new) if new else b""
 
+        self._spare_output.give(order.output_dir)
     def _stop(self, operation: pull.Stop) -> None:
         if self._guard is not None:
             self._guard.stop()
@@ -412,7 +414,7 @@ class Worker:
             import shutil  # it maps compression libraries, which every fork would inherit
 
             shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
-        outputs.drop_if_empty(guard.order.output_dir)
+        self._spare_output.take(guard.order.output_dir)
         self._output_end = _output_size()
         return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
 
