@@ -69,8 +69,12 @@ def prepare_local(url: str) -> bool:
     """
     if not url.startswith("/"):
         return False
-    os.environ.pop(VARIABLE, None)
-    private.make_folder(url)
+    try:
+        if not os.path.isdir(url):
+            private.make_folder(url)
+    except OSError:
+        os.environ.pop(VARIABLE, None)
+        raise
     os.environ[VARIABLE] = url
     return True
 
@@ -100,13 +104,13 @@ class SpareFolder:
         """Take the output directory *folder* of an item that has ended, if it is empty."""
         if not OWN_FOLDER.fullmatch(folder):
             return
-        if _is_untouched(folder) and not os.path.lexists(self._path):
-            try:
-                os.rename(folder, self._path)
+        with contextlib.suppress(OSError):  # as if they are on two file systems
+            status = os.lstat(folder)
+            is_own = status.st_mode == stat.S_IFDIR | 0o700 and status.st_uid == os.geteuid()
+            if is_own and not os.listdir(folder):
+                os.rename(folder, self._path)  # it replaces nothing but an empty directory
                 self._former = folder
                 return
-            except OSError:  # as if they are on two file systems
-                pass
         drop_if_empty(folder)
 
     def give(self, folder: str) -> None:
@@ -116,19 +120,7 @@ class SpareFolder:
             return
         with contextlib.suppress(OSError):
             # A process of the last item may have written to the directory that it stood in.
-            target = folder if _is_untouched(self._path) else former
-            if not os.path.lexists(target):
-                os.rename(self._path, target)
-
-
-def _is_untouched(folder: str) -> bool:
-    """Return whether *folder* is as kinetic makes it, and empty."""
-    try:
-        status = os.lstat(folder)
-        is_own = status.st_mode == stat.S_IFDIR | 0o700 and status.st_uid == os.geteuid()
-        return is_own and not os.listdir(folder)
-    except OSError:
-        return False
+            os.rename(self._path, former if os.listdir(self._path) else folder)
 
 
 class _FileState(NamedTuple):
