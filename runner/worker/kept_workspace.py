@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _BYTECODE = f"/{spares.BYTECODE}"
 
+SPARE_OUTPUT = "spare-output"
+"""The name, beside the workspace, of an empty output directory; see `outputs.SpareFolder`."""
+
 
 class KeptWorkspace:
     """The workspace in the folder of *place*, which must be empty, or a spare of the project.
@@ -45,7 +48,7 @@ class KeptWorkspace:
         self._place = replace(place, mounts=False)
         self._work = os.fspath(place.work)
         self._root = f"{self._work}/{spares.WORKSPACE}"
-        self._own_entries = {spares.WORKSPACE, temporary.LINK}
+        self._own_entries = {spares.WORKSPACE, temporary.LINK, SPARE_OUTPUT}
         if code is not None:
             self._own_entries.add(code.digest + spares.RECORD)
         workspace.prepare(code, objects, self._place)
