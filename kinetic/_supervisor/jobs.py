@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinetic._runner.protocol import wire
-from kinetic._supervisor.protocol import INDEX, SUBMISSION, JobHeader
+from kinetic._runner.protocol.directory_urls import directory_of
+from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION, JobHeader
 from kinetic.job_status import Reason
 
 
@@ -363,17 +364,24 @@ class Table:
             job.leaving = True
         return job
 
-    def begin_item(self, worker: Job, name: str, labels: Mapping[str, str], log: list[Any]) -> Job:
-        """Note the item that *worker* runs now, and return its entry."""
+    def begin_item(self, worker: Job, index: int, attempt: int, start: int) -> Job:
+        """Note the item that *worker* runs now, and return its entry.
+
+        The item's output begins at byte *start* of the worker's log.
+        """
+        name, header = item_name(worker, index, attempt), worker.header
+        outcome = ""
+        if (folder := directory_of(header.store)) is not None:
+            outcome = f"{folder}/{wire.attempt_key(header.scope, index, attempt, 'outcome')}"
         item = Job(
             name=name,
-            labels={**worker.labels, **labels},
+            labels={**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)},
             created=worker.created,
-            header=worker.header,
+            header=header,
             state=State.RUNNING,
             executor=worker.executor,
             worker=worker,
-            log=log,
+            log=[worker.name, start, outcome],
         )
         self.jobs[name] = worker.item = item
         return item
@@ -511,6 +519,11 @@ class Table:
 
 def _waits(job: Job) -> bool:
     return job.state is State.QUEUED or job.paused
+
+
+def item_name(worker: Job, index: int, attempt: int) -> str:
+    """Return the name of an attempt that *worker* runs."""
+    return f"{_submission(worker)}-{index}-{attempt}"
 
 
 def _submission(job: Job) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import outputs, processes, spares, time_limit
+from kinetic._runner.job import outputs, processes, spares, temporary, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import Stream, SupervisorPaths, inherited_variables
@@ -284,6 +285,8 @@ class Sweeper:
         """Keep the *folder* of an ended job of *project* as a spare, or remove it."""
         parts = {spares.WORKSPACE, project + spares.RECORD}
         with contextlib.suppress(OSError):  # the folder was never made, or is unreadable
+            if not temporary.remove_if_small(folder, REMOVED_AT_ONCE):
+                self._move_to_trash(f"{folder}/{temporary.LINK}")
             entries = {*os.listdir(folder)}
             if parts <= entries:
                 spare = f"{self._spares_folder}/{executor}"
@@ -312,7 +315,8 @@ class Sweeper:
         """Start a helper that removes the folders in the trash, unless such a helper runs."""
         if self._trashed_folders and self._sweeping_pid not in self.helper_pids:
             with contextlib.suppress(OSError):  # no process can be started: the next call retries
-                self._sweeping_pid = processes.remove_in_background(self._trashed_folders)
+                remove = functools.partial(temporary.remove_all, self._trashed_folders)
+                self._sweeping_pid = processes.run_in_background(remove)
                 self.helper_pids.add(self._sweeping_pid)
                 self._trashed_folders = []
 

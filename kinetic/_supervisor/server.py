@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from kinetic._supervisor.jobs import Job, State, Stop, Table
+from kinetic._supervisor.jobs import Job, State, Stop, Table, item_name
 from kinetic._supervisor.protocol import (
     ATTEMPT,
     INDEX,
@@ -24,6 +24,9 @@ from kinetic._supervisor.protocol import (
 MAX_UNREAD_BYTES = 1 << 18
 """With this many unread bytes, a client gets no more changes, so it may miss some states."""
 
+MAX_ENDS = 4000
+"""How many ends of items one message to a client has."""
+
 PAUSE_S = 0.02
 """Minimum pause between two messages to a client that watches; one message has many changes."""
 
@@ -37,7 +40,8 @@ class Connection:
 
     Jobs that are ``owned`` end with the connection, and so with the client's process. ``labels``
     select the jobs that the client watches; None if it watches none. ``changes`` are the jobs whose
-    states the client must still get. A ``watch`` request sets ``synced`` to False.
+    states the client must still get. ``ends`` are the items of whose ends the client must still
+    hear: by worker, pairs of index and attempt. A ``watch`` request sets ``synced`` to False.
     ``synced`` becomes True when the client has got all jobs that it watches. ``worker`` is set if
     the client is itself a worker's process.
     """
@@ -47,24 +51,39 @@ class Connection:
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
         self.owned: set[Job] = set()
+        self.ends: dict[Job, list[tuple[int, int]]] = {}
         self.worker: Job | None = None
         self.synced = True
         self.next_send_at = 0.0
         """When to send the next changes at the earliest, while any job is queued or running."""
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the client must still hear of a job."""
+        return bool(self.changes or self.ends)
+
     def pump(self, now: float, *, immediately: bool) -> None:
         """Send what the socket takes; if *immediately*, don't pause before changes of jobs."""
         self.channel.flush()
-        if self.changes and self.synced and not immediately and now < self.next_send_at:
+        if self.has_news and self.synced and not immediately and now < self.next_send_at:
             return
-        if self.changes:
+        if self.has_news:
             self.next_send_at = now + PAUSE_S
+        while self.ends and self.channel.unsent < MAX_UNREAD_BYTES:
+            worker, ends = next(iter(self.ends.items()))
+            view = {"labels": worker.labels, "executor": worker.executor, "ends": ends[:MAX_ENDS]}
+            if not (left := ends[MAX_ENDS:]):
+                del self.ends[worker]
+            else:
+                self.ends[worker] = left
+            self.channel.send({"jobs": [], "items": view})
+            self.channel.flush()
         # If changes remain, unsent bytes remain too, so the selector reports room in the socket.
         if self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
             self.channel.send({"jobs": _views(self.changes)})
             self.changes.clear()
             self.channel.flush()
-        if not self.changes and not self.synced:
+        if not self.has_news and not self.synced:
             self.synced = True
             self.channel.send({"jobs": [], "synced": True})
             self.channel.flush()
@@ -117,6 +136,22 @@ class Server:
             for connection, header, body in self._held_launches.pop(job.name, ()):
                 self._on_launch(connection, header, body)
 
+    def _notify_ends(self, worker: Job, ends: Sequence[tuple[int, int]]) -> None:
+        """Notify the clients that watch items of *worker* that these have ended."""
+        for connection in self.connections:
+            if (labels := connection.labels) is None:
+                continue
+            selected = ends if worker.has_labels(labels) else ()
+            if not selected and (INDEX in labels or ATTEMPT in labels):
+                selected = [
+                    (index, attempt)
+                    for index, attempt in ends
+                    if labels.items()
+                    <= {**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)}.items()
+                ]
+            if selected:
+                connection.ends.setdefault(worker, []).extend(selected)
+
     def close(self, connection: Connection) -> None:
         """Forget a client that has disconnected."""
         connection.channel.close()
@@ -155,6 +190,11 @@ class Server:
         self._end_rounds(names, header.get("labels"))
         for job in self._select_jobs(names, header.get("labels")):
             self._delete(job)
+        # An item of a worker may not be known yet. Its worker finds the request to stop it.
+        unknown = {name.rsplit("-", 2)[0] for name in names if name not in self._table.jobs}
+        for other in self.connections:
+            if other.worker is not None and other.worker.labels.get(SUBMISSION) in unknown:
+                other.channel.send({"news": True})
         labels: Mapping[str, str] = header.get("labels") or {}
         self._remove_logs(names, labels.get(SUBMISSION, ""))
         self._reply(connection, {"id": header["id"]})
@@ -217,24 +257,29 @@ class Server:
             if connection.worker is job:
                 connection.channel.send(message)
 
-    def _on_item(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Note that the sender, a worker, has begun or ended an item; send no answer."""
+    def _on_items(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Note which items the sender, a worker, has ended, and which it runs; send no answer."""
         worker = connection.worker
         if worker is None or worker.state is not State.RUNNING:
             return  # it has just ended
-        item, name = worker.item, header["name"]
-        if item is not None and item.name != name:
-            self._table.end_item(item)
-            self.notify(item)
-            item = None
-        if item is None:
-            labels = {INDEX: str(header["index"]), ATTEMPT: str(header["attempt"])}
-            log = [worker.name, header.get("start"), header["outcome"]]
-            item = self._table.begin_item(worker, name, labels, log)
-        if "stop" in header:
-            item.log = [*(item.log or ()), header["stop"]]
-            self._table.end_item(item)
-        self.notify(item)
+        ends: list[tuple[int, int]] = []
+        for index, attempt, start, stop in header["ended"]:
+            ends.append((index, attempt))
+            item, name = worker.item, ""
+            if item is not None or self._end_waiters:
+                name = item_name(worker, index, attempt)
+            if item is not None and item.name == name:
+                start = item.log[1] if item.log is not None else start
+                self._table.end_item(item)
+                for other in self.connections:
+                    other.changes.pop(item, None)
+            if name in self._end_waiters:
+                for waiting_connection, request_id in self._end_waiters.pop(name):
+                    log = [worker.name, start, "", stop]
+                    self._reply(waiting_connection, {"id": request_id, "log": log})
+        self._notify_ends(worker, ends)
+        if running := header.get("running"):
+            self.notify(self._table.begin_item(worker, *running))
 
     def _on_news(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Tell the workers of a submission that the store has changed."""
@@ -260,7 +305,7 @@ class Server:
         "grow": _on_grow,
         "worker": _on_worker,
         "idle": _on_idle,
-        "item": _on_item,
+        "items": _on_items,
         "news": _on_news,
     }
 

@@ -489,7 +489,7 @@ class Supervisor:
         moments += [
             connection.next_send_at
             for connection in self._server.connections
-            if connection.changes and not connection.channel.unsent
+            if connection.has_news and not connection.channel.unsent
         ]
         return max(0.0, min(moments) - now)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import processes
+from ..job import processes, temporary
 from ..job.environment import add_to_environment
 from ..protocol import wire
 
@@ -94,7 +94,11 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
     os.chdir(local["work"])
     if memory is not None and not local.get("worker"):  # a worker limits the memory of its items
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    variables = {**local["variables"], processes.MARK: _mark.value(local["executor"])}
+    variables = {
+        **local["variables"],
+        **temporary.make(local["work"], local["executor"], secrets["environment"]),
+        processes.MARK: _mark.value(local["executor"]),
+    }
     if local["command"]:
         message = b"\n".join((local_line, secrets_line, order_line))
         _execute(local["command"], {**secrets["environment"], **variables}, message)

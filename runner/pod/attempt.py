@@ -18,7 +18,6 @@ from ..job.opening import Opening
 from ..pauses import pauses
 from ..protocol import signing, wire
 from ..protocol.outcomes import Death, outcome_of_death
-from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects
 from .guard import last_lines
@@ -154,14 +153,11 @@ def exit_code_for(opening: Opening) -> int:
 # --- earlier pods -------------------------------------------------------------------------
 
 
-def close_earlier(
-    order: wire.Order, key: bytes, first: int, disruptions: int, objects: Objects
-) -> None:
-    """Store a failure as the outcome of each earlier attempt from *first* on that has none.
+def close_earlier(order: wire.Order, key: bytes, first: int, objects: Objects) -> None:
+    """Store "preempted" as the outcome of each earlier attempt from *first* on that has none.
 
     The controller starts a pod only after the pod before it has ended, so these attempts are over.
-    The controller counts the *disruptions* that ended pods, but doesn't name these pods. So the
-    earliest of these attempts become "preempted" until the count is used up, and the others "lost".
+    It replaces only a pod that the platform disrupted: any exit code of the container ends the Job.
 
     Raises:
         OSError: The store doesn't answer.
@@ -171,20 +167,15 @@ def close_earlier(
     names = wire.attempt_keys(order.scope, order.index, order.attempt)
     entries = [(entry.name, entry.metadata) for entry in objects.look_up(names)]
     known = wire.attempts_of(entries, key, order.scope).get(order.index, {})
-    outcomes = [known[n].outcome for n in range(first, order.attempt) if n in known]
-    disrupted = sum(
-        1 for outcome in outcomes if outcome is not None and outcome.reason in INFRASTRUCTURE
+    message = (
+        "the job ended without an outcome: its pod was evicted or refused, or its node removed; "
+        "Kubernetes restarted it"
     )
+    death = Death(message=message, reason="preempted")
     for number in range(first, order.attempt):
         attempt = known.get(number, wire.Attempt())
-        if attempt.outcome is not None:
-            continue
-        is_preempted = disrupted < disruptions
-        disrupted += is_preempted
-        cause = "its pod was evicted or its node removed" if is_preempted else "its pod ended"
-        message = f"the job ended without an outcome: {cause}; Kubernetes restarted it"
-        death = Death(message=message, reason="preempted" if is_preempted else "lost")
-        close_attempt(order, key, number, attempt.executor, death, objects)
+        if attempt.outcome is None:
+            close_attempt(order, key, number, attempt.executor, death, objects)
 
 
 def close_attempt(

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..job import spares, workspace
+from ..job import spares, temporary, workspace
 from ..job.processes import LINUX
 from .watch import Watch
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 _BYTECODE = f"/{spares.BYTECODE}"
+
+SPARE_OUTPUT = "spare-output"
+"""The name, beside the workspace, of an empty output directory; see `outputs.SpareFolder`."""
 
 
 class KeptWorkspace:
@@ -45,7 +48,7 @@ class KeptWorkspace:
         self._place = replace(place, mounts=False)
         self._work = os.fspath(place.work)
         self._root = f"{self._work}/{spares.WORKSPACE}"
-        self._own_entries = {spares.WORKSPACE}
+        self._own_entries = {spares.WORKSPACE, temporary.LINK, SPARE_OUTPUT}
         if code is not None:
             self._own_entries.add(code.digest + spares.RECORD)
         workspace.prepare(code, objects, self._place)

@@ -12,7 +12,7 @@ import math
 import os
 import site
 import sys
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from absl import logging
 from kinetic import _tasks
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._supervisor.protocol import SUBMISSION
+from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION
 from kinetic.accelerators import Accelerator
 from kinetic.aio.local.logs import LogPart, read_lines
 from kinetic.aio.ports import JobSpec, Observation, Phase
@@ -224,6 +224,10 @@ class LocalCluster:
                 connection.send({"op": "watch", "labels": labels})
                 while True:
                     message = await connection.event()
+                    for observation in _read_ends(message.get("items")):
+                        missing.discard(observation.name)
+                        known.pop(observation.name, None)
+                        yield observation
                     for view in message["jobs"]:
                         observation = _read_observation(view)
                         missing.discard(observation.name)
@@ -416,6 +420,20 @@ def _packages_edition() -> str:
 def _count_gpus(accelerator: Accelerator) -> int:
     """Return how many GPUs to request for *accelerator*; a TPU becomes one GPU."""
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
+
+
+def _read_ends(items: Mapping[str, Any] | None) -> Iterator[Observation]:
+    """Yield an observation of each item in *items*, which a worker has ended."""
+    if items is None:
+        return
+    labels, submission = items["labels"], items["labels"][SUBMISSION]
+    for index, attempt in items["ends"]:
+        yield Observation(
+            name=f"{submission}-{index}-{attempt}",
+            phase=Phase.GONE,
+            labels={**labels, INDEX: str(index), ATTEMPT: str(attempt)},
+            executor=items["executor"],
+        )
 
 
 def _read_observation(view: Mapping[str, Any]) -> Observation:
