@@ -230,7 +230,7 @@ class SubmitterLost(JobError):
     """The process that submitted the batch has ended before it submitted all items.
 
     Workers of this machine run all items whose inputs are stored, so there it means that inputs are
-    missing, or that the supervisor has refused workers.
+    missing.
     """
 
     code = "KN305"

@@ -34,7 +34,7 @@ from .interpreter import (
     Interpreter,
     Report,
 )
-from .kept_workspace import KeptWorkspace
+from .kept_workspace import SPARE_OUTPUT, KeptWorkspace
 from .opening import failure_of, open_submission
 
 if TYPE_CHECKING:
@@ -174,6 +174,14 @@ class Channel(Protocol):
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
 
+    @property
+    def flush_at(self) -> float:
+        """When to call `flush`, by the monotonic clock; infinite if there is nothing to tell."""
+        ...
+
+    def flush(self) -> None:
+        """Tell now what `started` and `ended` have noted."""
+
 
 class Worker:
     """Carry out what `Pull` decides.
@@ -227,6 +235,7 @@ class Worker:
         # Modules that items have imported, in this order; None if each item imports its own.
         self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
         self._imported = 0  # how many of them the interpreter has
+        self._spare_output = outputs.SpareFolder(f"{os.fspath(place.work)}/{SPARE_OUTPUT}")
         self._result = _result_file()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -267,6 +276,8 @@ class Worker:
                 outputs.drop_if_empty(os.path.dirname(self._submission.output_dir(0)))
             return code
         finally:
+            if self._channel is not None:
+                self._channel.flush()
             if not self._terminating:
                 self._await_end()
             self._clean_up()
@@ -291,6 +302,8 @@ class Worker:
                 is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
                 if not is_full or time.monotonic() >= deadline:
                     raise
+                if self._channel is not None:
+                    self._channel.flush()
                 time.sleep(DISK_FULL_PAUSE_S)
 
     def _read(self, operation: pull.Read) -> tuple[bytes, Mapping[str, str]] | None:
@@ -384,6 +397,7 @@ class Worker:
         self._guard = Guard(order, _output_size(), interpreter)
         if self._channel is not None:
             self._channel.started(operation.item, operation.attempt, self._guard.output)
+        self._spare_output.give(order.output_dir)
         self._message = encode_message(order, self._input.content)
         interpreter.start(self._message, self._imports_to_share())
 
@@ -416,7 +430,7 @@ class Worker:
             import shutil  # it maps compression libraries, which every fork would inherit
 
             shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
-        outputs.drop_if_empty(guard.order.output_dir)
+        self._spare_output.take(guard.order.output_dir)
         self._output_end = _output_size()
         return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
 
@@ -550,7 +564,13 @@ class Worker:
         if self._interpreter is not None and self._interpreter.running:
             sources.append(self._interpreter.reports)
         timeout = None if seconds is None else max(0.0, seconds)
+        flush_at = float("inf") if self._channel is None else self._channel.flush_at
+        if self._channel is not None and flush_at < float("inf"):
+            until_flush = max(0.0, flush_at - time.monotonic())
+            timeout = until_flush if timeout is None else min(timeout, until_flush)
         readable, _, _ = select.select(sources, [], [], timeout)
+        if self._channel is not None and time.monotonic() >= flush_at:
+            self._channel.flush()
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
         if self._channel is not None and self._channel.fileno() in readable:

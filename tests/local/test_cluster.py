@@ -184,7 +184,7 @@ async def test_work_folders_are_private_and_large_ones_go_too(
     await eventually(lambda: not [*paths.trash.iterdir()])
     for path in (paths.state, paths.logs, paths.work):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    for path in (paths.log("many"), paths.journal, paths.socket, paths.own_log):
+    for path in (paths.log("many"), paths.socket, paths.own_log):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
