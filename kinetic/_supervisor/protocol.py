@@ -267,7 +267,6 @@ class SupervisorPaths:
         self.socket = self.state / "socket"
         self.lock = self.state / "lock"  # held while the supervisor runs
         self.starting = self.state / "starting"  # a lock, held while a supervisor starts or stops
-        self.journal = self.state / "journal"
         self.own_log = self.state / "supervisor.log"  # the standard error, also of warm parents
         self.logs = self.state / "logs"
         self.work = self.state / "work"  # a folder for each running job

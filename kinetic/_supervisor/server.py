@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from kinetic._supervisor.jobs import Job, State, Stop, Table, item_name
@@ -35,7 +34,9 @@ def peer_pid(sock: socket.socket) -> int:
 MAX_UNREAD_BYTES = 1 << 18
 """With this many unread bytes, a client gets no more changes, so it may miss some states."""
 
-JOBS_PER_MESSAGE, MAX_ENDS = 200, 4000
+MAX_ENDS = 4000
+"""How many ends of items one message to a client has."""
+
 PAUSE_S = 0.02
 """Minimum pause between two messages to a client that watches; one message has many changes."""
 
@@ -87,11 +88,9 @@ class Connection:
             self.channel.send({"jobs": [], "items": view})
             self.channel.flush()
         # If changes remain, unsent bytes remain too, so the selector reports room in the socket.
-        while self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
-            changed_jobs = [*itertools.islice(self.changes, JOBS_PER_MESSAGE)]
-            for job in changed_jobs:
-                del self.changes[job]
-            self.channel.send({"jobs": [job.view() for job in changed_jobs]})
+        if self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
+            self.channel.send({"jobs": _views(self.changes)})
+            self.changes.clear()
             self.channel.flush()
         if not self.has_news and not self.synced:
             self.synced = True
@@ -190,7 +189,7 @@ class Server:
                 return
             if existing is None:
                 self._launch(job, body, connection.pid)
-        except (OrderError, ShuttingDown, OSError) as exc:
+        except (OrderError, ShuttingDown) as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
@@ -214,8 +213,11 @@ class Server:
 
     def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         names, labels = header.get("names"), header.get("labels")
-        found = self._select_jobs(names or (), {} if not names and labels is None else labels)
-        self._reply(connection, {"id": header["id"], "jobs": [job.view() for job in found]})
+        if names or labels:
+            views = _views(self._select_jobs(names or (), labels))
+        else:
+            views = [job.view() for job in self._table.jobs.values()]
+        self._reply(connection, {"id": header["id"], "jobs": views})
 
     def _on_ended(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Answer when the job has ended, or at once if there is no such job."""
@@ -237,7 +239,7 @@ class Server:
         try:
             job, number = JobHeader.from_json(header), header["round"]
             reply["workers"] = self._scale(job, body, number, header["workers"])
-        except (OrderError, ShuttingDown, OSError) as exc:
+        except (OrderError, ShuttingDown) as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
@@ -246,7 +248,7 @@ class Server:
         reply: dict[str, Any] = {"id": header["id"], "workers": 0}
         try:
             reply["workers"] = self._grow(header["name"], header["workers"])
-        except (ShuttingDown, OSError) as exc:
+        except ShuttingDown as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
@@ -331,10 +333,17 @@ class Server:
             connection.channel.send(reply)
 
 
+def _views(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Describe jobs to a client that looks for them, which closes those that died."""
+    views: list[dict[str, Any]] = []
+    for job in jobs:
+        job.heard = job.heard or job.state is State.ENDED
+        views.append(job.view())
+    return views
+
+
 def _refusal(error: Exception) -> dict[str, str]:
     """Return the fields of a reply that refuses a job or a worker."""
-    if isinstance(error, OrderError):
-        return {"error": str(error), "kind": "order"}
     if isinstance(error, ShuttingDown):
         return {"error": "the supervisor was asked to stop", "kind": "ending"}
-    return {"error": getattr(error, "strerror", None) or str(error), "kind": "disk"}
+    return {"error": str(error), "kind": "order"}

@@ -69,6 +69,7 @@ class ItemChild:
         workspace: The working directory of the items.
         stay: Whether items run one after another in this process.
         shares_imports: Whether items fork from a process that has imported what earlier ones did.
+        temporary_folder: The folder that is emptied between items; empty if there is none.
     """
 
     def __init__(
@@ -80,10 +81,12 @@ class ItemChild:
         *,
         stay: bool,
         shares_imports: bool,
+        temporary_folder: str,
     ) -> None:
         self.stay = stay
         self._recorder: imports.Recorder | None = None
         self._shares_imports = shares_imports and not stay
+        self._temporary_folder = temporary_folder
         self._order = replace(order)
         self._context = context
         self._result_fd = result_fd
@@ -177,6 +180,8 @@ class ItemChild:
         for name in (*self._order.variables(), outputs.VARIABLE):
             os.environ.pop(name, None)
         problem = imports.import_all(pickle.loads(message))
+        if not problem and self._temporary_folder and os.listdir(self._temporary_folder):
+            problem = "they write temporary files"  # which don't outlive the item
         self._seeds_again = "numpy.random" in sys.modules
         if self._session is not None and not problem:
             self._session.load_plain_function()

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..job import outputs, processes, workspace
+from ..job import outputs, processes, temporary, workspace
 from ..job.ends import End
 from ..job.environment import add_to_environment
 from ..protocol import wire
@@ -225,6 +225,8 @@ class Worker:
         self._leaving: Guard | None = None  # its item is done, and its process exits
         self._terminating = self._changed = False
         self._interpreter: Interpreter | None = None
+        self._temporary = temporary.find(os.fspath(place.work))
+        self._temporary_in_use = False
         self._retire_by: float | None = None
         self._message = b""
         # Modules that items have imported, in this order; None if each item imports its own.
@@ -275,7 +277,7 @@ class Worker:
                 self._channel.flush()
             if not self._terminating:
                 self._await_end()
-            self._retire_interpreter()
+            self._clean_up()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)
 
@@ -342,6 +344,7 @@ class Worker:
             opened.folder,
             stay=stay,
             shares_imports=self._shared_imports is not None,
+            temporary_folder=self._temporary,
         )
         self._workspace = opened.kept
         self._interpreter = Interpreter(items, self._own_files)
@@ -372,7 +375,8 @@ class Worker:
         interpreter = self._interpreter
         assert self._input is not None and interpreter is not None
         self._await_end()
-        self._retire_interpreter()
+        self._clean_up()
+        self._temporary_in_use = bool(self._temporary)
         if self._workspace is not None:
             try:
                 self._workspace.restore()
@@ -446,11 +450,19 @@ class Worker:
         ):
             self._retire_by = time.monotonic() + submission.order.grace
 
-    def _retire_interpreter(self) -> None:
-        """End the interpreter if it has to end; call this once the outcome is stored."""
-        if self._retire_by is not None and self._interpreter is not None:
-            self._interpreter.end(self._retire_by - time.monotonic())
+    def _clean_up(self) -> None:
+        """End the interpreter if it has to end, and remove temporary files that nothing uses.
+
+        Call this once the outcome is stored. An interpreter that stays keeps its temporary files.
+        """
+        interpreter = self._interpreter
+        if self._retire_by is not None and interpreter is not None:
+            interpreter.end(self._retire_by - time.monotonic())
         self._retire_by = None
+        stays = self._submission.isolation == "worker" and interpreter and interpreter.running
+        if self._temporary_in_use and self._leaving is None and not stays:
+            temporary.clear(self._temporary)
+            self._temporary_in_use = False
 
     # --- waiting ---
 
@@ -465,7 +477,7 @@ class Worker:
         # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.
         if channel.asked_back and self._submission.isolation == "process":
             self._await_end()
-            self._retire_interpreter()
+            self._clean_up()
             channel.give_back()
         while not channel.has_slots and not self._terminating:
             self._poll(None)
@@ -482,7 +494,7 @@ class Worker:
             self._not_started = None
             return not_started
         if self._guard is None:
-            self._retire_interpreter()
+            self._clean_up()
         deadline = time.monotonic() + operation.seconds
         while True:
             if self._terminating:

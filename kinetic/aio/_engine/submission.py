@@ -85,8 +85,9 @@ class Submission(ItemStates):
         """Whether the submitter replaces disrupted attempts of this job, not the platform."""
         self.relaunches_here = False
         """Whether this process is the submitter, and replaces disrupted attempts of this job."""
-        self.last_relaunched = 0
-        """The last attempt that this process relaunched; without a job, that attempt has ended."""
+        self.last_launched = 0
+        """The last attempt of a single job that this process launched; without a job of the
+        platform, that attempt has ended."""
         self.missed_since: dict[int, float] = {}
         """Attempt that no process has launched yet → the loop's time of the first look for it."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}

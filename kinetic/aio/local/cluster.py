@@ -60,7 +60,6 @@ MAX_TRIES = 4
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 RECONNECT_PAUSE_S = 1.0
-DELETED = "it was deleted, or died with its supervisor, while this client was not connected to it"
 
 
 class LocalCluster:
@@ -130,14 +129,7 @@ class LocalCluster:
 
     async def grow(self, name: str, workers: int) -> int:
         """Start more workers of a round; see `Workers.grow`."""
-        answer = await self._ask({"op": "grow", "name": name, "workers": workers})
-        if "error" in answer:
-            raise LaunchError(
-                f"the local supervisor refused workers of {name}: {answer['error']} ({self._home})",
-                reason=str(answer.get("kind", "")),
-                passing=True,
-            )
-        count: int = answer["workers"]
+        count: int = (await self._ask({"op": "grow", "name": name, "workers": workers}))["workers"]
         return count
 
     async def tell(self, labels: Mapping[str, str]) -> None:
@@ -149,12 +141,9 @@ class LocalCluster:
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
         answer = await self._ask({**self._header(job), **fields}, f"{secrets}\n{order}".encode())
         if "error" in answer:
-            is_disk_error = answer.get("kind") == "disk"
             raise LaunchError(
-                f"the local supervisor refused {job.name}: {answer['error']}"
-                + (f" ({self._home})" if is_disk_error else ""),
+                f"the local supervisor refused {job.name}: {answer['error']}",
                 reason=str(answer.get("kind", "")),
-                passing=is_disk_error,
             )
         return answer
 
@@ -214,18 +203,21 @@ class LocalCluster:
         from kinetic.aio.local.supervisor import ConnectionLost, open_connection
 
         known: dict[str, Observation] = {}
-        has_connected = False
+        last: Connection | None = None
         while True:
             self._refuse_closed()
             try:
                 connection = await open_connection(self._home, self._environ)
             except Unavailable as exc:
-                if not has_connected:
+                if last is None:
                     raise
                 logging.warning("%s; trying again", exc)
                 await asyncio.sleep(RECONNECT_PAUSE_S)
                 continue
-            has_connected, missing = True, set(known)
+            cause = "it was deleted while this client was not connected to its supervisor"
+            if last is not None and last.supervisor != connection.supervisor:
+                cause = f"its supervisor (process {last.supervisor}) died, and its jobs with it"
+            last, missing = connection, set(known)
             self._watches.add(connection)
             try:
                 self._refuse_closed()  # `aclose` may have run while this method connected
@@ -248,7 +240,7 @@ class LocalCluster:
                     if message.get("synced"):
                         for name in sorted(missing):
                             yield dataclasses.replace(
-                                known.pop(name), phase=Phase.GONE, reason=None, message=DELETED
+                                known.pop(name), phase=Phase.GONE, reason=None, message=cause
                             )
                         missing.clear()
             except ConnectionLost:
