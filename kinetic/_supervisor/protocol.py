@@ -159,7 +159,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "owned": (bool,), "cpus": (int,), "gpus": (int,), "memory_bytes": _COUNT, "timeout": _SECONDS,
     "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
     "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
-    "round": (int,), "workers": (int,), "ended": (list,), "running": (list,), "single": (bool,),
+    "round": (int,), "workers": (int,), "ended": (list,), "running": (list,), "urgent": (bool,),
+    "single": (bool,),
 }  # fmt: skip
 _ELEMENTS: Mapping[str, type] = {"protocol": int, "ended": list, "running": int}
 _LIMITS = (

@@ -136,8 +136,11 @@ class Server:
             for connection, header, body in self._held_launches.pop(job.name, ()):
                 self._on_launch(connection, header, body)
 
-    def _notify_ends(self, worker: Job, ends: Sequence[tuple[int, int]]) -> None:
-        """Notify the clients that watch items of *worker* that these have ended."""
+    def _notify_ends(self, worker: Job, ends: Sequence[tuple[int, int]], *, urgent: bool) -> None:
+        """Notify the clients that watch items of *worker* that these have ended.
+
+        If it is *urgent*, don't pause before the message.
+        """
         for connection in self.connections:
             if (labels := connection.labels) is None:
                 continue
@@ -151,6 +154,8 @@ class Server:
                 ]
             if selected:
                 connection.ends.setdefault(worker, []).extend(selected)
+                if urgent:
+                    connection.next_send_at = 0.0
 
     def close(self, connection: Connection) -> None:
         """Forget a client that has disconnected."""
@@ -277,7 +282,7 @@ class Server:
                 for waiting_connection, request_id in self._end_waiters.pop(name):
                     log = [worker.name, start, "", stop]
                     self._reply(waiting_connection, {"id": request_id, "log": log})
-        self._notify_ends(worker, ends)
+        self._notify_ends(worker, ends, urgent=header.get("urgent", False))
         if running := header.get("running"):
             self.notify(self._table.begin_item(worker, *running))
 
