@@ -546,7 +546,8 @@ class Supervisor:
             self._parents.reap()
         self._parents.kill_all()
         self._sweeper.drop_spares(unused_s=0.0)
-        self._sweeper.sweep()
+        with contextlib.suppress(OSError):  # a user has deleted the folder
+            self._sweeper.sweep_all()
 
 
 def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:

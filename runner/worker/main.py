@@ -466,28 +466,33 @@ class Worker:
 
     # --- waiting ---
 
-    def _ready(self, operation: pull.Ready) -> bool:
+    def _ready(self, operation: pull.Ready) -> pull.News | None:
         """Let other submissions have the slots for a while, if the platform asks for them.
 
-        Return whether the platform has told meanwhile that the store may have changed.
+        Return None if this worker may run an item, or what it has to look at before.
         """
         channel = self._channel
-        if channel is None:
-            return False
         # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.
-        if channel.asked_back and self._submission.isolation == "process":
+        is_kept = self._submission.isolation == "worker"
+        if channel is not None and channel.asked_back and not is_kept:
             self._await_end()
             self._clean_up()
             channel.give_back()
-        while not channel.has_slots and not self._terminating:
+        while not (self._terminating or self._changed or channel is None or channel.has_slots):
             self._poll(None)
-        if channel.gpus is not None and channel.gpus != os.environ.get(GPUS):
+        if self._terminating:
+            self._terminating = False
+            return pull.News.TERMINATE
+        if self._changed:
+            self._changed = False
+            return pull.News.CHANGE
+        gpus = None if channel is None else channel.gpus
+        if gpus is not None and gpus != os.environ.get(GPUS):
             self._await_end()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)  # it uses the other GPUs
-            add_to_environment({GPUS: channel.gpus})
-        changed, self._changed = self._changed, False
-        return changed
+            add_to_environment({GPUS: gpus})
+        return None
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
         if (not_started := self._not_started) is not None:

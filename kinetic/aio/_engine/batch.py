@@ -22,6 +22,7 @@ from kinetic._collector import items_of
 from kinetic._progress.standing import Goal, Standing
 from kinetic._runner.protocol import metrics as metrics_protocol
 from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
@@ -38,7 +39,7 @@ from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._engine.worker_launcher import WorkerLauncher
 from kinetic.aio._engine.workers import count_workers, describe, fit
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
-from kinetic.aio.ports import Phase
+from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import (
     ConfigurationError,
     Conflict,
@@ -683,10 +684,15 @@ class Batch:
         if isinstance(launcher, WorkerLauncher):  # it has its places of the client's limit
             await fit(submission, workers, lambda: launcher.allowed, allow_all)
         else:
-            submission.on_workers_gone = lambda: self._keep_places(0)
+            submission.on_worker_gone = self._on_worker_gone
             await fit(submission, workers, wanted, allow)
-            self._keep_places(wanted())
+            self._keep_places(max(wanted(), len(submission.worker_observations)))
         return wanted()
+
+    def _on_worker_gone(self, worker: Observation) -> None:
+        living = len(self.submission.worker_observations)
+        if worker.exit_code == EXIT_SURPLUS or not living:  # otherwise another replaces it
+            self._keep_places(living)
 
     def _keep_places(self, count: int) -> None:
         """Give back the places in the client's limit above *count*."""
