@@ -14,7 +14,8 @@ from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import Requests
 
 if TYPE_CHECKING:
-    from .world import Job, Pod, World
+    from .actors import Pod
+    from .world import Job, World
 
 
 class Violation(Exception):
@@ -184,7 +185,7 @@ class Oracle:
 
     def _refused(self, process: Any, name: str) -> None:
         """The outcome of a claimant is refused: only if the platform has ended its pod."""
-        from .world import Pod
+        from .actors import Pod
 
         index, number = (int(part) for part in name.rsplit("/", 1)[1].split(".")[:2])
         attempt = self.attempts.get(index, {}).get(number)
