@@ -267,7 +267,7 @@ class Disturber:
     """Lets pods begin, die, and freeze; a platform takes the pods for gone."""
 
     def __init__(self, world: Host) -> None:
-        self.world: Any = world
+        self._host = world
 
     def report_gone(self, pod: Pod) -> None:
         """Take a pod for ended although it runs on."""
@@ -275,14 +275,14 @@ class Disturber:
 
     def lateness(self) -> float:
         """Return how much later than usual a pod begins."""
-        if not self.world.chance("late"):
+        if not self._host.chance("late"):
             return 0.0
-        self.world.faults["late"] += 1
-        return float(60 + self.world.rng.random() * 240)
+        self._host.faults["late"] += 1
+        return float(60 + self._host.rng.random() * 240)
 
     def disturb(self, pod: Pod, late: float) -> None:
         """Draw the faults of a pod that begins *late* seconds later than usual."""
-        world = self.world
+        world = self._host
         if world.chance("dies"):
             world.after(world.rng.random() * 60, lambda: self._die(pod))
         if world.chance("evicted"):
@@ -299,27 +299,27 @@ class Disturber:
     def begin(self, pod: Pod) -> None:
         """Let a pod begin."""
         if pod.alive:
-            self.world.note(pod.name, f"begins as {pod.executor}")
+            self._host.note(pod.name, f"begins as {pod.executor}")
             pod.start()
 
     def _die(self, pod: Pod) -> None:
-        if pod.alive and not self.world.calm:
-            self.world.faults["dies"] += 1
-            self.world.note(pod.name, "dies")
+        if pod.alive and not self._host.calm:
+            self._host.faults["dies"] += 1
+            self._host.note(pod.name, "dies")
             pod.kill()
 
     def _make_zombie(self, pod: Pod) -> None:
-        if pod.alive and pod.counted and not self.world.calm:
-            self.world.faults["zombie"] += 1
-            self.world.note(pod.name, "is reported gone, and runs on")
+        if pod.alive and pod.counted and not self._host.calm:
+            self._host.faults["zombie"] += 1
+            self._host.note(pod.name, "is reported gone, and runs on")
             self.report_gone(pod)
 
     def _freeze(self, pod: Pod) -> None:
-        if pod.alive and pod.counted and not self.world.calm:
-            self.world.faults["frozen"] += 1
-            self.world.note(pod.name, "freezes, and is reported gone")
-            seconds = self.world.rng.random() * self.world.odds.frozen_s
+        if pod.alive and pod.counted and not self._host.calm:
+            self._host.faults["frozen"] += 1
+            self._host.note(pod.name, "freezes, and is reported gone")
+            seconds = self._host.rng.random() * self._host.odds.frozen_s
             pod.sleep(seconds)
             self.report_gone(pod)
-            if self.world.rng.random() < 0.5:
-                self.world.after(seconds + self.world.rng.random() * 60, pod.kill)
+            if self._host.rng.random() < 0.5:
+                self._host.after(seconds + self._host.rng.random() * 60, pod.kill)
