@@ -219,7 +219,9 @@ class Crews(Disturber):
         seen = pod.pull.requests.count, objection
         truth.started(pod.executor, index, number, value, seen, is_late=pod.late)
         if pod.counted:
-            places = [(it.executor, it.job) for it in others]
+            # A worker that was asked to leave ends its item beside those that replace it.
+            leaving = pod.pull.requests.leaving
+            places = [(it.executor, it.job) for it in others if it.worker.rank not in leaving]
             truth.runs(pod.executor, pod.job, places, (index, number))
         name = self._item_name(pod, index, number)
         labels = {**pod.rank.seen.labels, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}

@@ -495,7 +495,7 @@ class CrewOracle(Oracle):
         outcome = self.batch.outcomes[index, number]
         what = f"{index}.{number}, which ends as {outcome.kind} ({outcome.reason})"
         if outcome.executor == wire.VOID and outcome.kind in ("lost", "error"):
-            if not (self.refusals or self.may_time_out):
+            if index < self.stored and not (self.refusals or self.may_time_out):
                 raise Violation("I4", f"no worker was refused, and a client closes {what}")
         elif (outcome.phase == "lost" or outcome.kind == "lost") and self.is_alive(
             outcome.executor
@@ -538,7 +538,9 @@ class CrewOracle(Oracle):
         for count, when in self._stops:
             late = self.clock() - when
             base, stopped = standing(self.batch, index, count)
-            if stopped and number > base and late > self.stop_patience:
+            later = self.batch.control[count:]
+            retried = any(it.kind == "retry" and index in it.bases for it in later)
+            if stopped and number > base and not retried and late > self.stop_patience:
                 raise Violation(
                     "I3", f"{executor} runs {index}.{number} until {late:.0f} s after its stop"
                 )

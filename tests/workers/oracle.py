@@ -122,6 +122,12 @@ class Oracle:
             if pod is not None:
                 self.fail("I4", f"{pod.name} lives, and its attempt {index}.{number} is closed")
 
+    def fetched(self, process: Any, index: int, metadata: Mapping[str, str]) -> None:
+        """A worker reads an input from the slot with *metadata*."""
+        first, count = int(metadata.get("first", "0")), int(metadata.get("count", "0"))
+        if index not in range(first, first + count):
+            self.fail("I7", f"{process.name} takes item {index}, whose input it doesn't know")
+
     def deleted(self, name: str) -> None:
         from .world import SCOPE
 

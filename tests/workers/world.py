@@ -86,6 +86,7 @@ class Platform(Disturber):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
+        self.world = world
         self.jobs: dict[int, Job] = {}
 
     @property
@@ -322,8 +323,11 @@ class World:
                     self.note(process.name, f"deletes {name[10:]}")
                     self.oracle.deleted(name)
                 return None
-            case pull.Fetch(_, slot):
-                known = wire.input_key(SCOPE, slot) in self.objects
+            case pull.Fetch(item, slot):
+                found = self.objects.get(wire.input_key(SCOPE, slot))
+                known = found is not None
+                if found is not None:
+                    self.oracle.fetched(process, item, found[1])
                 return known or "no_input_check" in self.behavior.flags
             case Call(label, effect):
                 if label:
