@@ -24,7 +24,7 @@ from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence
 from kinetic.aio._engine.workers import count_workers, read_roster
 from kinetic.aio._net.retry import FOREVER, Outage, is_final, retry, retry_forever
 from kinetic.aio.ports import Observation, Phase, Workers
-from kinetic.errors import BackendError, KineticError, SubmitterLost
+from kinetic.errors import BackendError, KineticError, NotFound, SubmitterLost
 from kinetic.job_status import Reason
 
 WAIT_CHECK_S = 5.0
@@ -89,6 +89,7 @@ class WorkerLauncher:
         self._running: int | None = None  # the round that has workers, as far as is known
         self._has_news = False
         self._lacks_workers = False
+        self._without_input: list[scheduler.Start] = []
         self._allowed = 0 if context.session.limit.is_bounded else count
         self._needed = asyncio.Event()
         self._may_grow = asyncio.Event()
@@ -101,7 +102,7 @@ class WorkerLauncher:
     @property
     def pending(self) -> bool:
         """Whether the platform hasn't confirmed the workers yet."""
-        return self._lacks_workers or self._needed.is_set()
+        return self._lacks_workers or bool(self._without_input) or self._needed.is_set()
 
     @property
     def allowed(self) -> int:
@@ -117,7 +118,10 @@ class WorkerLauncher:
 
     def start(self, start: scheduler.Start) -> None:
         """Have workers for an item that may start."""
-        if self._running != self._round:
+        if start.index >= self._context.inputs.count:  # a stop came before its input was stored
+            self._without_input.append(start)
+            self._needed.set()
+        elif self._running != self._round:
             self._need_workers()
         elif self._state.total is None or start.index in self._state.reopened:
             self._has_news = True  # idle workers look for it seldom
@@ -233,6 +237,8 @@ class WorkerLauncher:
             await self._needed.wait()
             async with self._busy:
                 self._needed.clear()
+                while self._without_input:
+                    await self._refuse_without_input(self._without_input.pop())
                 if self._lacks_workers and self._allowed and not self.halted:
                     self._lacks_workers = False
                     await self._start_workers()
@@ -312,6 +318,13 @@ class WorkerLauncher:
             await retry_forever(requests.read, "reading requests")
             logging.info("%s: %d items go on", submission.identity.id, len(open_items))
         return True
+
+    async def _refuse_without_input(self, start: scheduler.Start) -> None:
+        """End an item that a retry has reopened, and that no worker can run."""
+        try:
+            await self._context.inputs.input(start.index)
+        except NotFound as exc:
+            await self.report_refusal(start.index, exc, start.attempt)
 
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
         """Close an item that can't start because of *error*, unless a worker has begun it."""
