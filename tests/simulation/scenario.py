@@ -16,6 +16,7 @@ import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
@@ -686,6 +687,10 @@ class Scenario:
     async def _audit(self) -> None:
         oracle = self.oracle
         oracle.check_inputs()
+        for name, process in self.processes.items():
+            holder = process.handle and process.handle._batch.coordinator
+            if self._alive(name) and holder and is_temporary(error := holder.error):
+                raise Violation("L1", f"{name} stops submitting because of {error!r}")
         if (budget := self.plan.terms.get("budget")) is not None:
             oracle.check_budget(budget / USD_PER_HOUR, self.plan.terms["max_concurrent"])
         if oracle.cleaning >= 0:
