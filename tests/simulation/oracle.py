@@ -505,7 +505,7 @@ class CrewOracle(Oracle):
             outcome.executor
         ):
             raise Violation("I4", f"{outcome.executor} lives, and another process closes {what}")
-        hours = sum(bool(outcome.ended) for outcome in self.batch.outcomes.values())
+        hours = sum(bool(outcome.started) for outcome in self.batch.outcomes.values())
         if self.spent_at == math.inf and hours >= self.budget_hours:
             self.spent_at = self.clock()
 
