@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import frames, outcomes, pickles, wire
-from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Crew, Terms, WorkerId
 from kinetic._runner.worker import pull
 from kinetic._supervisor.protocol import JobHeader
 from kinetic._supervisor.rounds import End, Rounds, Start
@@ -76,6 +76,7 @@ class Crews(Disturber):
         super().__init__(self)
         self.world = world
         oracle.is_alive = lambda executor: any(it.executor == executor for it in self.living)
+        oracle.served_since = lambda: min((it.rank.began for it in self.living), default=self.now)
         self.odds = odds
         self.rng = world.rng
         self.faults = world.faults
@@ -249,6 +250,17 @@ class Crews(Disturber):
         """Whether a worker waits, runs, or will be replaced."""
         return any(it.seen.phase in (Phase.PENDING, Phase.RUNNING) for it in self.entries.values())
 
+    def ranks(self, number: int) -> set[int]:
+        """Return the ranks of a round that haven't left; none if the round is over."""
+        found = set[int]()
+        for entry in self.entries.values():
+            worker = WorkerId.parse(entry.start.header.worker) if entry.start is not None else None
+            if worker is not None and worker.round == number:
+                if entry.seen.exit_code in (EXIT_DONE, EXIT_SURPLUS):
+                    return set()
+                found.add(worker.rank)
+        return found
+
     def matching(
         self, names: Collection[str], labels: Mapping[str, str] | None
     ) -> list[Observation]:
@@ -291,7 +303,8 @@ class Crews(Disturber):
     def _maybe_refuse(self) -> None:
         """Refuse workers for some time, for a cause that passes, or for good."""
         if self.refusing is not None:
-            self.truth.refusals += 1
+            # One that may pass ends items only if no worker was ever accepted.
+            self.truth.refusals += not (self.refusing.passing and self._jobs)
             raise self.refusing
 
     def refuse(self, seconds: float, *, passing: bool) -> None:

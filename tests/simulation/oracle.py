@@ -466,6 +466,10 @@ LOOKS_AGAIN_S = 60.0
 """How often workers without a client sum up what a batch has spent."""
 
 
+SEEN_S = 20.0
+"""How long a client may not know that a worker runs."""
+
+
 class CrewOracle(Oracle):
     """The same for a batch that workers run, which claim and retry items themselves.
 
@@ -475,6 +479,8 @@ class CrewOracle(Oracle):
     def __init__(self, budgets: RetryBudgets, max_concurrent: int) -> None:
         super().__init__(budgets, max_concurrent)
         self.is_alive: Callable[[str], bool] = lambda executor: False
+        self.served_since: Callable[[], float] = lambda: 0.0
+        """Since when a worker lives; now, if none does."""
         self.refusals = 0
         self.may_time_out = False
         self.stop_patience = math.inf
@@ -501,6 +507,9 @@ class CrewOracle(Oracle):
         if outcome.executor == wire.VOID and outcome.kind in ("lost", "error"):
             if index < self.stored and not (self.refusals or self.may_time_out):
                 raise Violation("I4", f"no worker was refused, and a client closes {what}")
+            served_s = self.clock() - self.served_since()
+            if outcome.reason == "unschedulable" and served_s > SEEN_S:
+                raise Violation("I4", f"workers run since {served_s:.0f} s, a client closes {what}")
         elif (outcome.phase == "lost" or outcome.kind == "lost") and self.is_alive(
             outcome.executor
         ):

@@ -16,6 +16,7 @@ import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic.aio._engine.workers import replay
 from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Phase
@@ -605,7 +606,7 @@ class Scenario:
             "cleanup": ("clean up", lambda handle: handle.cleanup()),
             "collect": ("collect", self._collect),
             "retry": ("retry", lambda handle: handle.retry_failed()),
-            "scale": (f"have {item} workers", lambda handle: handle.scale(item)),
+            "scale": (f"have {item} workers", lambda handle: self._scale(handle, item)),
         }
         if kind == "watch":
             process.receive()
@@ -614,6 +615,23 @@ class Scenario:
         else:
             name, ask = requests[kind]
             process.start(lambda: self._ask(process, ask), f"asks to {name}")
+
+    async def _scale(self, handle: Any, count: int) -> None:
+        """Scale, and check how many workers take items then, if nothing else has changed it."""
+        before = len(self.oracle.batch.control)
+        await handle.scale(count)
+        crews, control = self.world.crews, self.oracle.batch.control
+        assert crews is not None
+        others = [it.kind for it in control[before:] if it.kind not in ("scale", "leave")]
+        last = [it.cause for it in control if it.kind == "scale"][-1:]
+        if others or last != [str(count)] or self.plan.limit or self.oracle.cleaning >= 0:
+            return
+        requests = replay(control)
+        active = crews.ranks(requests.round) - requests.leaving
+        total = self.oracle.end
+        wanted = count if total is None else min(count, total)
+        if crews.ranks(requests.round) and not requests.done and len(active) < wanted:
+            self.world.fail(Violation("L1", f"{active} are to take items, {wanted} are wanted"))
 
     async def _collect(self, handle: Any) -> None:
         """Collect all results, unless another party did."""
@@ -661,8 +679,14 @@ class Scenario:
 
         If the workers were lost, or the end of the inputs is missing, one client is needed.
         """
-        oracle = self.oracle
-        await self._until(lambda: not crews.is_busy, PATIENCE)
+        oracle, crew = self.oracle, crews.odds
+        is_quiet = await self._until(lambda: not crews.is_busy, PATIENCE)
+        may_be_late = (
+            crew.slow or crew.zombie or crew.frozen or crew.twin
+        )  # a claim of a dead worker
+        if not (is_quiet or may_be_late) and (open_items := self._open_items()):
+            self.world.fail(Violation("L1", f"workers wait for a client to close {open_items}"))
+            return
         if oracle.cleaning < 0 and not oracle.collected:
             auditor = self.process("D")
             auditor.receive()
@@ -690,7 +714,8 @@ class Scenario:
         for name, process in self.processes.items():
             holder = process.handle and process.handle._batch.coordinator
             if self._alive(name) and holder and is_temporary(error := holder.error):
-                raise Violation("L1", f"{name} stops submitting because of {error!r}")
+                self.world.fail(Violation("L1", f"{name} stops submitting because of {error!r}"))
+                return
         if (budget := self.plan.terms.get("budget")) is not None:
             oracle.check_budget(budget / USD_PER_HOUR, self.plan.terms["max_concurrent"])
         if oracle.cleaning >= 0:
