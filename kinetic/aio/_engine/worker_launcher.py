@@ -256,6 +256,9 @@ class WorkerLauncher:
         try:
             while not self._context.submission.requests.removing:
                 number = self._round
+                if self._was_accepted and self._running is None:
+                    # A supervisor that has died is replaced by one that begins the round again.
+                    await self._close_dead()
                 if await self._scale(number):
                     self._running, self._was_accepted = number, True
                     return
@@ -294,21 +297,9 @@ class WorkerLauncher:
         )
 
     async def _open_round(self, number: int) -> bool:
-        """Open a round after round *number*; return False if no item is open.
-
-        Workers can't judge claims of another round, so this first closes those that have died.
-        """
+        """Open a round after round *number*; return False if no item is open."""
         submission, requests = self._context.submission, self._context.submission.requests
-        unfinished = self._state.unfinished()
-        await retry_forever(
-            lambda: submission.look_at_each(unfinished), "reading the items before a new round"
-        )
-        open_items = [index for index in unfinished if not submission.is_final(index)]
-        if open_items:
-            await retry_forever(
-                lambda: ending.ask(submission, open_items), "asking for dead workers"
-            )
-            open_items = [index for index in open_items if not submission.is_final(index)]
+        open_items = await self._close_dead()
         if not open_items:
             return False
         await retry_forever(requests.read, "reading requests")
@@ -318,6 +309,22 @@ class WorkerLauncher:
             await retry_forever(requests.read, "reading requests")
             logging.info("%s: %d items go on", submission.identity.id, len(open_items))
         return True
+
+    async def _close_dead(self) -> list[int]:
+        """Close the claims of workers that have died; return the items that are still open.
+
+        Workers that start from now on can't judge claims of another round, or of an earlier start.
+        """
+        submission, unfinished = self._context.submission, self._state.unfinished()
+        await retry_forever(
+            lambda: submission.look_at_each(unfinished), "reading the items before a new round"
+        )
+        open_items = [index for index in unfinished if not submission.is_final(index)]
+        if open_items:
+            await retry_forever(
+                lambda: ending.ask(submission, open_items), "asking for dead workers"
+            )
+        return [index for index in open_items if not submission.is_final(index)]
 
     async def _refuse_without_input(self, start: scheduler.Start) -> None:
         """End an item that a retry has reopened, and that no worker can run."""
