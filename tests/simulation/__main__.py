@@ -1,6 +1,7 @@
-"""Play single seeds and print what happened: ``python -m tests.simulation [crowded] 17 [18 …]``.
+"""Play single seeds and print what happened: ``python -m tests.simulation [CHANGE …] 17 [18 …]``.
 
-Instead of ``crowded``, you can pass ``collecting``, ``forged``, or ``budgeted``. For ``budgeted``,
+``manned`` lets workers run the items; without it, each attempt is a job of the platform. Other
+changes are ``crowded``, ``collecting``, ``forged``, and ``budgeted``. For ``budgeted``,
 KINETIC_PRICES must name a file with a price of ``tpu-v5e-1``.
 """
 
@@ -10,7 +11,7 @@ import sys
 
 from absl import logging
 
-from .scenario import Plan, budgeted, collecting, crowded, forged, manned, play
+from .scenario import budgeted, chained, collecting, crowded, forged, manned, play
 
 CHANGES = {it.__name__: it for it in (budgeted, collecting, crowded, forged, manned)}
 
@@ -19,12 +20,7 @@ def main(arguments: list[str]) -> int:
     """Return 1 if a seed breaks an invariant."""
     logging.set_verbosity(logging.FATAL)
     names = [it for it in arguments if it in CHANGES]
-
-    def change(plan: Plan) -> Plan:
-        for name in names:
-            plan = CHANGES[name](plan)
-        return plan
-
+    change = chained(*(CHANGES[name] for name in names))
     reports = [play(int(seed), change=change) for seed in arguments[len(names) :]]
     for report in reports:
         print(report.text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 import random
@@ -755,6 +756,11 @@ class Scenario:
                 raise Violation("L1", f"none of {alive} closes item {index}, which is stopped")
         if holders and oracle.end is None and not stops:
             raise Violation("L2", "the end of the inputs is not stored")
+
+
+def chained(*changes: Callable[[Plan], Plan]) -> Callable[[Plan], Plan]:
+    """Return the change that makes these changes, one after the other."""
+    return lambda plan: functools.reduce(lambda changed, change: change(changed), changes, plan)
 
 
 def play(
