@@ -266,7 +266,7 @@ class WorkerLauncher:
                     return
         except KineticError as exc:
             batch = self._context.submission.identity.id
-            if exc.passing and self._was_accepted:
+            if exc.passing and self._has_started():
                 raise SubmitterLost(
                     f"this process stopped submitting batch {batch}, because the platform took no "
                     f"worker for {self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing "
@@ -276,6 +276,10 @@ class WorkerLauncher:
                 ) from exc
             for index in self._state.unfinished():
                 await self.report_refusal(index, exc)
+
+    def _has_started(self) -> bool:
+        """Return whether the platform has ever taken workers of the batch, for any process."""
+        return self._was_accepted or self._context.submission.has_started
 
     async def _scale(self, number: int) -> int:
         """Ask for the workers of a round; return how many it has."""
@@ -293,7 +297,7 @@ class WorkerLauncher:
             return await retry(scale, FOREVER, self._outage, should_retry=is_unclear)
 
         return await retry_while_refused(
-            scale_until_answered, self._pause, may_wait=lambda: self._was_accepted
+            scale_until_answered, self._pause, may_wait=self._has_started
         )
 
     async def _open_round(self, number: int) -> bool:
