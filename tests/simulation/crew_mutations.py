@@ -148,6 +148,16 @@ EDITS: dict[str, Edit] = {
         crew={"item_s": 100.0},
         events=(Event(5.0, "refuse", "P", 1000.0), Event(8.0, "supervisor", "P")),
     ),
+    "a refusal ends first attempts only": Edit(
+        function=WorkerLauncher._start_workers,
+        old="item.attempt if item is not None else 1",
+        new="1",
+        breaks="L1",
+        crew={"errors": 0.5},
+        events=(Event(12.0, "refuse for good", "P", 1e6), Event(20.0, "supervisor", "P")),
+        plan={"items": 6},
+        terms={"retries": 2},
+    ),
     "start_timeout counts while workers run": Edit(
         function=WorkerLauncher._limit_wait,
         old="phases != {Phase.PENDING}",

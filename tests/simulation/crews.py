@@ -18,6 +18,7 @@ from kinetic._runner.worker import pull
 from kinetic._supervisor.protocol import JobHeader
 from kinetic._supervisor.rounds import End, Rounds, Start
 from kinetic.aio._engine.submission import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION
+from kinetic.aio._engine.workers import replay
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
@@ -221,8 +222,12 @@ class Crews(Disturber):
         truth.started(pod.executor, index, number, value, seen, is_late=pod.late)
         if pod.counted:
             # A worker that was asked to leave ends its item beside those that replace it.
-            leaving = pod.pull.requests.leaving
-            places = [(it.executor, it.job) for it in others if it.worker.rank not in leaving]
+            leaving = replay(truth.batch.control).leaving
+            places = [
+                (it.executor, it.job)
+                for it in others
+                if not {it.worker.rank, pod.worker.rank} & leaving
+            ]
             truth.runs(pod.executor, pod.job, places, (index, number))
         name = self._item_name(pod, index, number)
         labels = {**pod.rank.seen.labels, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
