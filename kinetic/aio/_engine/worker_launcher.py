@@ -275,7 +275,8 @@ class WorkerLauncher:
                     job_id=batch,
                 ) from exc
             for index in self._state.unfinished():
-                await self.report_refusal(index, exc)
+                item = self._context.submission.item(index)
+                await self.report_refusal(index, exc, item.attempt if item is not None else 1)
 
     def _has_started(self) -> bool:
         """Return whether the platform has ever taken workers of the batch, for any process."""
