@@ -152,11 +152,13 @@ class Channel(Protocol):
     ``has_slots`` says whether the worker may run items. ``asked_back`` says that the platform wants
     the slots after the current item, because another submission waits for them. ``gpus`` is the
     value of ``CUDA_VISIBLE_DEVICES`` for the slots that the worker got last; None: as it began.
+    ``flush_at`` is when to call `flush`, by the monotonic clock; infinite if there is no need.
     """
 
     has_slots: bool
     asked_back: bool
     gpus: str | None
+    flush_at: float
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -174,13 +176,8 @@ class Channel(Protocol):
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
 
-    @property
-    def flush_at(self) -> float:
-        """When to call `flush`, by the monotonic clock; infinite if there is nothing to tell."""
-        ...
-
-    def flush(self) -> None:
-        """Tell now what `started` and `ended` have noted."""
+    def flush(self, *, urgent: bool = False) -> None:
+        """Tell now what `started` and `ended` have noted; if *urgent*, clients hear of it, too."""
 
 
 class Worker:
@@ -316,6 +313,9 @@ class Worker:
         return content, metadata
 
     def _list(self, operation: pull.List) -> list[tuple[str, Mapping[str, str]]]:
+        if self._channel is not None:
+            # This worker knows no item to take. The next may depend on the end of the last one.
+            self._channel.flush(urgent=True)
         return [(entry.name, entry.metadata) for entry in self._objects.list(operation.prefix)]
 
     def _open(self, operation: pull.Open) -> pull.OpeningFailure | None:
@@ -395,11 +395,11 @@ class Worker:
         }
         order = wire.Order(**{**self._order_fields, **changes})  # `replace` takes ten times as long
         self._guard = Guard(order, _output_size(), interpreter)
-        if self._channel is not None:
-            self._channel.started(operation.item, operation.attempt, self._guard.output)
         self._spare_output.give(order.output_dir)
         self._message = encode_message(order, self._input.content)
         interpreter.start(self._message, self._imports_to_share())
+        if self._channel is not None:
+            self._channel.started(operation.item, operation.attempt, self._guard.output)
 
     def _imports_to_share(self) -> bytes:
         """Return the modules that the interpreter has to import before its next fork."""

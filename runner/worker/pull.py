@@ -357,6 +357,8 @@ class Pull:
 
     def _may_take(self, index: int) -> bool:
         """Return whether this worker may claim the item now, by what it knows."""
+        if index >= self.items.stored:  # others know of its input, or it was never stored
+            return False
         if self.items.is_final(index):
             return False
         item = self.items.state(index)

@@ -49,6 +49,7 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
     mark = printed[0].pop("KINETIC_LOCAL_PROCESS")
     assert mark == f"{SupervisorPaths(home).state}:{seen.executor}"
     assert printed[0].pop("TMPDIR") == f"/tmp/kinetic-{seen.executor[:8]}"
+    assert printed[0].pop("KINETIC_TMPDIR") == "/tmp"
     work = str(SupervisorPaths(home).work / "env")
     assert printed == [
         {**job.environment, **job.order.variables()}, work, "6b" * 32, seen.executor, [""],
