@@ -134,9 +134,9 @@ class Storm:
         await asyncio.sleep(max(0.0, end.when() - asyncio.get_running_loop().time()))
 
     @contextlib.asynccontextmanager
-    async def attached(self) -> Any:
+    async def attached(self, limit_s: float = DEADLINE_S) -> Any:
         """Attach to the batch for a while."""
-        async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        async with asyncio.timeout(limit_s), aio.Client(backend="local") as client:
             yield await client.attach_batch(self.group)
 
 
@@ -249,7 +249,7 @@ async def endure(
         assert "Inputs" in line or "SubmitterLost" in line or (fault and fault.message in line), (
             line
         )
-    async with storm.attached() as batch:
+    async with storm.attached(3 * DEADLINE_S) as batch:
         await batch.scale(8)
         if mode == "lazy":
             await finish(batch, str(scene.marks), count)
