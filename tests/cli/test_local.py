@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import kinetic as api
 from kinetic.cli.batches import status_of
+from kinetic.errors import JobError
 from kinetic.jobs import load_result
 from tests import programs
 from tests.cli.conftest import FILE, Kinetic
@@ -60,6 +62,28 @@ def test_a_value_is_unpickled_only_on_request(kinetic: Kinetic, tmp_path: Path) 
     assert kinetic("jobs", "status", job).code == 3
 
 
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (["raises", "-a", "name=ValueError"], "KN301"),
+        (["dies", "-a", "x=1"], "KN303"),
+        (["raises", "-a", "name=MemoryError"], "KN312"),
+        (["overruns"], "KN313"),
+    ],
+)
+def test_each_cause_of_a_missing_value_has_its_own_explanation(
+    kinetic: Kinetic, tmp_path: Path, call: list[str], code: str
+) -> None:
+    started = kinetic("run", f"{FILE}:{call[0]}", *call[1:], "--detach", "--json")
+    job = started.json["job_id"]
+    failed = kinetic("jobs", "result", job)
+    assert failed.code == 1
+    assert f"{code}: `kinetic explain {code}` shows the cause and the fix" in failed.err
+    with pytest.raises(JobError) as caught:
+        api.attach(job).save_result(tmp_path / "value.pkl")
+    assert caught.value.code == code
+
+
 def test_outputs_are_listed_and_fetched(kinetic: Kinetic, tmp_path: Path) -> None:
     started = kinetic("run", f"{FILE}:writes", "-a", "text=kept", "--detach", "--json")
     job = started.json["job_id"]
@@ -70,6 +94,7 @@ def test_outputs_are_listed_and_fetched(kinetic: Kinetic, tmp_path: Path) -> Non
     assert (tmp_path / "outputs/deep/file.txt").read_text() == "kept"
 
 
+@pytest.mark.full
 def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text('{"x": 1}\n\n{"x": 13}\n{"x": 3}\n')
@@ -112,13 +137,27 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert f"{group}-1 has no value: user error: ValueError: [red]13" in failure.err
     collect = f"import kinetic; kinetic.attach_batch({group!r}).results(return_exceptions=True)"
     programs.python("-c", collect)
-    gone = kinetic("batches", "logs", group)
-    assert (gone.code, gone.out) == (0, "")
-    assert f"{group}-0 no longer has a log: results() or result() removed it" in gone.err
+    assert "[1] doubling 13" in kinetic("batches", "logs", group).out, "an item has failed"
     assert kinetic("batches", "cleanup", group, "-y").code == 0
     assert kinetic("batches", "status", group).code == 3
 
 
+def test_a_batch_without_failures_has_no_logs_once_it_is_collected(
+    kinetic: Kinetic, tmp_path: Path
+) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n')
+    assert kinetic("run", f"{FILE}:double", "--map", str(inputs)).code == 0
+    (row,) = kinetic("batches", "list", "--json").json["items"]
+    group = row["group_id"]
+    assert kinetic("batches", "logs", group).out == "[0] doubling 1\n"
+    programs.python("-c", f"import kinetic; kinetic.attach_batch({group!r}).results()")
+    gone = kinetic("batches", "logs", group)
+    assert (gone.code, gone.out) == (0, "")
+    assert f"{group}-0 no longer has a log: results() or result() removed it" in gone.err
+
+
+@pytest.mark.full
 def test_commands_that_change_something_say_what_in_json(kinetic: Kinetic, tmp_path: Path) -> None:
     job = kinetic("run", f"{FILE}:double", "-a", "x=4", "--detach", "--json").json["job_id"]
     (line,) = kinetic("jobs", "logs", job, "-f", "--json").lines
@@ -154,6 +193,7 @@ def test_commands_that_change_something_say_what_in_json(kinetic: Kinetic, tmp_p
     assert kinetic("local", "stop", "--json").json["was_running"] is False
 
 
+@pytest.mark.full
 def test_items_are_listed_by_number_after_newer_jobs(kinetic: Kinetic, tmp_path: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text("".join(f'{{"x": {number}}}\n' for number in range(12)))
@@ -371,6 +411,7 @@ def test_the_error_of_a_job_is_not_an_error_of_the_command(kinetic: Kinetic) -> 
     assert "UsageError: by the job" in completed.err and "Usage:" not in completed.err
 
 
+@pytest.mark.full
 def test_the_supervisor_is_shown_and_stopped(kinetic: Kinetic) -> None:
     assert kinetic("local", "status", "--json").json["running"] is False
     assert kinetic("local", "stop").code == 0
@@ -388,6 +429,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.full
 def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
     running = start("run", f"{FILE}:waits", "-a", "x=1")
     assert running.stdout is not None
@@ -399,6 +441,7 @@ def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
     assert kinetic("jobs", "list", "--json").json["items"] == []
 
 
+@pytest.mark.full
 def test_a_debugged_job_prints_the_command_to_attach(
     small_project: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +465,7 @@ def test_a_debugged_job_prints_the_command_to_attach(
     assert running.returncode == 130
 
 
+@pytest.mark.full
 def test_a_removal_asks_for_confirmation_with_the_full_id(
     kinetic: Kinetic, tmp_path: Path, terminal: Callable[..., Terminal]
 ) -> None:
@@ -442,6 +486,7 @@ def test_a_removal_asks_for_confirmation_with_the_full_id(
         assert kinetic("batches", "status", group).code == (0 if code else 3)
 
 
+@pytest.mark.full
 def test_ctrl_c_while_following_a_log_leaves_the_job_running(kinetic: Kinetic) -> None:
     job = kinetic("run", f"{FILE}:waits", "-a", "x=1", "--detach", "--json").json["job_id"]
     following = start("jobs", "logs", job, "-f")

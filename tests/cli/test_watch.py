@@ -95,6 +95,7 @@ def submitted(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen
     submitter.communicate(timeout=60)
 
 
+@pytest.mark.full
 def test_leaving_the_view_does_not_stop_the_batch(
     kinetic: Kinetic, home: Path, small_project: object, terminal: Terminals
 ) -> None:

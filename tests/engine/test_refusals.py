@@ -152,6 +152,7 @@ async def test_leaving_during_a_pause_ends_promptly() -> None:
         assert len([item async for item in batch.outcomes() if item.outcome.ok]) == 4
 
 
+@pytest.mark.full
 async def test_a_takeover_of_a_paused_batch_waits_too() -> None:
     platform, cluster = guarded(FORBIDDEN, free=4)
     async with aio.Client(platform=platform) as first:

@@ -378,6 +378,7 @@ def same(x: int) -> int:
     return x
 
 
+@pytest.mark.full
 @VIRTUAL
 @pytest.mark.parametrize("start_timeout", [None, 300])
 async def test_a_used_up_quota_is_waited_for_until_the_start_timeout(

@@ -195,6 +195,7 @@ async def never(_: Run) -> int:
     return 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("iteration", ["outcomes", "as_completed"])
 async def test_other_tasks_run_while_ended_items_are_iterated(iteration: str) -> None:
     turns = 0

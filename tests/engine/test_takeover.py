@@ -284,6 +284,7 @@ async def dies_once(run: Any) -> int | None:
     return await (dies(run) if run.spec.order.attempt == 1 else carry_out(run))
 
 
+@pytest.mark.full
 @VIRTUAL
 async def test_the_end_of_one_attempt_never_voids_the_next() -> None:
     """An observer closes ended attempts too, and learns of each end from a watch and a request."""

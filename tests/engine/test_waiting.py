@@ -82,6 +82,7 @@ async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minut
     assert await waiting == [*range(50)]
 
 
+@pytest.mark.full
 @VIRTUAL
 async def test_a_poll_timeout_ends_no_wait_for_a_batch_whose_items_are_all_known(
     world: World, client: aio.Client

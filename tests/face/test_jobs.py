@@ -310,6 +310,7 @@ print(look())
     script(code).prints("('__main__', 'script.py', [''])")
 
 
+@pytest.mark.full
 def test_processes_of_a_job_use_functions_and_classes_of_the_script(script) -> None:
     """No child runs the script again: it has no guard against that."""
     code = """
@@ -347,6 +348,7 @@ for method in ("fork", "forkserver", "spawn"):
     script(code).prints(*["[True, True, True] [2, 4, 6]"] * 3)
 
 
+@pytest.mark.full
 def test_a_script_without_assertions_and_docstrings_runs_jobs(script) -> None:
     code = """
     import asyncio

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 JOBS = """
 @remote
 def learns(rate, steps=5):
@@ -175,6 +177,7 @@ except kinetic.Pruned as pruned:
     )
 
 
+@pytest.mark.full
 def test_waits_for_metrics_end_and_wrong_calls_are_refused(script) -> None:
     code = f"""{JOBS}
 with endless.run_async_map([1]) as batch:

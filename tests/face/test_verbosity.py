@@ -68,12 +68,14 @@ def test_level_info_shows_packing_uploads_and_started_jobs(tmp_path: Path, home:
     assert f".zip is in file://{home}/store already" in err, "the batch doesn't send it again"
 
 
+@pytest.mark.full
 def test_a_level_set_by_the_program_applies_to_other_libraries(tmp_path: Path) -> None:
     later = "absl_logging.set_verbosity(absl_logging.INFO); absl_logging.info('now heard')"
     _, _, err = run(tmp_path, "DEBUG", later)
     assert "now heard" in err and "its warning" in err and "another library" not in err
 
 
+@pytest.mark.full
 def test_level_error_hides_only_kinetics_warnings(tmp_path: Path) -> None:
     assert run(tmp_path, "ERROR", LATER)[2].splitlines() == ["WARNING:absl:its warning"]
 

@@ -147,6 +147,7 @@ async def test_a_container_image_is_refused(
         await images().resolve(request_of(mode="python:3.12"))
 
 
+@pytest.mark.full
 @needs_uv
 def test_a_job_runs_in_its_environment(project: Path, environ: dict[str, str], index: Path) -> None:
     """Start from the decorator, and install the wheel of the tested kinetic."""

@@ -53,6 +53,7 @@ async def test_down_never_takes_the_project_of_gcloud_alone(console: Console) ->
     assert "KINETIC_KUBE_CONTEXT" not in refusal  # the command ignores it
 
 
+@pytest.mark.full
 async def test_a_failure_ends_with_an_exit_code_and_a_next_step(
     console: Console, google: Google
 ) -> None:
@@ -77,6 +78,7 @@ async def test_a_stock_out_prints_the_command_for_the_next_zone(
     await console.run("pool", *again)
 
 
+@pytest.mark.full
 async def test_a_terminal_is_asked_for_the_next_zone(
     console: Console, google: Google, infra: Infrastructure
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_terminal_is_asked_for_the_next_zone(
     assert pool["locations"] == ["us-central1-f"]
 
 
+@pytest.mark.full
 async def test_one_ctrl_c_at_a_prompt_ends_the_command(
     console: Console, google: Google, infra: Infrastructure
 ) -> None:
@@ -255,6 +258,7 @@ async def test_the_status_names_the_other_clusters_of_a_name(
     assert "other clusters lab are in us-east1-b" in status
 
 
+@pytest.mark.full
 async def test_a_name_in_several_locations_needs_the_option_zone(
     console: Console, google: Google, keys: list[str]
 ) -> None:
@@ -267,6 +271,7 @@ async def test_a_name_in_several_locations_needs_the_option_zone(
     assert "storage/storage/v1/b/acme-1-kn-lab-jobs" in google.documents
 
 
+@pytest.mark.full
 async def test_a_profile_of_another_cluster_names_none_to_remove(
     console: Console, google: Google
 ) -> None:

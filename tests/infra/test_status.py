@@ -143,6 +143,7 @@ async def test_a_site_without_anything_is_absent(infra: Infrastructure, google: 
     assert (found.state, found.usd_per_hour, found.pools) == ("absent", 0.0, ())
 
 
+@pytest.mark.full
 async def test_a_status_that_sees_nothing_is_a_failure(google: Google, site: Site) -> None:
     google.unlisted = True
     google.enabled |= {f"{api}.googleapis.com" for api in ("container", "storage", "compute")}

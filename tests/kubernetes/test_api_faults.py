@@ -95,11 +95,12 @@ async def test_a_request_has_its_query_body_and_headers(server: FaultServer, api
         status(503),
         status(504),
         status(429),
+        status(409, "Conflict", "cannot update the resourcequota"),
         answer("<html>", 503),
         reset(),
         stream(b'{"a": ', then="cut"),
     ],
-    ids=["500", "502", "503", "504", "429", "a page", "reset", "cut"],
+    ids=["500", "502", "503", "504", "429", "409", "a page", "reset", "cut"],
 )
 async def test_a_temporary_fault_is_retried(server: FaultServer, api: Api, fault: Handler) -> None:
     server.then(fault, fault)
@@ -137,6 +138,7 @@ async def test_a_slow_answer_is_not_taken_for_silence(server: FaultServer) -> No
     assert len(server.seen) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [(status(429, Retry_After="0"), Throttled), (status(503), Unavailable), (reset(), Unavailable)],
@@ -162,6 +164,7 @@ async def test_a_retry_after_beyond_the_time_limit_is_raised_at_once(
     assert (caught.value.retry_after, len(server.seen)) == (600.0, 1)
 
 
+@pytest.mark.full
 async def test_the_error_names_a_server_that_does_not_answer() -> None:
     with socket.socket() as taken:  # keeps the port free of listeners
         taken.bind(("127.0.0.1", 0))
@@ -181,7 +184,6 @@ async def test_the_error_names_a_server_that_does_not_answer() -> None:
         (status(404, "NotFound"), NotFound),
         (answer("404 page not found\n", 404), NotFound),
         (status(409, "AlreadyExists"), AlreadyThere),
-        (status(409, "Conflict"), Conflict),
         (status(410, "Expired"), Expired),
         (status(413, "RequestEntityTooLarge"), Refused),
         (status(422, "Invalid"), Refused),
@@ -201,6 +203,32 @@ async def test_a_definite_answer_is_not_retried(
     assert len(server.seen) == 1
     if isinstance(caught.value, Refused):
         assert caught.value.answer["kind"] == "Status"
+
+
+async def test_a_change_that_another_writer_has_made_is_not_repeated(
+    server: FaultServer, api: Api
+) -> None:
+    server.then(status(409, "Conflict"))
+    with pytest.raises(Conflict):
+        await api.call("PUT", f"{JOBS}/x", body={})
+    assert len(server.seen) == 1
+
+
+UNSERVED = [answer("404 page not found\n", 404), status(404, "", "no such resource")]
+
+
+@pytest.mark.parametrize("fault", UNSERVED, ids=["a page", "a status"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_server_that_restarts_may_not_know_its_paths(
+    server: FaultServer, api: Api, method: str, fault: Handler
+) -> None:
+    await api.call("GET", JOBS)
+    server.then(fault, fault)
+    await api.call(method, JOBS)
+    assert len(server.seen) == 4
+    server.then(fault)
+    with pytest.raises(NotFound):  # only some clusters have this kind of object
+        await api.call(method, "/apis/leaderworkerset.x-k8s.io/v1/namespaces/team/leaderworkersets")
 
 
 async def test_a_refusal_that_arrives_in_pieces_is_read_whole(
@@ -365,6 +393,7 @@ async def test_pending_requests_and_streams_fail_when_the_client_is_closed(
         await api.call("GET", JOBS)
 
 
+@pytest.mark.full
 def test_a_client_stays_on_its_loop() -> None:
     async def ask(api: Api) -> None:
         with pytest.raises(BackendError) as caught:

@@ -77,6 +77,7 @@ def test_a_live_job_takes_little_memory() -> None:
     assert kept / JOBS < LONGEST_KIB * 1024
 
 
+@pytest.mark.full
 def test_a_change_takes_few_calls() -> None:
     table, calls = Table(), 0
     for pods in (False, True):

@@ -84,6 +84,7 @@ async def test_no_file_has_a_captured_value_whoever_is_killed(
         assert files_with_the_secret(home) == [], "after the batch"
 
 
+@pytest.mark.full
 async def test_a_process_that_submits_a_batch_captures_once(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

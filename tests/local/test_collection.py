@@ -170,6 +170,7 @@ async def test_what_a_killed_process_was_writing_is_swept_after_a_day(home: Path
         assert left == {"new"}, "a process may be writing it now"
 
 
+@pytest.mark.full
 async def test_the_supervisor_collects_by_itself(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ print(is_found())
 """
 
 
+@pytest.mark.full
 def test_a_job_finds_an_editable_package_that_was_installed_after_another_job(
     tmp_path: Path,
 ) -> None:

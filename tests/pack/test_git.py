@@ -83,6 +83,7 @@ RULES = st.lists(PATTERN | st.sampled_from(["# a", "", "a ", "\\!a", "[[]*"]), m
 FILE = st.lists(NAME, min_size=1, max_size=4).map("/".join)
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     files=st.sets(FILE, min_size=1, max_size=9),

@@ -130,6 +130,7 @@ PATTERN = st.builds(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     paths=st.sets(st.lists(WORD, min_size=1, max_size=3).map("/".join), min_size=1, max_size=7),

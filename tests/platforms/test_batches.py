@@ -314,6 +314,7 @@ async def test_leaving_the_block_ends_what_is_unfinished_unless_it_is_let_go(
     assert await found.results() == ["went on"]
 
 
+@pytest.mark.full
 @behaviour
 async def test_single_items_are_cancelled_and_looked_at(harness: Harness) -> None:
     gate = harness.gate()

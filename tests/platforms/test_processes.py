@@ -136,6 +136,7 @@ print(job.result())
         assert await harness.objects(job_id) == [], name
 
 
+@pytest.mark.full
 @behaviour
 async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
     harness: Harness,
@@ -194,6 +195,7 @@ batch.wait()
     assert harness.marks("project/*.1") == ["0.1", "0.5.1", "7.1"]
 
 
+@pytest.mark.full
 @behaviour
 async def test_the_traceback_of_a_jobs_exception_has_the_callers_lines_and_the_jobs(
     harness: Harness,

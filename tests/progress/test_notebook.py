@@ -77,6 +77,7 @@ def outputs(kernel, code: str, *, mark: bool = True) -> list[tuple[str, dict]]:
     return seen
 
 
+@pytest.mark.full
 def test_a_cell_shows_one_output_that_is_updated(kernel) -> None:
     for cell in (CELL, CELL):
         seen = outputs(kernel, cell)
@@ -134,6 +135,7 @@ def result_of(seen: list[tuple[str, dict]]) -> dict:
     return result
 
 
+@pytest.mark.full
 def test_a_batch_shows_itself_and_its_progress_until_its_end(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = 'batch = work.run_async_map(range(4), max_concurrent=2, name="</td><b>"); batch'

@@ -195,6 +195,7 @@ def test_a_size_is_formatted_for_people() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.full
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=600), st.integers(1, 300))
 def test_one_line_is_one_short_line_without_commands_for_the_terminal(text, limit) -> None:

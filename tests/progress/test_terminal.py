@@ -44,6 +44,7 @@ def test_a_line_is_updated_during_a_wait_and_its_last_state_stays(terminal, scri
     assert b"\x1b[?25l" not in screen.raw, "the cursor was never hidden"
 
 
+@pytest.mark.full
 def test_the_output_of_the_user_is_above_the_line_and_complete(terminal, script) -> None:
     screen = terminal(rows=60)
     body = """
@@ -115,6 +116,7 @@ def test_several_short_waits_leave_one_line(terminal, script) -> None:
     assert len(live(screen.lines)) <= 1
 
 
+@pytest.mark.full
 def test_a_narrow_terminal_without_colors_has_no_wrapped_or_colored_lines(terminal, script) -> None:
     screen = terminal(20)
     assert release_once_shown(script(RESULTS, screen, held=True, NO_COLOR="1")) == 0

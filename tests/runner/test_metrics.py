@@ -199,6 +199,7 @@ def test_reports_arrive_after_an_outage_of_the_store(bench) -> None:
     assert curve == [(step, 1.0) for step in range(len(curve))]
 
 
+@pytest.mark.full
 def test_a_silent_store_delays_no_report(in_bucket, server: GcsServer, tmp_path: Path) -> None:
     def run(resumed: str) -> float:
         slowest = 0.0
@@ -465,6 +466,7 @@ sys.exit(remote_runner.main())
 # --- in a pod ---
 
 
+@pytest.mark.full
 def test_a_pod_reports_to_a_bucket_and_is_pruned(in_bucket) -> None:
     pod = in_bucket.start(in_bucket.order(report_until_pruned, prunable=True))
     until(lambda: stored(in_bucket))

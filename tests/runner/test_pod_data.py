@@ -65,6 +65,7 @@ def test_all_objects_of_a_folder_are_fetched(pods: Pods, server: GcsServer) -> N
     assert found == {"a": "1", "sub/b": "2", "sub/deep/c": "", "empty/": "", "large": large}
 
 
+@pytest.mark.full
 def test_many_objects_are_fetched_at_once(pods: Pods, server: GcsServer) -> None:
     add_objects(server, **{f"many__{number}": b"x" for number in range(1200)})
     # The server waits until it has five downloads, then cuts them.

@@ -94,6 +94,7 @@ def test_a_study_keeps_no_trial_that_was_asked_for_and_never_stored(project: Pro
     assert told.count("COMPLETE") == 6 and {*told} == {"COMPLETE", "FAIL"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["random", "optuna"])
 def test_the_proposals_are_those_of_a_sweep_that_was_not_killed(
     project: Project, kind: str

@@ -267,6 +267,7 @@ async def test_open_trials_in_a_discrete_space_differ(local, tmp_path: Path) -> 
     assert len(optimizer.told) == asked  # also those that were skipped
 
 
+@pytest.mark.full
 async def test_a_pruner_ends_weak_trials(local) -> None:
     search = RandomSearch({"rate": Float(0, 1)}, seed=2, pruner=ASHA(first=2))
     async with await local.sweep(learns, search, trials=12, max_concurrent=4) as sweep:

@@ -121,6 +121,7 @@ async def test_while_a_large_result_is_collected(
     assert await undisturbed(loop_guard, value, collect) == len(value)
 
 
+@pytest.mark.full
 async def test_while_a_project_is_packed_and_packed_again(
     client: aio.Client, loop_guard: Any, project: Path
 ) -> None:
@@ -146,6 +147,7 @@ async def test_while_a_batch_runs(client: aio.Client, loop_guard: Any) -> None:
         await batch.cleanup()
 
 
+@pytest.mark.full
 async def test_while_a_batch_of_large_inputs_is_submitted(
     client: aio.Client, loop_guard: Any
 ) -> None:

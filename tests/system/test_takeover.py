@@ -29,6 +29,7 @@ def seeds() -> list[object]:
     return [0, *full, *slow]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", seeds())
 async def test_a_batch_outlives_its_submitter(scene: Scene, seed: int) -> None:
     chance = random.Random(seed)

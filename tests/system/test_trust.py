@@ -339,6 +339,7 @@ async def test_a_damaged_object_harms_nothing_else(
     shutil.rmtree(case.store)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", FEW)
 async def test_a_handle_that_is_not_its_submitters_is_refused(
     original: Original, damage: str, monkeypatch: pytest.MonkeyPatch

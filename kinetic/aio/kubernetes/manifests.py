@@ -252,6 +252,9 @@ FAILURE_COUNTS = (
 )
 """The annotations of a pod with the number of earlier pods that failed, or were disrupted."""
 
+REFUSED_PODS = 3
+"""How many pods of a Job a kubelet may refuse before the Job fails: the budget for disruptions."""
+
 NAME = "kinetic.dev/name"
 """The annotation with the job's name, which isn't always legal as an object's name."""
 
@@ -344,7 +347,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
-            "backoffLimitPerIndex": 0,  # kinetic's submitter retries failures
+            "backoffLimitPerIndex": REFUSED_PODS,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules()},
             "ttlSecondsAfterFinished": placement.ttl_s,
@@ -361,15 +364,19 @@ def _failure_rules() -> list[dict[str, Any]]:
     """Return the rules for failed pods; the first rule that matches decides.
 
     The exit code of a final failure ends the Job, even if the pod's node is being drained.
-    Otherwise, Kubernetes replaces a pod that it disrupted.
+    Otherwise, Kubernetes replaces a pod that it disrupted. Any other exit code ends the Job,
+    because kinetic's submitter retries failures. What is left has no exit code: a kubelet refused
+    the pod. Kubernetes then creates another pod, `REFUSED_PODS` times at most.
     """
-    codes = {"containerName": CONTAINER, "operator": "In", "values": [wire.EXIT_FINAL]}
+    final = {"containerName": CONTAINER, "operator": "In", "values": [wire.EXIT_FINAL]}
+    failed = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
     return [
-        {"action": "FailIndex", "onExitCodes": codes},
+        {"action": "FailIndex", "onExitCodes": final},
         {
             "action": "Ignore",
             "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
         },
+        {"action": "FailIndex", "onExitCodes": failed},
     ]
 
 
