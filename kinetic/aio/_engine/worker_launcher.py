@@ -16,7 +16,7 @@ from typing import Any
 from absl import logging
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import Crew, Requests, Terms
+from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew, Requests, Terms
 from kinetic.aio._engine import ending, job_spec, scheduler
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
@@ -91,13 +91,14 @@ class WorkerLauncher:
         self._lacks_workers = False
         self._without_input: list[scheduler.Start] = []
         self._allowed = 0 if context.session.limit.is_bounded else count
+        self._held = 0  # places in the client's limit; also for workers that were asked to leave
         self._needed = asyncio.Event()
         self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
         self._was_accepted = False
         batch = f"batch {context.submission.identity.id}"
         self._pause, self._outage = Pause(batch), Outage(f"starting the workers of {batch}")
-        context.submission.on_workers_gone = self._on_workers_gone
+        context.submission.on_worker_gone = self._on_worker_gone
 
     @property
     def pending(self) -> bool:
@@ -118,6 +119,7 @@ class WorkerLauncher:
 
     def start(self, start: scheduler.Start) -> None:
         """Have workers for an item that may start."""
+        self._may_grow.set()
         if start.index >= self._context.inputs.count:  # a stop came before its input was stored
             self._without_input.append(start)
             self._needed.set()
@@ -131,9 +133,16 @@ class WorkerLauncher:
         """Check whether there are workers: an item that may start was not taken for long."""
         self._need_workers()
 
-    def _on_workers_gone(self) -> None:
+    def _on_worker_gone(self, worker: Observation) -> None:
+        if worker.exit_code == EXIT_SURPLUS and self._held:  # nobody replaces it
+            self._allowed = min(self._allowed, self._held - 1)
+            self._keep_places(self._held - 1)
+        if self._context.submission.worker_observations:
+            return
+        self._keep_places(self._allowed)
         self._running = None
         if not self._state.complete:
+            self._may_grow.set()
             self._need_workers()
 
     def _need_workers(self) -> None:
@@ -147,25 +156,34 @@ class WorkerLauncher:
 
     def rescale(self) -> None:
         """Follow a change of ``max_concurrent``, also in later rounds."""
-        limit = self._context.session.limit
         self._count = self._find_count()
-        if not limit.is_bounded:
+        if not self._context.session.limit.is_bounded:
             self._allowed = self._count
-        while self._allowed > self._count:
-            self._allowed -= 1
-            limit.release()
+        self._allowed = min(self._allowed, self._count)
+        if not self._context.submission.worker_observations:
+            self._keep_places(self._allowed)
         self._may_grow.set()
 
     def free(self, index: int) -> None:
-        """Do nothing: a worker keeps its place in the client's limit until the batch ends."""
+        """Do nothing: a worker keeps its place in the client's limit until it has left."""
 
     def free_all(self) -> None:
         """Give back the places in the client's limit."""
-        if self._context.session.limit.is_bounded:
-            for _ in range(self._allowed):
-                self._context.session.limit.release()
+        self._keep_places(0)
         self._allowed = 0
-        self._context.submission.on_workers_gone = None
+        self._context.submission.on_worker_gone = None
+
+    def _keep_places(self, count: int) -> None:
+        """Give back the places in the client's limit above *count*."""
+        while self._held > count:
+            self._held -= 1
+            self._context.session.limit.release()
+
+    @property
+    def _wanted(self) -> int:
+        """How many workers the batch may have: no more than items that have not ended."""
+        total = self._state.total
+        return self._count if total is None else min(self._count, total - self._state.ended)
 
     async def halt(self) -> None:
         """Start no more workers, and wait for the request that is under way."""
@@ -192,16 +210,17 @@ class WorkerLauncher:
         """Ask for one more worker whenever the client's limit has a place."""
         limit = self._context.session.limit
         while limit.is_bounded:
-            if self._allowed >= self._count:
+            if self._allowed >= self._wanted:
                 self._may_grow.clear()
                 await self._may_grow.wait()
                 continue
             if limit.is_full:
                 self.asked.set()
             await limit.acquire()
-            if self._allowed >= self._count:  # the batch was scaled meanwhile
+            if self._allowed >= self._wanted:  # the batch was scaled, or items have ended
                 limit.release()
                 continue
+            self._held += 1
             self._allowed += 1
             if self._running is not None:
                 self._lacks_workers = True
