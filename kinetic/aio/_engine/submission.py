@@ -114,8 +114,8 @@ class Submission(ItemStates):
         """By name, the platform's last observation of each worker that waits or runs."""
         self.lost_worker = False
         """Whether a worker has died since the last reading: it may have ended items in silence."""
-        self.on_workers_gone: Callable[[], None] | None = None
-        """Called when the last worker has ended."""
+        self.on_worker_gone: Callable[[Observation], None] | None = None
+        """Called when a worker has ended, after `worker_observations` lacks it."""
         self._running_since: dict[int, float] = {}
         """By open item, when this process first saw its attempt run, in seconds since the epoch."""
         self.refusals: dict[int, Exception] = {}
@@ -352,9 +352,8 @@ class Submission(ItemStates):
         if observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS):
             self.lost_worker = True
             self._doubted.set()
-        is_last = known is not None and not self.worker_observations
-        if is_last and self.on_workers_gone is not None:
-            self.on_workers_gone()
+        if known is not None and self.on_worker_gone is not None:
+            self.on_worker_gone(observation)
 
     def is_over(
         self, index: int, number: int, observation: Observation | None, previous: Observation | None
