@@ -166,27 +166,37 @@ class JobHandle(JobRecord, Generic[T]):
     def status(self) -> JobStatus:
         """Read the current status from the store and the platform.
 
-        ``NOT_FOUND`` means that the job was cancelled, or that this process cleaned it up.
+        ``NOT_FOUND`` means that the job was cancelled or cleaned up.
         """
         return PORTAL.call(self._aio.status)
 
     def reason(self) -> str:
-        """Explain why the job is in its state; empty if there is no explanation."""
+        """Explain why the job is in its state; empty if there is no explanation.
+
+        Asks the platform why a waiting job waits. Unpickles nothing.
+        """
         return PORTAL.call(self._aio.reason)
 
     def wait(self, timeout: float | None = None) -> JobStatus:
-        """Wait until the job ends, and return its status; its value stays in the store.
+        """Wait until the job ends, and return its status; the function's value stays in the store.
 
         Args:
             timeout: Seconds to wait; after that, the job keeps running. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
+            KineticError: kinetic can't find out how the job ended.
+
+        Ctrl-C: ends the wait; the job keeps running.
         """
         return PORTAL.call(self._aio.wait, timeout)
 
     def estimate(self) -> Estimate:
-        """Estimate the cost of the ended attempts from list prices."""
+        """Estimate the cost of the ended attempts from list prices.
+
+        Raises:
+            NotFound: The job was cleaned up.
+        """
         return PORTAL.call(self._aio.estimate)
 
     def noted(self) -> dict[str, bool | int | float | str | None]:
@@ -194,14 +204,14 @@ class JobHandle(JobRecord, Generic[T]):
 
         kinetic keeps at most 1 KiB of them when the job ends. For a failure, ``error`` is its
         type and the beginning of its message. For a pruned job, ``step`` and ``value`` are its last
-        report.
+        report. Empty before the job ends.
         """
         return PORTAL.call(self._aio.noted)
 
     def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
         """Wait for the job, write its pickled value to a file, and return the size in bytes.
 
-        `kinetic.jobs.load_result` reads the file.
+        `kinetic.jobs.load_result` reads the file. The job stays.
 
         Args:
             path: The file to write.
@@ -210,8 +220,11 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
+            Pruned: The job ended early, without a value.
             ConfigurationError: The folder of *path* doesn't exist; raised without waiting.
             OSError: The file can't be written; an older file stays.
+
+        Ctrl-C: the file stays as it was.
         """
         return PORTAL.call(self._aio.save_result, path, timeout)
 
@@ -219,10 +232,13 @@ class JobHandle(JobRecord, Generic[T]):
         """Copy the files of the output directory here, and return how many there are.
 
         Args:
-            folder: Where to copy them. kinetic creates this folder, and overwrites files in it.
+            folder: Where to copy them. kinetic makes this folder and overwrites files in it.
 
         Raises:
+            ConfigurationError: As `outputs`.
             OSError: The files can't be written.
+
+        Ctrl-C: some files may already be written.
         """
         return PORTAL.call(self._aio.fetch_outputs, folder)
 
@@ -239,22 +255,24 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             timeout: Seconds to wait; after that, the job keeps running. None: no limit.
-            cleanup: Remove the job and its objects after the value has arrived. None: remove them,
-                unless the job is a debug job. A failed job stays.
+            cleanup: Remove the job and its objects after reading the value. None: yes, unless it is
+                a debug job. A failed job stays, and so does a job whose output couldn't be printed.
             cleanup_timeout: Seconds that the removal may take.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
-            stream_logs: Print the job's output while you wait.
+            stream_logs: Print the job's output while you wait. Default: no.
             on_status_change: A function to call with each new status. Its exceptions are logged.
 
         Raises:
+            ConfigurationError: *timeout* isn't a number of at least 0, or None.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobCancelled: The job was cancelled.
             JobLost: The job died without an outcome.
+            Pruned: The job ended early; see `BatchHandle.prune`.
             JobFailed: The job failed, and its exception can't be rebuilt here, or is one that would
                 end the caller: SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError.
             BaseException: The exception of the function, with the remote traceback as a note.
 
-        Ctrl-C ends the wait; the job keeps running.
+        Ctrl-C: ends the wait; the job keeps running.
 
         Example::
 
@@ -298,14 +316,21 @@ class JobHandle(JobRecord, Generic[T]):
     def metrics(self, *, timeout: float | None = None) -> Iteration[JobMetric, JobMetric]:
         """Yield what the job reports by `kinetic.report`, from its first report to its end.
 
-        ``async for`` also works, in any event loop. Each attempt begins a new curve.
+        ``async for`` also works, in any event loop.
+
+        Any process can read the metrics, also later, until the job is cleaned up. Each attempt
+        begins a new curve. On a cluster, a report arrives one or two seconds after its call; the
+        first may take six.
 
         Args:
             timeout: Seconds for the whole loop; after that, the job goes on. None: no limit.
 
         Raises:
+            ConfigurationError: *timeout* isn't a number of at least 0, or None.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             NotFound: There is no such job.
+
+        After a break or Ctrl-C: the job goes on.
 
         Example::
 
@@ -315,12 +340,13 @@ class JobHandle(JobRecord, Generic[T]):
         return PORTAL.iterate(functools.partial(self._aio.metrics, timeout=timeout), _identity)
 
     def tail(self, n: int = 100) -> str:
-        """Return the last lines of the job's output so far.
+        """Return the last lines of the job's output so far, at most 1 MiB.
 
         Args:
             n: How many lines.
 
         Raises:
+            ConfigurationError: *n* isn't an int of at least 0.
             NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         return PORTAL.call(self._aio.tail, n)
@@ -328,7 +354,7 @@ class JobHandle(JobRecord, Generic[T]):
     def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
 
-        A job that has ended before keeps its status and outcome.
+        Returns when the job has ended. A job that has ended before keeps its status and outcome.
 
         Args:
             cleanup_timeout: Seconds to wait for the job's end.
@@ -336,6 +362,8 @@ class JobHandle(JobRecord, Generic[T]):
 
         Raises:
             ResultTimeout: The job did not end within *cleanup_timeout*.
+
+        Ctrl-C: the request stays, and the job ends.
         """
         PORTAL.call(self._aio.cancel, cleanup_timeout, cleanup_poll_interval)
 
@@ -350,9 +378,11 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             k8s: Remove the job from the platform.
-            gcs: Remove the job's objects from the store. The objects of a batch's item stay.
+            gcs: Remove its objects from the store. An item's objects stay with its batch.
             cleanup_timeout: Seconds to wait for the job's end.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
+
+        Ctrl-C: a part may be removed; call `cleanup` again to remove the rest.
         """
         PORTAL.call(self._aio.cleanup, k8s, gcs, cleanup_timeout, cleanup_poll_interval)
 
@@ -362,7 +392,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Wait for the job's debugger and forward it to a port of this machine.
 
         Prints the configuration for VS Code. The returned process forwards the port until the job
-        ends; `kinetic.debug.cleanup_port_forward` ends it earlier.
+        or this process ends; `kinetic.debug.cleanup_port_forward` ends it earlier.
 
         Args:
             local_port: The port on this machine's loopback; 0 for any free one.
@@ -371,9 +401,13 @@ class JobHandle(JobRecord, Generic[T]):
             worker: Which host, from 0, of a job on several hosts.
 
         Raises:
-            ConfigurationError: The job has no debugger (``debug=True``), or the port is taken.
+            ConfigurationError: The job has no debugger (``debug=True``), the port is taken, or
+                there is no such worker.
             ResultTimeout: The job isn't ready after KINETIC_DEBUG_WAIT_S seconds; it keeps running.
             JobError: The job has ended.
+            AuthError: You lack a permission.
+
+        Ctrl-C: nothing is forwarded; the job keeps running.
         """
         return PORTAL.call(self._aio.debug_attach, local_port, working_dir, worker)
 
@@ -390,11 +424,15 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def output_dir(self) -> str:
-        """What the job sees as ``KINETIC_OUTPUT_DIR``; empty when there is no such job."""
+        """The job's value of ``KINETIC_OUTPUT_DIR``; empty before the handle's first request."""
         return self._aio.output_dir or PORTAL.call(_read_output_dir, self._aio)
 
     def outputs(self) -> list[str]:
-        """List the files in the output directory, relative to it and sorted."""
+        """List the files in the output directory, relative to it and sorted.
+
+        Raises:
+            ConfigurationError: The directory is neither in this platform's store nor on a disk.
+        """
         return PORTAL.call(self._aio.outputs)
 
 
@@ -507,7 +545,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
-        """The handles by index; None for an item without a submitted job."""
+        """The handles by index; None for an item whose job isn't submitted."""
         return [None if job is None else self._sync_handle(job) for job in self._aio.jobs]
 
     def job(self, index: int) -> JobHandle[T]:
@@ -517,6 +555,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             index: The item's place in the inputs, from 0.
 
         Raises:
+            ConfigurationError: *index* isn't an int.
             NotFound: The batch has no such item.
         """
         return self._sync_handle(PORTAL.call(self._aio.job, index))
@@ -525,6 +564,10 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """Return index and status of every submitted or refused item, read from the store now.
 
         ``NOT_FOUND`` means cancelled. ``FAILED`` means failed, lost, or refused at submission.
+        `outcomes` distinguishes these.
+
+        Raises:
+            NotFound: The batch was cleaned up.
         """
         return PORTAL.call(self._aio.statuses)
 
@@ -536,19 +579,25 @@ class BatchHandle(NoSequence, Generic[T, X]):
     def finished(self) -> bool:
         """Whether every item has its outcome, as far as this process has read the store.
 
-        This sends no request. A handle from `list_batches` reads the store only when you call
-        another method, such as `status_counts`.
+        This sends no request. A handle from `list_batches` reads the store only when you
+        call another method, such as `status_counts`.
         """
         return self._aio.finished
 
     @property
     def stored(self) -> int:
-        """How many inputs are stored, as far as this process has read the store."""
+        """How many inputs are stored, as far as this process has read the store.
+
+        Pass the inputs after them to `resume`.
+        """
         return self._aio.stored
 
     @property
     def sealed(self) -> bool:
-        """Whether the batch takes no more inputs, as far as this process has read the store."""
+        """Whether the batch takes no more inputs, as far as this process has read the store.
+
+        If it was stopped, their end may not be stored.
+        """
         return self._aio.sealed
 
     def input(self, index: int) -> X:
@@ -558,19 +607,28 @@ class BatchHandle(NoSequence, Generic[T, X]):
             index: The item's place in the inputs, from 0.
 
         Raises:
+            ConfigurationError: *index* isn't an int.
             NotFound: The batch has no such input, or `results` or `cleanup` has removed it.
             SubmissionError: The input could not be pickled.
+            WireError: The input in the store differs from the one submitted.
+            Exception: The input's classes raise it while it is rebuilt.
         """
         return PORTAL.call(self._aio.input, index)
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
-        """The exceptions of inputs that could not be submitted, by index."""
+        """The exceptions of inputs that could not be submitted, by index.
+
+        For a batch that another process submitted, call `results` first.
+        """
         return self._aio.submission_failures
 
     @property
     def unavailable_children(self) -> dict[int, str]:
-        """The job IDs of items whose objects are damaged or forged, by index."""
+        """The job IDs of items whose objects are damaged or forged, by index.
+
+        The outcome of such an item is an error about the damage.
+        """
         return self._aio.unavailable_children
 
     def wait(self, *, timeout: float | None = None) -> None:
@@ -582,6 +640,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: No process submits the rest of the batch; `resume` does.
+
+        Ctrl-C: ends the wait; the batch continues.
         """
         with self._log_if_interrupted():
             PORTAL.call(self._aio.wait, timeout=timeout)
@@ -591,8 +651,10 @@ class BatchHandle(NoSequence, Generic[T, X]):
     ) -> Iteration[aio.JobHandle[T], JobHandle[T]]:
         """Yield each job's handle once, when the job ends.
 
-        ``async for`` also works, in any event loop. Inputs that could not be submitted have no
-        job: see `submission_failures`, or use `outcomes`.
+        ``async for`` also works, in any event loop.
+
+        Inputs that could not be submitted have no job: see `submission_failures`, or use
+        `outcomes`.
 
         Args:
             poll_interval: Accepted for compatibility; has no effect.
@@ -617,7 +679,15 @@ class BatchHandle(NoSequence, Generic[T, X]):
     ) -> Iteration[Completion[T, X], Completion[T, X]]:
         """Yield each item once, when it ends, with its input and its outcome.
 
-        Items that fail don't end the loop. ``async for`` also works, in any event loop.
+        ``async for`` also works, in any event loop.
+
+        Items that fail don't end the loop. A returned value gives `Succeeded`, even if it is an
+        exception. An input that could not be submitted gives `Failed`. The input is None if it
+        can't be rebuilt here. kinetic reads at most 32 values ahead. If several loops run at once,
+        each gets every item.
+
+        An ordered loop waits for the next item in order. Later items that have ended count as not
+        read: with a ``window``, kinetic takes at most that many inputs beyond the awaited item.
 
         Args:
             ordered: Yield in the order of the inputs. Default: in the order in which items end.
@@ -626,6 +696,10 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: No process submits the rest of the batch; `resume` does.
+            InputsUnfinished: All stored items ended, and the process with the other inputs ended.
+            BackendError: The store does not answer; to get the other items, iterate again.
+
+        After a break or Ctrl-C: the batch continues.
 
         Example::
 
@@ -636,22 +710,40 @@ class BatchHandle(NoSequence, Generic[T, X]):
         return PORTAL.iterate(iterate_outcomes, _identity, self._log_interruption)
 
     def progress(self) -> Iteration[Progress, Progress]:
-        """Yield how far the batch is: now, and after each change, until it ends."""
+        """Yield how far the batch is: now, and after each change, until it ends.
+
+        ``async for`` also works, in any event loop.
+
+        Yields at most ten values per second; a slow reader skips intermediate values.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+        """
         return PORTAL.iterate(self._aio.progress, _identity)
 
     def metrics(self, *, timeout: float | None = None) -> Iteration[Metric, Metric]:
         """Yield what the jobs report by `kinetic.report`, until the batch has ended.
 
-        Yields earlier reports first. ``async for`` also works, in any event loop. Each attempt of
-        an item begins a new curve.
+        ``async for`` also works, in any event loop.
+
+        Yields earlier reports first, so any process can read the metrics, until `results` or
+        `cleanup` removes them. The reports of one attempt come in their order. Each attempt of an
+        item begins a new curve; if `outcomes` has yielded an item, its last attempt counts. On a
+        cluster, a report arrives one or two seconds after its call, and the first of a job within
+        six.
 
         Args:
             timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
 
         Raises:
+            ConfigurationError: *timeout* isn't a number of at least 0, or None.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: No process submits the rest of the batch; `resume` does.
+            InputsUnfinished: All stored items ended, and the process with the other inputs ended.
             NotFound: The batch was cleaned up, or a process has collected its results.
+            BackendError: The store does not answer.
+
+        After a break or Ctrl-C: the batch continues.
 
         Example::
 
@@ -694,17 +786,28 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Args:
             timeout: Seconds to wait; after that, the batch continues. None: no limit.
             ordered: Sort the values by input. False: in the order in which items ended.
-            cleanup: Remove each job from the platform.
+            cleanup: Remove each job from the platform. If every item has its value, also remove
+                the inputs, outcomes, and logs from the store. This handle keeps the values; other
+                processes can't read them. A batch with failures keeps its objects, for
+                `retry_failed`.
             return_exceptions: Put the exception into the list where an item has no value.
+                `outcomes` distinguishes it from an exception that the function returned. A pruned
+                item always has its `kinetic.Pruned` in the list.
 
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: No process submits the rest of the batch; `resume` does.
+            InputsUnfinished: All stored items ended, and the process with the other inputs ended.
+            NotFound: The batch was cleaned up, or another process has collected its results.
+            Exception: The iterator of the inputs raised it; a note says how to continue.
+
+        Ctrl-C: the batch continues. If its objects were already being removed, this handle still
+            has the values: call `results` again.
 
         Example::
 
-            losses = train.run_async_map([0.1, 0.2]).results()
+            losses = batch.results()
         """
         try:
             with self._log_if_interrupted():
@@ -721,11 +824,17 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """The limit of jobs that are unfinished at once; None means no limit."""
+        """The most jobs that may be unfinished at once; None means no limit.
+
+        `scale` changes it.
+        """
         return self._aio.max_concurrent
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
-        """Return the indices of the items that have run longest, and for how many seconds.
+        """Return index and seconds of the items that have run longest.
+
+        Counts from the item's claim, or from when this process first saw the item run. The time
+        that it waited for a machine doesn't count.
 
         Args:
             count: How many items.
@@ -733,11 +842,21 @@ class BatchHandle(NoSequence, Generic[T, X]):
         return self._aio.longest_running(count)
 
     def reason(self) -> str:
-        """Explain why the batch is in its state; empty if there is no explanation."""
+        """Explain why the batch is in its state; empty if there is no explanation.
+
+        The reason is why the batch was stopped, that no process submits it any more, its first
+        failure, or what it waits for. kinetic unpickles nothing for this.
+        """
         return PORTAL.call(self._aio.reason)
 
     def failures(self) -> list[JobHandle[T]]:
-        """Return the handles of jobs that failed or were lost."""
+        """Return the handles of jobs that failed or were lost.
+
+        After `results`, this also works for a batch that was cleaned up.
+
+        Raises:
+            NotFound: The batch was cleaned up before this handle collected `results`.
+        """
         return [self._sync_handle(job) for job in PORTAL.call(self._aio.failures)]
 
     def report(
@@ -748,20 +867,32 @@ class BatchHandle(NoSequence, Generic[T, X]):
         metric: str | None = None,
         compare: Sequence[BatchHandle[Any, Any]] = (),
     ) -> Path:
-        """Write one self-contained HTML page about the batch, and return its absolute path.
+        """Write one self-contained HTML page about the batch as it is now.
+
+        The page ranks the items by a numeric result and shows the best so far and the importance of
+        each input. It also shows the curves that jobs report, results against inputs, a timeline,
+        durations, retries, and failures. It reads the notes beside inputs and results; it unpickles
+        nothing.
 
         Args:
-            path: The file to write; its folder must exist.
+            path: The file to write. kinetic replaces it in one step; its folder must exist.
             direction: Whether the lowest metric (``"minimize"``) or the highest is best. None: as
                 the sweep searches; the lowest if the batch isn't a sweep.
             metric: The result that ranks the items, such as ``"loss"``. None: the metric of the
-                sweep, or the numeric result with the most different values.
+                sweep, or the numeric result with the most different values. A reader of the page
+                can change the metric and the direction.
             compare: Other batches, which the page compares with this one. Their times count from
                 the start of each.
+
+        Returns:
+            The absolute path of the file.
 
         Raises:
             ConfigurationError: The file can't be written, or no ended result has that metric.
             NotFound: The batch was cleaned up.
+            WireError: The inputs in the store differ from those submitted.
+
+        Ctrl-C: the old file stays, or the new one is whole.
 
         Example::
 
@@ -774,14 +905,19 @@ class BatchHandle(NoSequence, Generic[T, X]):
     def records(self) -> list[dict[str, Any]]:
         """Return a flat dict for each item, as the batch is now, in the order of the inputs.
 
-        The fields are ``index``, ``job_id``, ``state``, ``reason``, ``attempts``, ``began_at``,
-        ``ended_at``, and ``seconds`` of the last attempt. Each scalar of the input is a field such
-        as ``input.rate``, and each scalar of the result one such as ``result.loss``. A result that
-        is a scalar itself is ``result``. A pruned item has no result: ``pruned.step`` and
-        ``pruned.value`` are its last report. Times are ``datetime`` in UTC, or None.
+        The fields ``index``, ``job_id``, ``state``, ``reason``, and ``attempts`` are always there.
+        So are ``began_at`` and ``ended_at``, the times of the last attempt (``datetime`` in UTC, or
+        None), and its ``seconds``. Each scalar of the input is a field such as ``input.rate``, and
+        each scalar of the result one such as ``result.loss``. A result that is a scalar itself is
+        ``result``. The states are waiting, running, succeeded, failed, cancelled, lost, and pruned.
+        A pruned item has no result; ``pruned.step`` and ``pruned.value`` are its last report.
+
+        kinetic unpickles nothing, and reads the same notes as `report`. So this also works after
+        `results`, and in another process.
 
         Raises:
             NotFound: The batch was cleaned up.
+            WireError: The inputs in the store differ from those submitted.
 
         Example::
 
@@ -796,10 +932,12 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Raises:
             ConfigurationError: pandas isn't installed.
             NotFound: The batch was cleaned up.
+            WireError: The inputs in the store differ from those submitted.
 
         Example::
 
-            print(batch.to_dataframe().sort_values("result.loss").head())
+            frame = batch.to_dataframe()
+            print(frame.sort_values("result.loss").head())
         """
         return PORTAL.call(self._aio.to_dataframe)
 
@@ -821,6 +959,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             ConfigurationError: No ended result has that metric; or *metric* is None, and the
                 results have several numbers, or none.
             NotFound: The batch was cleaned up.
+            WireError: The inputs in the store differ from those submitted.
 
         Example::
 
@@ -830,27 +969,33 @@ class BatchHandle(NoSequence, Generic[T, X]):
         return PORTAL.call(self._aio.best, metric, direction)
 
     def estimate(self, *, look: bool = True) -> Estimate:
-        """Estimate the batch's cost so far, and in the end, from list prices.
+        """Estimate what the batch has cost so far and will cost in total, from list prices.
 
         Args:
-            look: Read the outcomes of unfinished items first.
+            look: Read the outcomes of unfinished items first. Default: yes.
+
+        Raises:
+            NotFound: The batch was cleaned up.
         """
         return PORTAL.call(self._aio.estimate, look=look)
 
     def submitted(self) -> None:
-        """Wait until every input was submitted once, or can no longer be submitted."""
+        """Wait until this process has submitted every input, or has stopped submitting."""
         with self._log_if_interrupted():
             PORTAL.call(self._aio.submitted)
 
     def retry_failed(self, indices: Iterable[int] | None = None) -> int:
-        """Run items that failed, were lost, or were cancelled again.
+        """Run again the items that failed, were lost, or were cancelled; any process can do this.
 
-        Returns how many items run again.
+        Returns how many items run again. The batch's submitter starts them; without a submitter,
+        this process resumes the batch. The time of a ``batch_timeout`` starts anew.
 
         Args:
-            indices: Run only the items with these indices. None: all such items.
+            indices: Run only the items with these indices. None: all of them.
 
         Raises:
+            ConfigurationError: *indices* aren't ints, or this process lacks a variable that the
+                batch captured.
             NotFound: The batch has no such item, or was cleaned up.
         """
         return PORTAL.call(_submit_and_keep, self._aio, self._aio.retry_failed, indices)
@@ -868,39 +1013,52 @@ class BatchHandle(NoSequence, Generic[T, X]):
         process submits the batch and all its inputs are stored, this changes nothing.
 
         Args:
-            inputs: The inputs after the `stored` ones, if the process with the iterator has ended.
+            inputs: The inputs after the `stored` ones, if the process with their iterator died.
             seal: Declare that there are no inputs after the stored ones.
             force: Take over now; don't wait up to 45 s to see whether the old submitter is alive.
+                A living submitter stops submitting when it notices.
 
         Raises:
             Conflict: Another process submits the batch; but not if workers have all inputs.
-            ConfigurationError: You pass inputs, but the batch has all its inputs. Or this process
-                lacks an environment variable that the batch captured.
+            ConfigurationError: An argument is wrong; the batch has all its inputs, and you gave
+                more; or this process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
+            WireError: The batch has a format that this version can't read.
         """
         resume = functools.partial(self._aio.resume, inputs=inputs, seal=seal, force=force)
         PORTAL.call(_submit_and_keep, self._aio, resume)
         return self
 
     def cancel(self) -> None:
-        """Stop all unfinished items and wait until they end."""
+        """Stop all unfinished items and wait until they end.
+
+        Raises:
+            BackendError: The store or the platform does not answer.
+
+        Ctrl-C: the request stays, and running attempts end.
+        """
         PORTAL.call(self._aio.cancel)
 
     def prune(self, index: int, attempt: int | None = None) -> None:
         """Ask the running attempt of an item to end early, as pruned; return at once.
 
         In the job, the next `kinetic.report` raises `kinetic.Pruned`, and `kinetic.should_stop`
-        returns True. If the function runs on after the grace period of 30 s, kinetic ends it. The
-        item has then succeeded, isn't retried, and its outcome is a `kinetic.Pruned`. Nothing
-        happens if the attempt has ended, or never reports.
+        returns True. A job looks for this while it reports: every two seconds on a cluster, and at
+        once on this machine. If the function runs on after the grace period of 30 s, kinetic ends
+        it. The item has then succeeded, isn't retried, and its outcome is a `kinetic.Pruned`.
+        Nothing happens if the attempt has ended, or never reports.
 
         Args:
             index: The item's place in the inputs, from 0.
             attempt: Only this attempt, as in a `kinetic.Metric`. None: the present one.
 
         Raises:
-            ConfigurationError: The batch wasn't submitted with ``prunable=True``.
+            ConfigurationError: The batch wasn't submitted with ``prunable=True``, or an argument is
+                wrong.
             NotFound: The batch has no such item, or was cleaned up.
+            BackendError: The store does not answer.
+
+        Ctrl-C: the request may be stored.
 
         Example::
 
@@ -919,7 +1077,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
         ``max_concurrent``, also for items that are retried later.
 
         Args:
-            workers: How many workers, at least 1.
+            workers: How many workers, at least 1. ``Client(max_concurrent=)`` limits how many
+                more this client asks for; a warning then says how many the batch gets.
 
         Returns:
             How many of them can run at once: at most one for each item and for each place of this
@@ -929,6 +1088,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
             ConfigurationError: *workers* isn't an int of at least 1, or the batch has no workers.
             NotFound: The batch was cleaned up.
             BackendError: The store or the platform does not answer.
+
+        Ctrl-C: the number may be stored; then workers that start later follow it.
 
         Example::
 
@@ -955,8 +1116,16 @@ class BatchHandle(NoSequence, Generic[T, X]):
     def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``with`` block.
 
+        This process submits items as long as the client is open. After that, workers of this
+        machine run what is stored; on a cluster, `resume` continues the batch from any process.
+
         Args:
-            seal: Take no more inputs; the batch has only the inputs that it took before.
+            seal: Take no more inputs; the batch has only those taken so far.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+
+        Ctrl-C: with *seal*, the batch takes no more inputs, but is not detached.
         """
         PORTAL.call(self._aio.detach, seal=seal)
         self._open_blocks = 0
@@ -964,9 +1133,14 @@ class BatchHandle(NoSequence, Generic[T, X]):
     def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
         """Stop and remove the batch; output directories stay.
 
+        Once its objects are removed, the batch no longer exists: the handle's methods raise
+        `NotFound`, except `cancel`, `submitted`, and `cleanup`, which do nothing.
+
         Args:
             k8s: Remove its jobs from the platform.
             gcs: Remove its objects from the store.
+
+        Ctrl-C: a part may be removed; call `cleanup` again to remove the rest.
         """
         PORTAL.call(self._aio.cleanup, k8s=k8s, gcs=gcs)
 
@@ -1049,6 +1223,8 @@ class Sweep:
         Raises:
             SubmitterLost: Another process continues the sweep.
             Exception: The optimizer, or the space, has raised it; a note names the trial.
+
+        Ctrl-C: ends the wait; the sweep goes on.
         """
         try:
             PORTAL.call(self._aio.wait)
@@ -1078,7 +1254,7 @@ def _bundle(
 def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """Start ``function(*args, **kwargs)`` and return the job's handle.
 
-    Returns when the platform has accepted the job; the job may start later.
+    Returns once the platform has accepted the job; it may start later.
 
     Args:
         function: The function to run, plain or decorated.
@@ -1092,11 +1268,11 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
         LaunchError: The platform refused the job.
         BackendError: The store or the platform doesn't answer.
 
-    If you press Ctrl-C during this call, kinetic removes the job.
+    Ctrl-C: the job and its objects are removed, within 30 s; shared content stays.
 
     Example::
 
-        job = kinetic.jobs.submit(train, 0.1)
+        job = train.run_async(0.1)
         loss = job.result()
     """
     return JobHandle.facing(_start_or_remove(aio.submit, function, *args, **kwargs))
@@ -1139,27 +1315,27 @@ def run_async_map(
 ) -> BatchHandle[Any]:
     """Run a function once for each input, and return the batch's handle.
 
-    kinetic pickles each input, and uploads its `Data`, before it pulls the next one. If the length
-    of *inputs* is known, it does so for all inputs before this function returns. So later changes
-    to an input have no effect.
+    kinetic pickles each input, and uploads its `Data`, before it pulls the next one. If the
+    length of *inputs* is known, it does so for all inputs before this method returns. So later
+    changes to an input have no effect.
 
     Args:
         function: A plain function, or one with a kinetic decorator.
-        inputs: One job runs for each input. Any iterable, also lazy, infinite, or async.
-        input_mode: How an input becomes arguments. ``single``: the input is the only argument;
-            ``args``: a sequence of arguments; ``kwargs``: a dict of arguments. ``auto``: a dict
-            gives keyword arguments, a list or tuple gives positional arguments, and anything else
-            is the only argument. ``labelled``: a
+        inputs: Any iterable, lazy or infinite, sync or async. One job runs for each input.
+        input_mode: How an input becomes arguments. ``single``: it is the only argument;
+            ``args``: a sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives
+            keyword arguments, a list or tuple positional ones, anything else is the only
+            argument. ``labelled``: a
             pair of a label, which the function does not get, and a dict of keyword arguments.
         max_concurrent: How many jobs may be unfinished at once. None: no limit. On this
             machine: how many workers run the jobs, at most one for each slot.
         retries: How many times a failed item may run again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
-        name, tags: `kinetic.list_batches` finds the batch by this name and these tags.
-        project, cluster: Where the batch runs. None: where the function's settings say.
-        window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit if
-            the length of *inputs* is known, else twice *max_concurrent*.
+        name, tags: `list_batches` finds the batch by these.
+        project, cluster: Where the batch runs. None: as the function's options say.
+        window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit
+            if the length of *inputs* is known, else twice *max_concurrent*.
         batch_timeout: Seconds for the whole batch; then kinetic cancels it.
         budget: US dollars, estimated by list prices. When ended attempts cost this much,
             nothing more starts; running attempts continue.
@@ -1168,17 +1344,18 @@ def run_async_map(
 
     Raises:
         ConfigurationError: An option is wrong, or *budget* is set and the machine has no known
-            price, or *inputs* is an empty list, a string, or a dict. Or an input doesn't
+            price, or *inputs* is an empty list, a string, or a dict. Also if an input doesn't
             fit the function's parameters. If the length of *inputs* is unknown, only the job of
             such an input fails, with a `SubmissionError`.
         SubmissionError: The function or its project can't be shipped.
 
-    If you press Ctrl-C during this call, kinetic removes the batch. When your script ends, its
-    process first submits the rest of the inputs; Ctrl-C then ends the process at once.
+    Ctrl-C: nothing of the batch is left, except content that other calls share.
+    When your script ends, its process first submits the rest of the inputs; a further
+    Ctrl-C ends the process at once.
 
     Example::
 
-        with kinetic.jobs.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
+        with train.run_async_map([0.1, 0.2, 0.3]) as batch:
             print(batch.results())
     """
     batch = _start_or_remove(lambda: aio.run_async_map(function, inputs, **options))
@@ -1200,37 +1377,39 @@ def sweep(
 ) -> Sweep:
     """Search for the arguments with the best value, and return the sweep.
 
-    The optimizer proposes a trial whenever a job may start, and learns each value when the job has
-    ended. Its methods run in a thread of their own, one after the other.
+    The optimizer proposes a trial whenever a job may start, and learns each value when the job
+    has ended. Its methods run in a thread of their own, one after the other.
 
     Args:
-        function: The function, plain or decorated; it returns the number to minimize or maximize.
+        function: The function, plain or decorated; it returns the number to minimize or
+            maximize.
         optimizer: A study of Optuna, or an optimizer of `kinetic.sweeps`, or of yours.
-        space: For a study: a function of the trial that returns the keyword arguments, or a dict
-            of distributions. Other optimizers have their space already: None.
-        trials: How many trials to run; cancelled ones don't count. None: as many as the optimizer
-            proposes.
-        on_failure: What to do when a trial fails. ``tell``: tell the optimizer. ``retry``: run the
-            trial again, *retries* times (default: 2), and then tell. ``ignore``: tell the optimizer
-            that the trial was cancelled. kinetic runs a preempted trial again in any case.
-        metric: The number to use if the function returns, or reports, a dict. None: the only number
-            in it.
+        space: For a study: a function of the trial that returns the keyword arguments, or a
+            dict of distributions. Other optimizers have their space already: None.
+        trials: How many trials to run; cancelled ones don't count. None: as many as the
+            optimizer proposes.
+        on_failure: What to do when a trial fails. ``tell``: tell the optimizer. ``retry``: run
+            the trial again, *retries* times (default: 2), and then tell. ``ignore``: tell the
+            optimizer that the trial was cancelled. kinetic runs a preempted trial again in any
+            case.
+        metric: The number to use if the function returns, or reports, a dict. None: the only
+            number in it.
         resume: Continue the sweep of this *name*, or begin it if there is none. Default: False.
         options: Those of `run_async_map`, except ``input_mode``.
 
     Raises:
-        ConfigurationError: An argument is wrong, or the optimizer can't propose the trials of the
-            sweep to continue: its space has changed.
+        ConfigurationError: An argument is wrong, or the optimizer can't propose the trials of
+            the sweep to continue: its space has changed.
         Conflict: Another process runs the sweep of this name, or that sweep hasn't ended and
             *resume* is false.
         SubmissionError: The function or its project can't be shipped.
 
-    If you press Ctrl-C during this call, kinetic cancels the trials.
+    Ctrl-C: nothing of a new sweep is left. A sweep that was continued goes on.
 
     Example::
 
         search = kinetic.sweeps.RandomSearch(space, seed=1)
-        with kinetic.jobs.sweep(train, search, trials=50) as sweep:
+        with train.sweep(search, trials=50) as sweep:
             for trial in sweep:
                 print(trial.params, trial.value)
         print(sweep.best)
@@ -1251,19 +1430,21 @@ def sweep(
 
 @own_frames_left_out
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
-    """Return the handle of a single job, or of a batch's item, that any process submitted.
+    """Return the handle of a single job or of a batch's item, whichever process submitted it.
 
     Args:
         job_id: The job's ID.
-        project, cluster: Where the job runs. None: as environment, profile, or default says.
+        project, cluster: Where it runs. None: as environment, profile, or default says.
 
     Raises:
         ConfigurationError: *job_id* is the ID of a batch.
         NotFound: The store has no such job.
+        WireError: The signature of the job's description is wrong.
 
     Example::
 
-        print(kinetic.attach("job-local-0123456789ab").status())
+        job = kinetic.jobs.attach("job-local-0123456789ab")
+        print(job.status())
     """
     return JobHandle.facing(PORTAL.call(aio.attach, job_id, project, cluster))
 
@@ -1276,18 +1457,20 @@ def attach_batch(
     poll_interval: float = 10.0,
     poll_timeout: float | None = None,
 ) -> BatchHandle[Any]:
-    """Return the handle of a batch that any process submitted; this call submits no items.
+    """Return a handle of a batch, whichever process submitted it; the handle only observes.
 
     Args:
         group_id: The batch's ID.
         project, cluster: Where the batch runs. None: as environment, profile, or default says.
         poll_interval: Accepted for compatibility; has no effect.
-        poll_timeout: Seconds from now that a wait on this handle waits for items that another
-            process has yet to submit; then it raises `ResultTimeout`. None: no limit.
+        poll_timeout: If another process hasn't submitted all items after this number of
+            seconds from now, a wait on this handle raises `ResultTimeout`. None: no limit. Once
+            all items are known, only ``timeout=`` of the wait counts.
 
     Raises:
         ConfigurationError: *group_id* is the ID of a job.
         NotFound: The store has no such batch.
+        WireError: The signature of the batch, or of its inputs, is wrong.
     """
     return BatchHandle(
         PORTAL.call(aio.attach_batch, group_id, project, cluster, poll_interval, poll_timeout)
@@ -1296,13 +1479,37 @@ def attach_batch(
 
 @own_frames_left_out
 def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
-    """Remove a batch or a single job by its ID; see `Client.cleanup`."""
+    """Remove a batch or a single job by its ID: jobs and objects; output directories stay.
+
+    kinetic doesn't read the objects, so damaged ones are also removed. If there is no such ID,
+    this does nothing.
+
+    Args:
+        submission: The ID of a batch or of a single job.
+        project, cluster: Where it runs. None: as environment, profile, or default says.
+
+    Raises:
+        ConfigurationError: *submission* is the ID of a batch's item.
+        NotFound: The text isn't an ID.
+        BackendError: The jobs don't end within 180 s, or a service does not answer.
+
+    Ctrl-C: a part may be removed; call `cleanup` again to remove the rest.
+    """
     PORTAL.call(aio.cleanup, submission, project, cluster)
 
 
 @own_frames_left_out
 def load_result(path: str | os.PathLike[str]) -> Any:
-    """Read a value from a file that `save_result` wrote; see `kinetic.aio.load_result`."""
+    """Read a value from a file that `JobHandle.save_result` wrote; unpickling may run code.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file can't be read.
+        ValueError: The file is damaged, or `JobHandle.save_result` didn't write it.
+        Exception: The classes of the value raise it while it is rebuilt.
+    """
     return PORTAL.call(aio.load_result, path)
 
 
@@ -1314,7 +1521,17 @@ def list_batches(
     cluster: str | None = None,
     limit: int | None = None,
 ) -> list[BatchHandle[Any]]:
-    """List the batches in the store, the newest first; see `Client.list_batches`."""
+    """List the batches in the store, the newest first; their handles only observe.
+
+    Args:
+        name: List only batches with this name.
+        tags: List only batches that have all of these tags.
+        project, cluster: Where to look. None: as environment, profile, or default says.
+        limit: Maximum number of batches. None: no limit.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
     batches = PORTAL.call(aio.list_batches, name, tags, project, cluster, limit)
     return [BatchHandle(batch) for batch in batches]
 
@@ -1328,7 +1545,21 @@ def list_jobs(
     limit: int | None = None,
     items: bool = True,
 ) -> list[JobHandle[Any]]:
-    """List the jobs that the platform knows, the newest first; see `Client.list_jobs`."""
+    """List the jobs that the platform knows, the newest first.
+
+    On a cluster, the list includes jobs on several hosts. On this machine, it includes single
+    jobs that were neither cancelled nor cleaned up, and the items of batches that a worker has
+    taken. It omits jobs whose objects are in another store.
+
+    Args:
+        project, zone, cluster, namespace: Where to look.
+            None: as environment, profile, or default says.
+        limit: Maximum number of jobs. None: no limit.
+        items: Whether the list has the items of batches. Default: yes.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
     jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace, limit, items)
     return [JobHandle.facing(job) for job in jobs]
 
@@ -1337,7 +1568,30 @@ def list_jobs(
 def collect(*, everything: bool = False) -> Collection:
     """Remove unused contents from the store and from this machine's caches.
 
-    See `kinetic.aio.Client.collect`.
+    In the store, kinetic removes code, functions, requirements, and `Data` that nothing refers
+    to and nothing has used for a day. It also removes the remains of batches whose process
+    died, the names of sweeps whose batches are gone, and build contexts from the bucket of
+    builds. A job refers to its content until it ends, a batch until `results` or `cleanup`. To
+    remove a job's or batch's own objects, call ``cleanup(gcs=True)`` on it.
+
+    The caches are the archives of projects, and the unpacked projects and `Data`, in
+    ``KINETIC_HOME/cache``. KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB limit them, and a
+    store in a directory. Every ten minutes, the local supervisor also applies these limits.
+
+    Args:
+        everything: Also remove what was used within a day, if no unfinished job and no batch
+            needs it. Don't use this while another process submits to a bucket: its job may
+            fail because its code is gone. Default: False.
+
+    Returns:
+        The removed contents, by folder.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+        AuthError: You may not list or delete objects of the bucket.
+        BackendError: The store does not answer.
+
+    Ctrl-C: the removal in progress ends first.
     """
     return PORTAL.call(aio.collect, everything=everything)
 

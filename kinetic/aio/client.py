@@ -439,6 +439,11 @@ class Client:
             ConfigurationError: *job_id* is the ID of a batch.
             NotFound: The store has no such job.
             WireError: The signature of the job's description is wrong.
+
+        Example::
+
+            job = await client.attach("job-local-0123456789ab")
+            print(await job.status())
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = engine.ids.item_of(job_id)
@@ -557,7 +562,8 @@ class Client:
         taken. It omits jobs whose objects are in another store.
 
         Args:
-            project, zone, cluster, namespace: Where to look. None: as the client's settings say.
+            project, zone, cluster, namespace: Where to look.
+                None: as the client's settings say.
             limit: Maximum number of jobs. None: no limit.
             items: Whether the list has the items of batches. Default: yes.
 

@@ -60,10 +60,6 @@ class Items:
                     new.worker or old.worker,
                 )
 
-    def forget_claim(self, index: int, attempt: int) -> None:
-        """Forget a claim that its maker has withdrawn."""
-        self._attempts[index].pop(attempt, None)
-
     def state(self, index: int) -> wire.Item:
         """Return the state of an item by what was read."""
         standing = self._requests.standing(index)

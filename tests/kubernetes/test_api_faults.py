@@ -95,11 +95,12 @@ async def test_a_request_has_its_query_body_and_headers(server: FaultServer, api
         status(503),
         status(504),
         status(429),
+        status(409, "Conflict", "cannot update the resourcequota"),
         answer("<html>", 503),
         reset(),
         stream(b'{"a": ', then="cut"),
     ],
-    ids=["500", "502", "503", "504", "429", "a page", "reset", "cut"],
+    ids=["500", "502", "503", "504", "429", "409", "a page", "reset", "cut"],
 )
 async def test_a_temporary_fault_is_retried(server: FaultServer, api: Api, fault: Handler) -> None:
     server.then(fault, fault)
@@ -183,7 +184,6 @@ async def test_the_error_names_a_server_that_does_not_answer() -> None:
         (status(404, "NotFound"), NotFound),
         (answer("404 page not found\n", 404), NotFound),
         (status(409, "AlreadyExists"), AlreadyThere),
-        (status(409, "Conflict"), Conflict),
         (status(410, "Expired"), Expired),
         (status(413, "RequestEntityTooLarge"), Refused),
         (status(422, "Invalid"), Refused),
@@ -203,6 +203,32 @@ async def test_a_definite_answer_is_not_retried(
     assert len(server.seen) == 1
     if isinstance(caught.value, Refused):
         assert caught.value.answer["kind"] == "Status"
+
+
+async def test_a_change_that_another_writer_has_made_is_not_repeated(
+    server: FaultServer, api: Api
+) -> None:
+    server.then(status(409, "Conflict"))
+    with pytest.raises(Conflict):
+        await api.call("PUT", f"{JOBS}/x", body={})
+    assert len(server.seen) == 1
+
+
+UNSERVED = [answer("404 page not found\n", 404), status(404, "", "no such resource")]
+
+
+@pytest.mark.parametrize("fault", UNSERVED, ids=["a page", "a status"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_server_that_restarts_may_not_know_its_paths(
+    server: FaultServer, api: Api, method: str, fault: Handler
+) -> None:
+    await api.call("GET", JOBS)
+    server.then(fault, fault)
+    await api.call(method, JOBS)
+    assert len(server.seen) == 4
+    server.then(fault)
+    with pytest.raises(NotFound):  # only some clusters have this kind of object
+        await api.call(method, "/apis/leaderworkerset.x-k8s.io/v1/namespaces/team/leaderworkersets")
 
 
 async def test_a_refusal_that_arrives_in_pieces_is_read_whole(

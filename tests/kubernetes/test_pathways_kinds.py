@@ -48,7 +48,8 @@ class Sets:
         if request.method != "GET":
             missing = collection not in self.objects and request.path.startswith("/apis")
             return await (status(404, "NotFound") if missing else answer({}))(request)
-        if collection != "pods" and collection not in self.objects:
+        group = request.path.split("/")[2]
+        if "." in group and collection not in self.objects:
             return await answer("404 page not found\n", 404)(request)
         if "watch" in request.query:
             return await stream(then="silent")(request)

@@ -224,7 +224,9 @@ class Api:
                 with self._translate_errors(request):
                     result = await work()
             except HttpError as refusal:
-                raise translate_refusal(refusal, request, self.cluster) from None
+                raise translate_refusal(
+                    refusal, request, self.cluster, has_worked=bool(self._granted)
+                ) from None
             self._granted.add(permission)
             return result
 

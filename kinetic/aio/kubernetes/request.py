@@ -87,10 +87,16 @@ _LACKS_RIGHT = re.compile(r'User "[^"]*" cannot ')
 """An API server's message about a missing permission. Quotas and policies also give status 403."""
 
 
-def translate_refusal(answer: HttpError, request: Request, cluster: str) -> BackendError:
-    """Return the error for a refusal: what failed, on which cluster, what to do next."""
+def translate_refusal(
+    answer: HttpError, request: Request, cluster: str, *, has_worked: bool = False
+) -> BackendError:
+    """Return the error for a refusal: what failed, on which cluster, what to do next.
+
+    *has_worked* says that this server has answered an earlier request.
+    """
     operation = f"cannot {request} of {cluster}"
     message = answer.message
+    details: Any = answer.body.get("details") or {}
     match answer.status:
         case 401:
             return AuthError(
@@ -108,12 +114,24 @@ def translate_refusal(answer: HttpError, request: Request, cluster: str) -> Back
             )
         case 403:
             return Refused(f"{operation}: {message}", answer=answer.body)
+        # Every server has these APIs, and names an object that it doesn't find. A server that has
+        # just restarted doesn't know its own paths for a moment.
+        case 404 if has_worked and "." not in request.right.group and not details.get("name"):
+            return Unavailable(
+                f"{operation}: the API server doesn't serve this path now ({message}); try again "
+                "later, or check the cluster's control plane",
+                retryable=True,
+            )
         case 404:
             return NotFound(f"{operation}: {message}; check whether the object exists")
         case 409 if answer.body.get("reason") == "AlreadyExists":
             return AlreadyThere(
                 f"{operation}: {message}; choose another name, or remove the existing object"
             )
+        # Nobody else can change an object that doesn't exist yet: the server has lost a race with
+        # itself, such as for the use of a quota (kubernetes/kubernetes#67761).
+        case 409 if request.method == "POST":
+            return Unavailable(f"{operation}: {message}; try again later", retryable=True)
         case 409:
             return Conflict(f"{operation}: {message}; read the object again and repeat the change")
         case 410:
@@ -145,6 +163,6 @@ def _retry_after_s(answer: HttpError) -> float | None:
     """Return the pause that the server asks for, in seconds; None if it asks for none."""
     if answer.retry_after is not None:
         return answer.retry_after
-    details: Any = answer.body.get("details")
-    wait_s = cast("dict[str, Any]", details).get("retryAfterSeconds") if details else None
+    details: Any = answer.body.get("details") or {}
+    wait_s = cast("dict[str, Any]", details).get("retryAfterSeconds")
     return float(wait_s) if isinstance(wait_s, int | float) and wait_s > 0 else None
