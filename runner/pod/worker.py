@@ -19,7 +19,7 @@ from ..job import processes
 from ..job.ends import End
 from ..job.workspace import JobPlace
 from ..protocol import signing, wire
-from ..protocol.marks import mark
+from ..protocol.marks import Event, mark
 from ..protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS, Crew, WorkerId
 from ..stores.objects import open_store
 from ..worker import pull
@@ -191,7 +191,7 @@ class PodWorker(Worker):
         except OSError as exc:
             print(f"kinetic: cannot store the end of the job's log: {exc}", file=sys.stderr)
 
-    def _write_mark(self, event: str) -> None:
+    def _write_mark(self, event: Event) -> None:
         assert self._running is not None
         order = self._pod.order
         job = self._submission.job_id(self._running[0])

@@ -126,6 +126,16 @@ class Submission(ItemStates):
     # --- what is known ---
 
     @property
+    def listed(self) -> bool:
+        """Whether only the store shows which items run and have ended."""
+        return self.workers is not None and not self.workers.shows_items
+
+    @property
+    def known_open(self) -> int:
+        """How many items are known that aren't final."""
+        return len(self._items) - self.ended
+
+    @property
     def settled_items(self) -> int:
         """How many items are final, or have an error that reading again won't change."""
         return self.ended + sum(not is_temporary(error) for error in self._errors.values())
@@ -345,6 +355,8 @@ class Submission(ItemStates):
             self.worker_observations[observation.name] = observation
             return
         known = self.worker_observations.pop(observation.name, None)
+        if self.listed:
+            self._doubted.set()  # what it ran has ended, too
         is_last = known is not None and not self.worker_observations
         if is_last and self.on_workers_gone is not None:
             self.on_workers_gone()

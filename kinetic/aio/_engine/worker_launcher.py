@@ -248,8 +248,11 @@ class WorkerLauncher:
     async def _start_workers(self) -> None:
         """Have the workers of the current round; if it is over and items are open, open another."""
         try:
-            while not self._context.submission.requests.removing:
+            submission = self._context.submission
+            while not submission.requests.removing:
                 number = self._round
+                if submission.listed and self._requests.all_stopped:
+                    return  # `end_all` has deleted the workers, and what is open needs none
                 if await self._scale(number):
                     self._running, self._was_accepted = number, True
                     return
