@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.marks import mark
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import NoLog, NotFound
@@ -118,7 +117,8 @@ async def _worker_log(
     Raises:
         NotFound: The attempt didn't run in a worker, or the log was removed.
     """
-    from kinetic._runner.protocol.workers import WorkerId  # most logs need no worker
+    from kinetic._runner.protocol.marks import mark  # most logs need no worker
+    from kinetic._runner.protocol.workers import WorkerId
 
     submission, index = ref.submission, ref.index
     identity, workers = submission.identity, submission.workers

@@ -26,13 +26,15 @@ SHARED = ("code/", "functions/", "data/")
 PAUSE_S = 0.05
 ON_UVLOOP = " on uvloop"
 IN_A_DIRECTORY = " in a directory"
+BY_WORKERS = " by workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """A platform that the suite runs on, and the decorator ``options`` that it needs.
 
-    ``title`` is the backend, with `ON_UVLOOP` or `IN_A_DIRECTORY` appended in such variants.
+    ``title`` is the backend, with `ON_UVLOOP`, `IN_A_DIRECTORY`, or `BY_WORKERS` appended in such
+    variants.
     """
 
     title: str
@@ -44,7 +46,8 @@ class Platform:
     @property
     def name(self) -> str:
         """Name of the backend."""
-        return self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
+        title = self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
+        return title.removesuffix(BY_WORKERS)
 
     @property
     def new_loop(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
