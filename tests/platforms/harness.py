@@ -56,11 +56,15 @@ class Platform:
 
 
 class Harness:
-    """Submit to a platform and check what happens; jobs can access ``folder`` like the test."""
+    """Submit to a platform and check what happens; jobs can access ``folder`` like the test.
+
+    ``runs_alone`` says that workers run a batch, so that it needs no client.
+    """
 
     def __init__(self, platform: Platform, client: aio.Client, ports: Ports, folder: Path) -> None:
         self.platform = platform
         self.name = platform.name
+        self.runs_alone = platform.name == "local" or platform.title.endswith(BY_WORKERS)
         self.client = client
         self.ports = ports
         self.folder = folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Submission(ItemStates):
         """Starts the workers that run the items; None if each attempt is a job of the platform."""
         self.worker_observations: dict[str, Observation] = {}
         """By name, the platform's last observation of each worker that waits or runs."""
+        self.workers_asked = -math.inf
+        """The loop's time when the platform was last asked for workers."""
         self.on_workers_gone: Callable[[], None] | None = None
         """Called when the last worker has ended."""
         self._running_since: dict[int, float] = {}

@@ -125,7 +125,9 @@ class WorkerLauncher:
 
     def relaunch(self, start: scheduler.Start) -> None:
         """Check whether there are workers: an item that may start was not taken for long."""
-        self._need_workers()
+        submission = self._context.submission
+        if not (submission.listed and submission.worker_observations):
+            self._need_workers()
 
     def _on_workers_gone(self) -> None:
         self._running = None
