@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from absl import logging
 
+from kinetic._runner.protocol import temporary_folders
 from kinetic._runner.protocol.wire import BILLING_PROJECT
 from kinetic.errors import ConfigurationError
 
@@ -24,10 +25,11 @@ _PROCESS_VARIABLES = {
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 _BASE_VARIABLES = {
-    *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"),
+    *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "TZ", "LANG", "LANGUAGE"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    "KINETIC_LOCAL_FRESH",  # a worker's items then import their packages themselves
 }
 """Variables that each job on this machine gets."""
 
@@ -92,9 +94,15 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     zone and the proxies of this machine. A pod gets none of them: its image has its own.
     A pattern must capture any other variable, such as ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or
     a token. So a job doesn't depend on the terminal from which you start it.
+
+    ``TMPDIR`` arrives as ``KINETIC_TMPDIR``: in this folder, each job has one of its own.
     """
-    return {
+    base = {
         name: value
         for name, value in environ.items()
         if name in _BASE_VARIABLES or name.startswith("LC_")
     }
+    if folder := environ.get("TMPDIR"):
+        shared = temporary_folders.shared_parent(os.path.abspath(folder))
+        base[temporary_folders.PARENT] = shared
+    return base

@@ -89,6 +89,8 @@ _CODES_OF_REASONS = {
     "unschedulable": "KN316",
     "quota": "KN317",
     "out of disk": "KN318",
+    "lost": "KN303",
+    "cancelled": "KN304",
 }
 """The code of an error, by its reason: a value of `kinetic.job_status.Reason`."""
 
@@ -167,21 +169,25 @@ class LaunchError(SubmissionError):
 
 
 class JobError(KineticError, RuntimeError):
-    """A submitted job has no value."""
+    """A submitted job has no value.
+
+    ``reason`` is a value of `kinetic.job_status.Reason`, or empty.
+    """
 
     code = "KN301"
 
-    def __init__(self, message: str, *, job_id: str = "") -> None:
+    def __init__(self, message: str, *, job_id: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.job_id = job_id
+        self.reason = reason
+        self.code = _CODES_OF_REASONS.get(reason, type(self).code)
 
 
 class JobFailed(JobError):
     """The job failed, and its exception can't be rebuilt in this process.
 
-    ``phase`` says where it failed; ``execute`` is your own code. ``reason`` is a value of
-    `kinetic.job_status.Reason`. ``remote_type`` is the exception's qualified name, and
-    ``remote_traceback`` its traceback.
+    ``phase`` says where it failed; ``execute`` is your own code. ``remote_type`` is the exception's
+    qualified name, and ``remote_traceback`` its traceback.
     """
 
     code = "KN302"
@@ -196,10 +202,8 @@ class JobFailed(JobError):
         remote_type: str = "",
         remote_traceback: str = "",
     ) -> None:
-        super().__init__(message, job_id=job_id)
+        super().__init__(message, job_id=job_id, reason=reason)
         self.phase = phase
-        self.reason = reason
-        self.code = _CODES_OF_REASONS.get(reason, type(self).code)
         self.remote_type = remote_type
         self.remote_traceback = remote_traceback
 
@@ -212,10 +216,8 @@ class JobLost(JobError):
     def __init__(
         self, message: str, *, job_id: str = "", reason: str = "", exit_code: int | None = None
     ) -> None:
-        super().__init__(message, job_id=job_id)
-        self.reason = reason
+        super().__init__(message, job_id=job_id, reason=reason)
         self.exit_code = exit_code
-        self.code = _CODES_OF_REASONS.get(reason, type(self).code)
 
 
 class JobCancelled(JobError):
@@ -228,7 +230,7 @@ class SubmitterLost(JobError):
     """The process that submitted the batch has ended before it submitted all items.
 
     Workers of this machine run all items whose inputs are stored, so there it means that inputs are
-    missing, or that the supervisor has refused workers.
+    missing.
     """
 
     code = "KN305"
@@ -436,6 +438,11 @@ class BatchError(Exception):
             next_step = "retry_failed() runs them again"
             if not self.failures:
                 next_step = "run corrected inputs in another batch"
+            elif self.submission_failures:
+                next_step += (
+                    "; but it can't help where the input couldn't be sent, such as item "
+                    f"{min(self.submission_failures)}: run corrected inputs in another batch"
+                )
             message += (
                 f"; the first is {first_failure.rstrip('.')}. outcomes() yields each, {next_step}"
             )

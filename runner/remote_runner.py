@@ -54,7 +54,7 @@ def run_in_pod() -> int:
     version = ".".join(map(str, sys.version_info[:3]))
     problem = ""
     if sys.version_info < MINIMUM_PYTHON:
-        submitted = json.loads(os.environ["KINETIC_ORDER"])["submission"]["client"].get("python")
+        submitted = json.loads(os.environ["KINETIC_ORDER"])["client"].get("python")
         problem = f"has Python {version}, and the job was submitted from Python {submitted}"
     else:
         try:

@@ -149,6 +149,10 @@ def private_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         survivors = end_processes(path) if any(path.iterdir()) else []
         assert not survivors, "processes outlived their supervisor:\n" + "\n".join(survivors)
     finally:
+        from kinetic._runner.job import temporary
+
+        for link in path.glob("local/*/*/**/tmp"):  # of a supervisor that a test has killed
+            temporary.remove_all([str(link)])
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -25,7 +24,6 @@ from kinetic._runner.job import processes
 from kinetic._runner.protocol import private
 from kinetic._supervisor import jobs, parents, supervisor
 from kinetic._supervisor.jobs import KEPT_S, Table
-from kinetic._supervisor.journal import Journal, read
 from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic._supervisor.supervisor import Supervisor, parse_seconds, write_log
 
@@ -55,14 +53,10 @@ def become_supervisor(home: Path, environ: Mapping[str, str]) -> Supervisor | No
             write_log(f"processes of an earlier supervisor can't be killed: {survivors}")
         slots = jobs.Slots(count_cpus(environ), gpu_ids(environ))
         table = Table(slots, parse_seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
-        for name in table.restore(read(paths.journal), time.time()):
-            paths.log(name).unlink(missing_ok=True)
-        journal = Journal(paths.journal)
-        journal.rewrite(job.view() for job in table.jobs.values())
         _clear_leftovers(paths)
         listener = _listen(paths)
     write_log(f"{slots.cpus} slots, GPUs {', '.join(slots.gpus) or 'none'}")
-    return Supervisor(paths, listener, table, journal, environ)
+    return Supervisor(paths, listener, table, environ)
 
 
 def _clear_leftovers(paths: SupervisorPaths) -> None:

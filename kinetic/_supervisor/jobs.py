@@ -9,11 +9,13 @@ import enum
 import itertools
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinetic._supervisor.protocol import SUBMISSION, JobHeader
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.directory_urls import directory_of
+from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION, JobHeader
 from kinetic.job_status import Reason
 
 
@@ -115,18 +117,27 @@ class Stop(enum.StrEnum):
 
 
 _SHOWN = (
-    "name", "labels", "created", "state", "executor", "leaving", "stopping", "exit_code", "reason",
-    "message", "ended", "log",
+    "name", "labels", "created", "state", "executor", "leaving", "exit_code", "reason", "message",
+    "log",
 )  # fmt: skip
+
+
+_MAY_BE_SECOND = (wire.EXIT_FINAL, wire.EXIT_RETRY)
+"""How a process exits that finds the claim of another one for its job, among others.
+
+A client repeats a launch that an earlier supervisor didn't answer, so a job can have two processes.
+"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
     """One job. ``created`` and ``ended`` are seconds since the epoch.
 
+    A worker whose predecessor has just ended is ``resting`` before it takes its place in the queue.
     A worker that has given its slots back is ``paused``: it runs, and waits for slots in the queue.
     ``asked_back`` says that it was asked to do so after its item.
     ``item`` is what a worker runs: an entry of its own, which has the ``worker`` and takes no slot.
+    ``heard`` says that a client that looks for this job has got its end.
     ``log`` is where the output of an item is: the worker's name, the first byte in its log, the
     path of the outcome, and at last the end of the output.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
@@ -136,7 +147,7 @@ class Job:
     name: str
     labels: Mapping[str, str]
     created: float
-    header: JobHeader | None = None  # None if the job has ended, or an earlier supervisor ran it
+    header: JobHeader
     body: bytes = b""
     state: State = State.QUEUED
     need: Need = field(default_factory=lambda: Need(1))
@@ -149,6 +160,8 @@ class Job:
     message: str = ""
     started: float = 0.0
     ended: float = 0.0
+    heard: bool = False
+    resting: bool = False
     paused: bool = False
     asked_back: bool = False
     worker: Job | None = None
@@ -156,19 +169,15 @@ class Job:
     log: list[Any] | None = None
 
     def view(self) -> dict[str, Any]:
-        """Return the description of the job for clients and for the journal."""
-        return {name: getattr(self, name) for name in _SHOWN}
+        """Return the description of the job for clients."""
+        view = {name: getattr(self, name) for name in _SHOWN}
+        if self.exit_code in _MAY_BE_SECOND and INDEX in self.labels:
+            view["executor"] = ""  # the process that has claimed the job has ended in any case
+        return view
 
     def has_labels(self, labels: Mapping[str, str]) -> bool:
         """Return whether the job has all of *labels*."""
         return labels.items() <= self.labels.items()
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Give the job to a warm parent."""
-
-    job: Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +198,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Write the changed job to the journal, and send it to the clients that watch it."""
+    """Send the changed job to the clients that watch it."""
 
     job: Job
 
@@ -201,14 +210,7 @@ class RemoveLog:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellNews:
-    """Tell a worker that the store has changed."""
-
-    worker: Job
-
-
-Action = Start | SendSignal | SetTimer | Report | RemoveLog | TellNews
+Action = SendSignal | SetTimer | Report | RemoveLog
 
 
 class Queue:
@@ -220,12 +222,6 @@ class Queue:
     def append(self, job: Job) -> None:
         """Add *job* as the last one of its submission."""
         self._turns.setdefault(_submission(job), deque()).append(job)
-
-    def put_back(self, job: Job) -> None:
-        """Add *job* as the next one of all."""
-        jobs = self._turns.pop(_submission(job), deque())
-        jobs.appendleft(job)
-        self._turns = {_submission(job): jobs, **self._turns}
 
     def first(self) -> Job | None:
         """Return the next job; drop those that don't wait any more."""
@@ -273,17 +269,25 @@ class Table:
         return bool(self._running or self._queued_count)
 
     @property
+    def knows_unheard_end(self) -> bool:
+        """Whether a job has ended otherwise than by itself, and no client has got to know it."""
+        return any(not job.heard for job in self._ended_jobs.values())
+
+    @property
     def has_queued_jobs(self) -> bool:
         """Whether a job waits for its slots."""
         return self._queued_count > 0
 
-    def add(self, job: Job) -> list[Action]:
-        """Queue a new job, whose name is not in the table."""
-        job.need = self.slots.fit(job.need)
+    def add(self, job: Job, pause_s: float = 0.0) -> list[Action]:
+        """Queue a new job, whose name is not in the table, after a pause."""
+        job.need = self.slots.fit(Need(job.header.cpus, job.header.gpus))
         self.jobs[job.name] = job
-        self._queues[job.need.gpus > 0].append(job)
         self._queued_count += 1
-        return [_start_timer(job, job.created)]
+        job.resting = pause_s > 0
+        if job.resting:
+            return [SetTimer(job, pause_s)]
+        self._queues[job.need.gpus > 0].append(job)
+        return [SetTimer(job, job.header.start_timeout)]
 
     def take_next(self) -> Job | None:
         """Take slots for the job that starts next, and return it; None if no job can start.
@@ -320,8 +324,8 @@ class Table:
         waiting = {name for queue in self._queues.values() for name in queue.submissions()}
         changed: list[Job] = []
         for job in self._running.values():
-            is_worker = job.header is not None and bool(job.header.worker)
-            asked = is_worker and job.grant is not None and bool(waiting - {_submission(job)})
+            has_slots = bool(job.header.worker) and job.grant is not None
+            asked = has_slots and bool(waiting - {_submission(job)})
             if asked != job.asked_back:
                 job.asked_back = asked
                 changed.append(job)
@@ -347,8 +351,7 @@ class Table:
         self._queued_count -= 1
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
-        timeout = job.header.timeout if job.header is not None else None
-        return [Report(job), Start(job), SetTimer(job, timeout)]
+        return [Report(job), SetTimer(job, job.header.timeout)]
 
     def running(self, executor: str) -> Job | None:
         """Return the running job of a process; None if it has ended."""
@@ -361,16 +364,24 @@ class Table:
             job.leaving = True
         return job
 
-    def begin_item(self, worker: Job, name: str, labels: Mapping[str, str], log: list[Any]) -> Job:
-        """Note the item that *worker* runs now, and return its entry."""
+    def begin_item(self, worker: Job, index: int, attempt: int, start: int) -> Job:
+        """Note the item that *worker* runs now, and return its entry.
+
+        The item's output begins at byte *start* of the worker's log.
+        """
+        name, header = item_name(worker, index, attempt), worker.header
+        outcome = ""
+        if header is not None and (folder := directory_of(header.store)) is not None:
+            outcome = f"{folder}/{wire.attempt_key(header.scope, index, attempt, 'outcome')}"
         item = Job(
             name=name,
-            labels={**worker.labels, **labels},
+            labels={**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)},
             created=worker.created,
+            header=worker.header,
             state=State.RUNNING,
             executor=worker.executor,
             worker=worker,
-            log=log,
+            log=[worker.name, start, outcome],
         )
         self.jobs[name] = worker.item = item
         return item
@@ -382,22 +393,6 @@ class Table:
             item.worker.item = None
         if self.jobs.get(item.name) is item:
             del self.jobs[item.name]
-
-    def may_requeue(self, job: Job) -> bool:
-        """Return whether *job* may be queued again: another item of its batch must have started."""
-        submission = _submission(job)
-        return job.stopping is None and any(
-            other is not job and other.executor and _submission(other) == submission
-            for other in self.jobs.values()
-        )
-
-    def requeue(self, job: Job, now: float, message: str) -> list[Action]:
-        """Put *job*, which has no process, back at the head of its queue."""
-        self._release(job)
-        self._queued_count += 1
-        job.state, job.executor, job.message = State.QUEUED, "", message
-        self._queues[job.need.gpus > 0].put_back(job)
-        return [Report(job), _start_timer(job, now)]
 
     def record_exit(
         self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
@@ -418,18 +413,15 @@ class Table:
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
-        """Delete *job*; if it is running, ask it to end, and let `_end` remove it later.
-
-        The worker of an item finds the request to stop it, and ends the item itself.
-        """
-        if job.worker is not None:
-            return [TellNews(job.worker)]
+        """Delete *job*; if it is running, ask it to end, and let `_end` remove it later."""
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []
             already_stopping = job.stopping is not None
             job.stopping = Stop.DELETED
-            return [Report(job)] if already_stopping else [Report(job), *self._ask_to_end(job)]
+            # If the supervisor dies before the job has ended, nobody else knows its log.
+            actions: list[Action] = [RemoveLog(job.name), Report(job)]
+            return actions if already_stopping else [*actions, *self._ask_to_end(job)]
         if job.state is State.QUEUED:
             job.reason, job.message = Reason.CANCELLED, "deleted before it started"
         return self._remove(job)
@@ -457,7 +449,11 @@ class Table:
 
     def handle_timer(self, job: Job, now: float) -> list[Action]:
         """Act on the due timer of *job*: on its wait for slots, its running time, or its grace."""
-        if job.state is State.QUEUED and job.header is not None:
+        if job.resting:
+            job.resting = False
+            self._queues[job.need.gpus > 0].append(job)
+            return []
+        if job.state is State.QUEUED:
             limit = job.header.start_timeout or 0.0
             message = f"no slot was free for {limit:g} s (start_timeout); it never started"
             return self._end(job, now, Reason.UNSCHEDULABLE, message)
@@ -481,14 +477,15 @@ class Table:
 
     def _ask_to_end(self, job: Job, signal_number: signal.Signals = signal.SIGTERM) -> list[Action]:
         """Signal the job, and set a timer that kills it; SIGXCPU means that its timeout is over."""
-        grace = job.header.grace if job.header is not None else 0.0
-        return [SendSignal(job, signal_number), SetTimer(job, grace)]
+        return [SendSignal(job, signal_number), SetTimer(job, job.header.grace)]
 
     def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
         """Free the slots of *job*, and mark it as ended, or remove it if it was deleted."""
         self._release(job)
         job.state, job.ended = State.ENDED, now
-        job.reason, job.message, job.body, job.header = reason, message, b"", None
+        # A process that ended by itself has left an outcome; the end of a worker tells nothing.
+        job.heard = job.exit_code in (wire.EXIT_VALUE, wire.EXIT_FINAL) or INDEX not in job.labels
+        job.reason, job.message, job.body = reason, message, b""
         actions: list[Action] = []
         if (item := job.item) is not None:  # it has ended with its worker, and has no outcome
             item.exit_code, item.reason, item.message = job.exit_code, reason, message
@@ -500,7 +497,7 @@ class Table:
         return [*actions, Report(job)]
 
     def _remove(self, job: Job) -> list[Action]:
-        """Remove *job* from the table, and its log before the journal says that the job is gone."""
+        """Remove *job* from the table, and its log."""
         self._release(job)
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
@@ -519,46 +516,14 @@ class Table:
         job.paused = False
         self._running.pop(job.executor, None)
 
-    def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
-        """Add the jobs of a journal, unfinished ones as lost; return the names of deleted jobs."""
-        subject = "its supervisor"
-        deleted: list[str] = []
-        for line in lines:
-            match line:
-                case {"supervisor": pid}:
-                    subject = f"its supervisor (process {pid})"
-                case {"name": name, "state": State.GONE}:
-                    self.jobs.pop(name, None)
-                case {"name": name, "state": state, "stopping": stopping}:
-                    known = {field: line[field] for field in _SHOWN if field in line}
-                    job = self.jobs[name] = Job(**known)
-                    job.state = State(state)
-                    job.stopping = Stop(stopping) if stopping else None
-                case _:
-                    continue
-        for job in self.jobs.values():
-            if job.state is not State.ENDED:
-                moment = "while the job was running" if job.executor else "while the job was queued"
-                consequence = "the job was ended with it" if job.executor else "it never started"
-                job.state, job.ended, job.reason = State.ENDED, now, Reason.LOST
-                job.message = f"{subject} died {moment}; {consequence}"
-                deleted += [job.name] if job.stopping is Stop.DELETED else []
-        for name in deleted:
-            del self.jobs[name]
-        by_end = sorted(self.jobs.values(), key=lambda job: job.ended)
-        self._ended_jobs = {job.name: job for job in by_end}
-        self.forget_expired(now)
-        return deleted
-
-
-def _start_timer(job: Job, now: float) -> SetTimer:
-    """Return the timer that limits how long the queued *job* still waits for its slots."""
-    limit = job.header.start_timeout if job.header is not None else None
-    return SetTimer(job, job.created + limit - now if limit is not None else None)
-
 
 def _waits(job: Job) -> bool:
     return job.state is State.QUEUED or job.paused
+
+
+def item_name(worker: Job, index: int, attempt: int) -> str:
+    """Return the name of an attempt that *worker* runs."""
+    return f"{_submission(worker)}-{index}-{attempt}"
 
 
 def _submission(job: Job) -> str:
@@ -570,7 +535,7 @@ def _explain_exit(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, s
     """Return why the job ended, as a reason and a sentence; both empty for exit code 0."""
     if status == 0:
         return "", ""
-    limit = job.header.timeout if job.header is not None else None
+    limit = job.header.timeout
     match job.stopping:
         case Stop.DEADLINE:
             return Reason.DEADLINE, f"ran longer than its timeout of {limit or 0:g} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -15,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import outputs, processes, spares, time_limit
+from kinetic._runner.job import outputs, processes, spares, temporary, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
-from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
-from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths, inherited_variables
+from kinetic._supervisor.protocol import Stream, SupervisorPaths, inherited_variables
 
 KILL_TIMEOUT_S = 5.0
 """Maximum seconds to wait for killed processes of a job, which may hang in the kernel."""
@@ -260,6 +260,7 @@ class Sweeper:
     def __init__(self, trash: Path, spares_folder: Path) -> None:
         self.helper_pids: set[int] = set()
         self.keeps_spares = spares.can_keep(str(spares_folder))
+        """Whether jobs write the record without which no folder is kept."""
         self._sweeping_pid = 0
         self._trash = str(trash)
         self._spares_folder = str(spares_folder)
@@ -280,25 +281,20 @@ class Sweeper:
                 return
         os.mkdir(folder, 0o700)
 
-    def release_folder(self, folder: str, executor: str) -> None:
-        """Keep the *folder* of an ended job as a spare for later jobs, or remove it."""
+    def release_folder(self, folder: str, executor: str, project: str) -> None:
+        """Keep the *folder* of an ended job of *project* as a spare, or remove it."""
+        parts = {spares.WORKSPACE, project + spares.RECORD}
         with contextlib.suppress(OSError):  # the folder was never made, or is unreadable
-            entries = os.listdir(folder)
-            project = spares.project_of(entries) if self.keeps_spares else ""
-            if not project:
-                self._remove(folder)
+            if not temporary.remove_if_small(folder, REMOVED_AT_ONCE):
+                self._move_to_trash(f"{folder}/{temporary.LINK}")
+            entries = {*os.listdir(folder)}
+            if parts <= entries:
+                spare = f"{self._spares_folder}/{executor}"
+                os.rename(folder, spare)
+                for entry in entries - parts:
+                    self._move_to_trash(f"{spare}/{entry}")
+                self._spares.append(_Spare(spare, project, time.monotonic()))
                 return
-            spare = f"{self._spares_folder}/{executor}"
-            os.rename(folder, spare)
-            for entry in spares.foreign_entries(entries, project):
-                self._move_to_trash(f"{spare}/{entry}")
-            self._spares.append(_Spare(spare, project, time.monotonic()))
-            return
-        self._move_to_trash(folder)
-
-    def _remove(self, folder: str) -> None:
-        """Remove *folder*: at once if it has few files, otherwise by way of the trash."""
-        with contextlib.suppress(OSError):
             if processes.remove_if_small(folder, REMOVED_AT_ONCE):
                 return
         self._move_to_trash(folder)
@@ -319,7 +315,8 @@ class Sweeper:
         """Start a helper that removes the folders in the trash, unless such a helper runs."""
         if self._trashed_folders and self._sweeping_pid not in self.helper_pids:
             with contextlib.suppress(OSError):  # no process can be started: the next call retries
-                self._sweeping_pid = processes.remove_in_background(self._trashed_folders)
+                remove = functools.partial(temporary.remove_all, self._trashed_folders)
+                self._sweeping_pid = processes.run_in_background(remove)
                 self.helper_pids.add(self._sweeping_pid)
                 self._trashed_folders = []
 
@@ -345,20 +342,12 @@ class Parents:
         self._parents: dict[ParentKey, Parent] = {}
         self._parent_by_job: dict[Job, Parent] = {}
         self._dismissed: list[Parent] = []
-        self._ended: dict[str, Job] = {}
-        self._output_folders: dict[Job, str] = {}
 
-    def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
+    def start(self, job: Job, variables: Mapping[str, str]) -> Parent:
         """Have a warm parent fork a process for *job*; return that parent, which may be new."""
-        if job.name in self._ended:  # a job of this name has just ended: remove its folder first
-            self.clear_folders()
-        work, runner = self.work_folder(job), f"{header.runner}/remote_runner.py"
+        header, work = job.header, self.work_folder(job)
+        runner = f"{header.runner}/remote_runner.py"
         self._sweeper.make_folder(work, header.project)
-        if outputs.OWN_FOLDER.fullmatch(header.output_dir):
-            self._output_folders[job] = header.output_dir
-            # If the job made this folder, `_drop_outputs` could remove the folder above it before.
-            with contextlib.suppress(OSError):  # the job reports the error
-                private.make_folder(header.output_dir)
         key = ParentKey(header.command, header.runner, header.edition, header.fresh)
         parent = self._parents.get(key)
         if parent is None:
@@ -388,8 +377,6 @@ class Parents:
 
         The timeout counts from the call of the function. Until then, a job has its start allowance.
         """
-        if job.header is None:
-            return 0.0
         limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work_folder(job))
         if called is not None:
             return called + limit - now
@@ -403,31 +390,13 @@ class Parents:
         if parent is not None and parent not in self._dismissed:
             parent.signal(job, number)
 
-    def mark_ended(self, job: Job) -> None:
-        """Note that *job* has ended, so that the next `clear_folders` releases its folder."""
+    def release(self, job: Job) -> None:
+        """Release the folder of *job*, which ends now, for reuse; remove an empty output folder."""
         self._parent_by_job.pop(job, None)
-        self._ended[job.name] = job
-
-    def clear_folders(self) -> None:
-        """Release the folders of ended jobs for reuse, and remove empty output folders."""
-        for job in self._ended.values():
-            self._sweeper.release_folder(self.work_folder(job), job.executor)
-            time_limit.forget(self.work_folder(job))
-            self._drop_outputs(job)
-        self._ended.clear()
-
-    def _drop_outputs(self, job: Job) -> None:
-        """Remove the output directory of *job*, and that of its batch, if they are empty.
-
-        Leave a directory that another attempt uses already.
-        """
-        folder = self._output_folders.pop(job, "")
-        matched = outputs.OWN_FOLDER.fullmatch(folder)
-        if matched is None or folder in self._output_folders.values():
-            return
-        outputs.drop_if_empty(folder)
-        if matched[2]:
-            outputs.drop_if_empty(matched[1])
+        header, work = job.header, self.work_folder(job)
+        self._sweeper.release_folder(work, job.executor, header.project)
+        outputs.drop_if_empty(header.output_dir)
+        time_limit.forget(work)
 
     @property
     def connected_parents(self) -> list[Parent]:

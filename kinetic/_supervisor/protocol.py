@@ -131,7 +131,7 @@ class Channel(Stream):
         return self._decoder.feed(data) if data is not None else None
 
 
-VERSION = (1, 4)
+VERSION = (1, 5)
 """Major and minor version. Both sides need the same version: both use the runner's files.
 
 Raise the minor version when the runner's files move. Each major version has its own socket path.
@@ -159,9 +159,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "owned": (bool,), "cpus": (int,), "gpus": (int,), "memory_bytes": _COUNT, "timeout": _SECONDS,
     "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
     "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
-    "round": (int,), "workers": (int,), "index": (int,), "attempt": (int,), "outcome": (str,),
-    "start": (int,), "stop": _COUNT, "single": (bool,),
+    "round": (int,), "workers": (int,), "ended": (list,), "running": (list,), "single": (bool,),
 }  # fmt: skip
+_ELEMENTS: Mapping[str, type] = {"protocol": int, "ended": list, "running": int}
 _LIMITS = (
     "cpus", "gpus", "memory_bytes", "timeout", "start_timeout", "start_allowance", "grace",
 )  # fmt: skip
@@ -175,7 +175,7 @@ def check(header: Mapping[str, Any]) -> None:
         value: Any = header[name]
         kind: Any = value.__class__
         elements: Iterable[Any] = value if kind is list else value.values() if kind is dict else ()
-        element_type = int if name == "protocol" else str
+        element_type = _ELEMENTS.get(name, str)
         if kind not in types or any(type(element) is not element_type for element in elements):
             raise ChannelError(f"the request's {name} has a wrong type: {value!r:.100}")
 
@@ -266,7 +266,6 @@ class SupervisorPaths:
         self.socket = self.state / "socket"
         self.lock = self.state / "lock"  # held while the supervisor runs
         self.starting = self.state / "starting"  # a lock, held while a supervisor starts or stops
-        self.journal = self.state / "journal"
         self.own_log = self.state / "supervisor.log"  # the standard error, also of warm parents
         self.logs = self.state / "logs"
         self.work = self.state / "work"  # a folder for each running job

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from kinetic._supervisor.jobs import Job, State, Stop, Table
+from kinetic._supervisor.jobs import Job, State, Stop, Table, item_name
 from kinetic._supervisor.protocol import (
     ATTEMPT,
     INDEX,
@@ -35,7 +34,9 @@ def peer_pid(sock: socket.socket) -> int:
 MAX_UNREAD_BYTES = 1 << 18
 """With this many unread bytes, a client gets no more changes, so it may miss some states."""
 
-JOBS_PER_MESSAGE = 200
+MAX_ENDS = 4000
+"""How many ends of items one message to a client has."""
+
 PAUSE_S = 0.02
 """Minimum pause between two messages to a client that watches; one message has many changes."""
 
@@ -48,9 +49,10 @@ class Connection:
     """A connected client, the process ``pid``, which may also watch jobs.
 
     ``labels`` select the jobs that the client watches; None if it watches none. ``changes`` are the
-    jobs whose states the client must still get. A ``watch`` request sets ``synced`` to False.
-    ``synced`` becomes True when the client has got all jobs that it watches. ``worker`` is set if
-    the client is itself a worker's process.
+    jobs whose states the client must still get. ``ends`` are the items of whose ends the client
+    must still hear: by worker, pairs of index and attempt. A ``watch`` request sets ``synced`` to
+    False. ``synced`` becomes True when the client has got all jobs that it watches. ``worker`` is
+    set if the client is itself a worker's process.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -58,26 +60,39 @@ class Connection:
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
+        self.ends: dict[Job, list[tuple[int, int]]] = {}
         self.worker: Job | None = None
         self.synced = True
         self.next_send_at = 0.0
         """When to send the next changes at the earliest, while any job is queued or running."""
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the client must still hear of a job."""
+        return bool(self.changes or self.ends)
+
     def pump(self, now: float, *, immediately: bool) -> None:
         """Send what the socket takes; if *immediately*, don't pause before changes of jobs."""
         self.channel.flush()
-        if self.changes and self.synced and not immediately and now < self.next_send_at:
+        if self.has_news and self.synced and not immediately and now < self.next_send_at:
             return
-        if self.changes:
+        if self.has_news:
             self.next_send_at = now + PAUSE_S
-        # If changes remain, unsent bytes remain too, so the selector reports room in the socket.
-        while self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
-            changed_jobs = [*itertools.islice(self.changes, JOBS_PER_MESSAGE)]
-            for job in changed_jobs:
-                del self.changes[job]
-            self.channel.send({"jobs": [job.view() for job in changed_jobs]})
+        while self.ends and self.channel.unsent < MAX_UNREAD_BYTES:
+            worker, ends = next(iter(self.ends.items()))
+            view = {"labels": worker.labels, "executor": worker.executor, "ends": ends[:MAX_ENDS]}
+            if not (left := ends[MAX_ENDS:]):
+                del self.ends[worker]
+            else:
+                self.ends[worker] = left
+            self.channel.send({"jobs": [], "items": view})
             self.channel.flush()
-        if not self.changes and not self.synced:
+        # If changes remain, unsent bytes remain too, so the selector reports room in the socket.
+        if self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
+            self.channel.send({"jobs": _views(self.changes)})
+            self.changes.clear()
+            self.channel.flush()
+        if not self.has_news and not self.synced:
             self.synced = True
             self.channel.send({"jobs": [], "synced": True})
             self.channel.flush()
@@ -130,6 +145,22 @@ class Server:
             for connection, header, body in self._held_launches.pop(job.name, ()):
                 self._on_launch(connection, header, body)
 
+    def _notify_ends(self, worker: Job, ends: Sequence[tuple[int, int]]) -> None:
+        """Notify the clients that watch items of *worker* that these have ended."""
+        for connection in self.connections:
+            if (labels := connection.labels) is None:
+                continue
+            selected = ends if worker.has_labels(labels) else ()
+            if not selected and (INDEX in labels or ATTEMPT in labels):
+                selected = [
+                    (index, attempt)
+                    for index, attempt in ends
+                    if labels.items()
+                    <= {**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)}.items()
+                ]
+            if selected:
+                connection.ends.setdefault(worker, []).extend(selected)
+
     def close(self, connection: Connection) -> None:
         """Forget a client that has disconnected."""
         connection.channel.close()
@@ -153,7 +184,7 @@ class Server:
                 return
             if existing is None:
                 self._launch(job, body, connection.pid)
-        except (OrderError, ShuttingDown, OSError) as exc:
+        except (OrderError, ShuttingDown) as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
@@ -166,14 +197,22 @@ class Server:
         self._end_rounds(names, header.get("labels"))
         for job in self._select_jobs(names, header.get("labels")):
             self._delete(job)
+        # An item of a worker may not be known yet. Its worker finds the request to stop it.
+        unknown = {name.rsplit("-", 2)[0] for name in names if name not in self._table.jobs}
+        for other in self.connections:
+            if other.worker is not None and other.worker.labels.get(SUBMISSION) in unknown:
+                other.channel.send({"news": True})
         labels: Mapping[str, str] = header.get("labels") or {}
         self._remove_logs(names, labels.get(SUBMISSION, ""))
         self._reply(connection, {"id": header["id"]})
 
     def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         names, labels = header.get("names"), header.get("labels")
-        found = self._select_jobs(names or (), {} if not names and labels is None else labels)
-        self._reply(connection, {"id": header["id"], "jobs": [job.view() for job in found]})
+        if names or labels:
+            views = _views(self._select_jobs(names or (), labels))
+        else:
+            views = [job.view() for job in self._table.jobs.values()]
+        self._reply(connection, {"id": header["id"], "jobs": views})
 
     def _on_ended(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Answer when the job has ended, or at once if there is no such job."""
@@ -195,7 +234,7 @@ class Server:
         try:
             job, number = JobHeader.from_json(header), header["round"]
             reply["workers"] = self._scale(job, body, number, header["workers"])
-        except (OrderError, ShuttingDown, OSError) as exc:
+        except (OrderError, ShuttingDown) as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
@@ -204,7 +243,7 @@ class Server:
         reply: dict[str, Any] = {"id": header["id"], "workers": 0}
         try:
             reply["workers"] = self._grow(header["name"], header["workers"])
-        except (ShuttingDown, OSError) as exc:
+        except ShuttingDown as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
 
@@ -225,24 +264,29 @@ class Server:
             if connection.worker is job:
                 connection.channel.send(message)
 
-    def _on_item(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Note that the sender, a worker, has begun or ended an item; send no answer."""
+    def _on_items(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Note which items the sender, a worker, has ended, and which it runs; send no answer."""
         worker = connection.worker
         if worker is None or worker.state is not State.RUNNING:
             return  # it has just ended
-        item, name = worker.item, header["name"]
-        if item is not None and item.name != name:
-            self._table.end_item(item)
-            self.notify(item)
-            item = None
-        if item is None:
-            labels = {INDEX: str(header["index"]), ATTEMPT: str(header["attempt"])}
-            log = [worker.name, header.get("start"), header["outcome"]]
-            item = self._table.begin_item(worker, name, labels, log)
-        if "stop" in header:
-            item.log = [*(item.log or ()), header["stop"]]
-            self._table.end_item(item)
-        self.notify(item)
+        ends: list[tuple[int, int]] = []
+        for index, attempt, start, stop in header["ended"]:
+            ends.append((index, attempt))
+            item, name = worker.item, ""
+            if item is not None or self._end_waiters:
+                name = item_name(worker, index, attempt)
+            if item is not None and item.name == name:
+                start = item.log[1] if item.log is not None else start
+                self._table.end_item(item)
+                for other in self.connections:
+                    other.changes.pop(item, None)
+            if name in self._end_waiters:
+                for waiting_connection, request_id in self._end_waiters.pop(name):
+                    log = [worker.name, start, "", stop]
+                    self._reply(waiting_connection, {"id": request_id, "log": log})
+        self._notify_ends(worker, ends)
+        if running := header.get("running"):
+            self.notify(self._table.begin_item(worker, *running))
 
     def _on_news(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Tell the workers of a submission that the store has changed."""
@@ -268,7 +312,7 @@ class Server:
         "grow": _on_grow,
         "worker": _on_worker,
         "idle": _on_idle,
-        "item": _on_item,
+        "items": _on_items,
         "news": _on_news,
     }
 
@@ -284,10 +328,17 @@ class Server:
             connection.channel.send(reply)
 
 
+def _views(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Describe jobs to a client that looks for them, which closes those that died."""
+    views: list[dict[str, Any]] = []
+    for job in jobs:
+        job.heard = job.heard or job.state is State.ENDED
+        views.append(job.view())
+    return views
+
+
 def _refusal(error: Exception) -> dict[str, str]:
     """Return the fields of a reply that refuses a job or a worker."""
-    if isinstance(error, OrderError):
-        return {"error": str(error), "kind": "order"}
     if isinstance(error, ShuttingDown):
         return {"error": "the supervisor was asked to stop", "kind": "ending"}
-    return {"error": getattr(error, "strerror", None) or str(error), "kind": "disk"}
+    return {"error": str(error), "kind": "order"}

@@ -1,13 +1,12 @@
 """The loop of the supervisor. It waits for clients, fork servers, signals, and timers.
 
-Each turn of the loop writes changes of jobs to the journal before it sends the changes to clients.
-So the next supervisor knows everything that clients have seen.
+The end of a supervisor ends its jobs. So the next one doesn't have to know them: that it doesn't
+know a job proves that the job's process has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -30,17 +29,13 @@ from kinetic._supervisor.jobs import (
     QUEUED_S,
     Action,
     Job,
-    Need,
     RemoveLog,
     Report,
     SendSignal,
     SetTimer,
-    Start,
     State,
     Table,
-    TellNews,
 )
-from kinetic._supervisor.journal import Journal
 from kinetic._supervisor.parents import Change, Parent, Parents, Sweeper
 from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths
 from kinetic._supervisor.server import Connection, Server, ShuttingDown
@@ -120,16 +115,6 @@ FIRST_CLIENT_S = 5.0
 
 SHUTDOWN_GRACE_S = 3.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 600.0
-START_AGAIN_S = 1.0
-"""Pause (seconds) before the next start of a job, after a start met a transient error."""
-
-TRANSIENT_ERRORS = frozenset(
-    {
-        errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
-        errno.ENOSPC,
-    }
-)  # fmt: skip
-"""Errors at a job's start that may be temporary."""
 
 
 def write_log(text: str) -> None:
@@ -148,7 +133,6 @@ class Supervisor:
         paths: SupervisorPaths,
         listener: socket.socket,
         table: Table,
-        journal: Journal,
         environ: Mapping[str, str],
     ) -> None:
         self._paths = paths
@@ -156,9 +140,7 @@ class Supervisor:
         self._listener = listener
         self._table = table
         self._has_gpus = bool(table.slots.gpus)
-        self._journal = journal
         self._rounds = rounds.Rounds(os.urandom(4).hex())
-        self._delayed: list[tuple[float, rounds.Start]] = []  # replacements of workers
         self._server = Server(
             *(table, self._launch, self._delete, self._remove_logs),
             *(self._scale, self._grow, self._end_rounds, table.pause),
@@ -170,14 +152,13 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._owned_jobs: dict[Job, int] = {}  # with the process IDs of their owners
         self._owner_fds: dict[int, int] = {}  # readable when the owner has ended
-        self._orphan_headers: dict[Job, JobHeader] = {}
+        self._orphans: set[Job] = set()  # their objects are removed at their end
         self._idle_s = parse_seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._environ = environ
         now = time.monotonic()
         self._collection_at = now + min(FIRST_COLLECTION_S, self._idle_s)
         self._busy_at = now + FIRST_CLIENT_S
         self._waits_reported_at = 0.0
-        self._start_again_at = 0.0
         self._stop_requested = False
         self._ending = False
 
@@ -232,15 +213,12 @@ class Supervisor:
             self._reap()
 
     def _handle_changes(self, changes: Iterable[Change]) -> None:
-        """Record the jobs that ended; end or requeue the jobs that could not be forked."""
+        """Record the jobs that have ended, or couldn't be forked."""
         for job, result in changes:
-            self._parents.mark_ended(job)
-            is_worker = job.header is not None and bool(job.header.worker)
             if isinstance(result, OSError):
-                self._perform(self._handle_failed_start(job, result))
-                if is_worker and job.state is State.ENDED:
-                    self._follow_worker(job, 1)
+                self._fail_start(job, result)
                 continue
+            self._parents.release(job)
             out_of_memory = result == -signal.SIGKILL and self._kills.has_increased()
             actions = self._table.record_exit(
                 job,
@@ -250,22 +228,30 @@ class Supervisor:
                 meaning=_explain_exit_code(job, result, self._paths),
             )
             self._perform(actions)
-            if is_worker:
-                self._follow_worker(job, result)
+            self._follow_worker(job, result)
+
+    def _fail(self, job: Job, reason: Reason, message: str) -> None:
+        """End a job that has no process and no exit code; if it is a worker, replace it."""
+        self._parents.release(job)
+        self._perform(self._table.fail(job, time.time(), reason, message))
+        self._follow_worker(job, 1)
+
+    def _fail_start(self, job: Job, exc: OSError) -> None:
+        file = f": {exc.filename}" if exc.filename else ""
+        message = f"the job couldn't be started: {exc.strerror or exc}{file}"
+        write_log(f"{job.name}: {message}")
+        self._fail(job, Reason.SETUP, message)
 
     def _follow_worker(self, job: Job, status: int) -> None:
-        """Replace a worker that has ended, or end the others of its round."""
+        """If *job* is a worker, replace it, or end the others of its round."""
         result = self._rounds.ended(job.name, status, time.monotonic() - job.started)
         if isinstance(result, rounds.Start) and not self._ending:
-            self._delayed.append((time.monotonic() + result.pause_s, result))
+            waits = f"waiting to start again: {job.message}" if job.reason == Reason.SETUP else ""
+            self._launch(result.header, result.body, 0, waits, result.pause_s)
         elif isinstance(result, rounds.End):
-            self._drop_delayed(result.names)
             for name in result.names:
                 if (worker := self._table.jobs.get(name)) is not None:
                     self._perform(self._table.dismiss(worker, time.time()))
-
-    def _drop_delayed(self, names: Collection[str]) -> None:
-        self._delayed = [entry for entry in self._delayed if entry[1].header.name not in names]
 
     def _scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> int:
         """Begin a round of workers, or add workers to it; return how many it has."""
@@ -283,23 +269,9 @@ class Supervisor:
         return self._rounds.count(name)
 
     def _end_rounds(self, names: Collection[str], labels: Mapping[str, str] | None) -> None:
-        ended = self._rounds.delete(names, labels).names
-        self._drop_delayed(ended)
-        for name in ended:
+        for name in self._rounds.delete(names, labels).names:
             if (worker := self._table.jobs.get(name)) is not None:
                 self._delete(worker)
-
-    def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
-        """End *job*, or queue it again after a transient error if its batch has begun."""
-        file = f": {exc.filename}" if exc.filename else ""
-        message = f"the job couldn't be started: {exc.strerror or exc}{file}"
-        if exc.errno not in TRANSIENT_ERRORS or not self._table.may_requeue(job):
-            return self._table.fail(job, time.time(), Reason.SETUP, message)
-        if not job.message:
-            write_log(f"{job.name} waits: {message}")
-        self._start_again_at = time.monotonic() + START_AGAIN_S
-        waiting = f"waiting: {message}; kinetic keeps trying"
-        return self._table.requeue(job, time.time(), waiting)
 
     def _on_signals(self, wakeup: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -312,11 +284,7 @@ class Supervisor:
     def _reap(self) -> None:
         for parent, jobs in self._parents.reap():
             for job in jobs:
-                self._parents.mark_ended(job)
-                is_worker = job.header is not None and bool(job.header.worker)
-                self._perform(self._table.fail(job, time.time(), *self._cause_of_death(parent)))
-                if is_worker:
-                    self._follow_worker(job, 1)
+                self._fail(job, *self._cause_of_death(parent))
 
     def _cause_of_death(self, parent: Parent) -> tuple[Reason, str]:
         """Return a reason and a message for the jobs of *parent*, which has ended."""
@@ -339,14 +307,6 @@ class Supervisor:
                 self._timers[job] = now + time_left
             else:
                 self._perform(self._table.handle_timer(job, time.time()))
-        due = [start for at, start in self._delayed if at <= now]
-        self._delayed = [entry for entry in self._delayed if entry[0] > now]
-        for start in due if not self._ending else ():
-            try:
-                self._launch(start.header, start.body, 0)
-            except OSError as exc:  # the disk is full: the worker waits, as others do
-                write_log(f"{start.header.name} waits: {exc}")
-                self._delayed.append((now + START_AGAIN_S, start))
         for parent in self._parents.parents_with_ending_jobs():
             self._handle_changes(parent.finish_ended_jobs())
         for parent in self._parents.surplus_parents():
@@ -355,12 +315,7 @@ class Supervisor:
         self._sweeper.sweep()
         if self._parents.has_dismissed:
             self._reap()
-        is_paused = now < self._start_again_at
-        if (
-            self._table.has_queued_jobs
-            and not is_paused
-            and now >= self._waits_reported_at + QUEUED_S
-        ):
+        if self._table.has_queued_jobs and now >= self._waits_reported_at + QUEUED_S:
             self._waits_reported_at = now
             self._perform(self._table.report_waiting(time.time()))
         self._perform(self._table.forget_expired(time.time()))
@@ -370,7 +325,7 @@ class Supervisor:
                 OSError
             ):  # no process can be started: the next collection retries
                 self._sweeper.helper_pids.add(processes.run_in_background(self._collect))
-        if self._table.busy or self._server.connections or self._parents.has_dismissed:
+        if self._busy:
             self._busy_at = now
 
     def _collect(self) -> None:
@@ -383,8 +338,10 @@ class Supervisor:
 
     # --- actions -----------------------------------------------------------------
 
-    def _launch(self, header: JobHeader, body: bytes, client: int) -> None:
-        """Write a job of the process *client* (0: unknown) to the journal, then queue the job."""
+    def _launch(
+        self, header: JobHeader, body: bytes, client: int, message: str = "", pause_s: float = 0.0
+    ) -> None:
+        """Queue a job of the process *client* (0: unknown); *message* explains the pause before."""
         if self._ending:
             raise ShuttingDown
         if header.single:
@@ -395,10 +352,9 @@ class Supervisor:
             created=time.time(),
             header=header,
             body=body,
-            need=Need(header.cpus, header.gpus),
+            message=message,
         )
-        self._journal.append(job.view())
-        self._perform(self._table.add(job))
+        self._perform(self._table.add(job, pause_s))
         self._server.notify(job)
         if header.owned and client:
             self._own(job, client)
@@ -424,8 +380,7 @@ class Supervisor:
 
     def _orphan(self, job: Job) -> None:
         """End *job*, whose only client has ended, and remove its objects afterwards."""
-        if job.header is not None:  # otherwise the job has just ended
-            self._orphan_headers[job] = job.header
+        self._orphans.add(job)
         self._disown(job)
         self._delete(job)
 
@@ -438,7 +393,10 @@ class Supervisor:
             os.close(fd)
 
     def _delete(self, job: Job) -> None:
-        self._perform(self._table.delete(job))
+        if job.worker is not None:  # the worker finds the request that stops its item
+            self._server.tell_worker(job.worker, {"news": True})
+        else:
+            self._perform(self._table.delete(job))
 
     def _remove_logs(self, names: Collection[str], submission: str) -> None:
         """Remove the logs of the jobs *names* and of *submission*, but keep those of known jobs."""
@@ -455,8 +413,6 @@ class Supervisor:
 
     def _schedule(self) -> None:
         """Start queued jobs while slots are free."""
-        if time.monotonic() < self._start_again_at:
-            return
         while not self._ending and (job := self._table.take_next()) is not None:
             if job.state is State.RUNNING:  # a worker that had given its slots back
                 self._server.tell_worker(job, {"slots": True, "gpus": self._visible_gpus(job)})
@@ -465,11 +421,9 @@ class Supervisor:
             try:
                 self._make_folders()
                 self._perform(self._table.start(job, os.urandom(16).hex()))
+                self._start(job)
             except OSError as exc:
-                self._parents.mark_ended(job)
-                self._perform(self._handle_failed_start(job, exc))
-                if job.state is State.QUEUED:
-                    return
+                self._fail_start(job, exc)
         for worker in self._table.ask_back():
             if worker.grant is not None:
                 self._server.tell_worker(worker, {"slots": not worker.asked_back})
@@ -482,45 +436,36 @@ class Supervisor:
                 write_log(f"{folder} was deleted while jobs used it; kinetic has made it again")
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Carry out *actions* in order; raise `OSError` if a job can't start."""
+        """Carry out *actions* in order."""
         for action in actions:
             match action:
                 case Report(job):
                     self._report(job)
-                case Start(job):
-                    self._start(job)
                 case SendSignal(job, signal_number):
                     self._parents.signal(job, signal_number)
                 case SetTimer(job, delay):
                     self._timers.pop(job, None)
                     if delay is not None:
                         self._timers[job] = time.monotonic() + delay
-                case TellNews(worker):
-                    self._server.tell_worker(worker, {"news": True})
                 case RemoveLog(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
 
     def _report(self, job: Job) -> None:
-        """Write the changed *job* to the journal, and tell the clients."""
-        if job.worker is not None:  # an item, which the store describes
-            self._server.notify(job)
-            return
-        with contextlib.suppress(OSError):  # `_flush` rewrites the journal
-            self._journal.append(job.view())
+        """Tell the clients that *job* has changed."""
         if job.state in (State.ENDED, State.GONE):
             self._timers.pop(job, None)
             self._disown(job)
-        if job.state is State.GONE and (header := self._orphan_headers.pop(job, None)):
-            _remove_objects(header)
+        if job.state is State.GONE and job in self._orphans:
+            self._orphans.remove(job)
+            _remove_objects(job.header)
         self._server.notify(job)
 
     def _start(self, job: Job) -> None:
-        assert job.header is not None and job.grant is not None
         job.started = time.monotonic()
         gpus = self._visible_gpus(job)
         variables = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
-        parent = self._parents.start(job, job.header, variables)
+        parent = self._parents.start(job, variables)
         if not parent.ready and parent.fileno() not in self._selector.get_map():
             self._register(parent, lambda: self._on_parent(parent))
 
@@ -529,21 +474,11 @@ class Supervisor:
         return ",".join(job.grant.gpus) if self._has_gpus and job.grant is not None else None
 
     def _flush(self) -> None:
-        """Rewrite the journal if it is stale; send this turn's messages to parents and clients."""
-        if self._journal.is_stale:
-            with contextlib.suppress(OSError):
-                jobs = self._table.jobs.values()
-                self._journal.rewrite(job.view() for job in jobs if job.worker is None)
+        """Send this turn's messages to parents and clients."""
         for parent in self._parents.connected_parents:
             with contextlib.suppress(OSError):  # `receive` notices that the parent has ended
                 parent.flush()
             self._update_write_interest(parent)
-        # Clear folders after the parents' flush, so that queued jobs start first, and before
-        # clients learn which jobs have ended.
-        self._parents.clear_folders()
-        self._notify_clients()
-
-    def _notify_clients(self) -> None:
         now, immediately = time.monotonic(), self._ending or not self._table.busy
         for connection in [*self._server.connections]:
             try:
@@ -577,25 +512,28 @@ class Supervisor:
         """Return the seconds until the next work that no event announces."""
         now = time.monotonic()
         moments = [self._waits_reported_at + QUEUED_S] if self._table.has_queued_jobs else []
-        moments += [at for at, _ in self._delayed]
         moments += [self._collection_at, self._sweeper.next_drop_at, *self._timers.values()]
-        moments += [self._start_again_at] if now < self._start_again_at else []
         if self._parents.has_dismissed or self._parents.parents_with_ending_jobs():
             moments.append(now + 0.2)
-        if not self._table.busy and not self._server.connections:
+        if not (self._table.busy or self._server.connections or self._table.knows_unheard_end):
             moments.append(self._busy_at + self._idle_s)
         moments += [
             connection.next_send_at
             for connection in self._server.connections
-            if connection.changes and not connection.channel.unsent
+            if connection.has_news and not connection.channel.unsent
         ]
         return max(0.0, min(moments) - now)
+
+    @property
+    def _busy(self) -> bool:
+        has_work = self._table.busy or self._parents.has_dismissed
+        return has_work or bool(self._server.connections)
 
     def _try_to_finish(self) -> bool:
         """Return whether the loop ends: no job is left after a stop, or the idle time is over."""
         if self._ending:
             return not self._table.busy
-        if self._table.busy or self._server.connections or self._parents.has_dismissed:
+        if self._busy or self._table.knows_unheard_end:
             return False
         return time.monotonic() - self._busy_at >= self._idle_s and self._stop_if_no_client()
 
@@ -640,13 +578,10 @@ class Supervisor:
         self._parents.kill_all()
         self._sweeper.drop_spares(unused_s=0.0)
         self._sweeper.sweep()
-        self._journal.close()
 
 
 def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
     """Explain the exit code *status*; empty if the runner gives it no special meaning."""
-    if job.header is None:
-        return ""
     store, advice = job.header.store, "see its log and the free disk space"
     meanings = {
         wire.EXIT_SETUP: f"kinetic couldn't prepare the job in {paths.work}; {advice}",

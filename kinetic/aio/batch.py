@@ -707,10 +707,10 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Args:
             timeout: Seconds to wait; after that, the batch continues. None: no limit.
             ordered: Sort the values by input. False: in the order in which items ended.
-            cleanup: Remove each job from the platform. If every item has its value, also remove
-                the inputs, outcomes, and logs from the store. This handle keeps the values; other
-                processes can't read them. A batch with failures keeps its objects, for
-                `retry_failed`.
+            cleanup: If every item has its value, remove the jobs, inputs, outcomes, and logs. This
+                handle keeps the values; other processes can't read them. A batch with failures
+                keeps its objects and logs, for `retry_failed` and for you; on a cluster, it loses
+                its pods, and so all but the last MiB of each log.
             return_exceptions: Put the exception into the list where an item has no value.
                 `outcomes` distinguishes it from an exception that the function returned. A pruned
                 item always has its `kinetic.Pruned` in the list.
@@ -779,7 +779,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         try:
             async with asyncio.timeout_at(deadline):
                 if not is_complete:
-                    await self._here().delete_jobs()
+                    await self._here().delete_jobs(keep_logs=True)
                 elif not self._here().items_removed:
                     await self._here().collect(ended, await self._read_history(verified))
         except (BackendError, TimeoutError) as exc:

@@ -421,7 +421,7 @@ class JobHandle(JobRecord, Generic[T]):
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
         if item.state is not wire.ItemState.SUCCEEDED:
             message = f"{self.job_id} has no value: {results.reason_text(outcome, body)}"
-            raise JobError(message, job_id=self.job_id)
+            raise JobError(message, job_id=self.job_id, reason=outcome.reason)
         return await results.save_value(ref.session.platform.store, outcome, body, Path(path))
 
     async def _wait_and_report(

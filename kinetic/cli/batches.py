@@ -377,7 +377,8 @@ async def _resume(
     await batch.resume(seal=seal)
     await _wait_until_ended(batch, timeout)
     counts = _count_statuses(await batch.shown_statuses())
-    retryable = counts.get("FAILED", 0) + counts.get("CANCELLED", 0)
+    # A retry can't help an item whose input couldn't be sent; `failures` leaves it out.
+    retryable = len(await batch.failures()) + counts.get("CANCELLED", 0)
     command = f"kinetic batches retry {batch.group_id}"
     hint = f"; to run {output.items(retryable)} again: {command}" if retryable else ""
     fields = {"group_id": batch.group_id, "counts": counts}

@@ -240,7 +240,8 @@ async def _result(
     if status not in ("SUCCEEDED", "PRUNED"):
         if as_json:
             output.fields("jobs.result", {**fields, "reason": reason}, as_json=True)
-        raise JobError(f"{job.job_id} has no value: {reason}", job_id=job.job_id)
+        message, kind = f"{job.job_id} has no value: {reason}", reason.partition(":")[0]
+        raise JobError(message, job_id=job.job_id, reason=kind)
     if status == "PRUNED":
         fields |= {"reason": reason, "noted": await job.noted()}
     elif unpickle:

@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import processes
+from ..job import processes, temporary
 from ..job.environment import add_to_environment
-from ..protocol import signing, wire
+from ..protocol import wire
 
 # Module-level names: a look-up in another module would touch more pages.
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` is slower
@@ -34,9 +34,6 @@ _get_native_id = _thread.get_native_id
 _die_with, _enable_gc = processes.die_with, gc.enable
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
-_adopted_line = b""
-_adopted_secrets: dict[str, Any] = {}
-"""The secrets that `adopt_submission` set last: their line, and the values in it."""
 
 _attempt_main: Callable[..., int] | None = None
 _make_place: Callable[..., Any] | None = None
@@ -58,23 +55,6 @@ def preload() -> None:
     _attempt_main = importlib.import_module("..job.attempt", __package__).main
     workspace: Any = importlib.import_module("..job.workspace", __package__)
     _make_place, _prefer_jax = workspace.JobPlace.of, workspace.prefer_jax
-
-
-def adopt_submission(secrets: bytes, order: bytes) -> None:
-    """Do in the warm parent, before the fork, what is the same for all jobs of a submission.
-
-    *secrets* is the line with the key and the environment, which are the same for all jobs of a
-    submission. So most forks find their environment already set, and their order partly decoded.
-    """
-    global _adopted_line, _adopted_secrets
-    if _attempt_main is not None and secrets != _adopted_line:
-        _adopted_line = b""
-        with contextlib.suppress(Exception):  # the job's own process reports the error
-            _adopted_secrets = json.loads(secrets)
-            _replace_environment(_adopted_secrets["environment"])
-            decoded = wire.Order.decode(order.decode())  # keeps the fields that all items share
-            signing.seal_of(bytes.fromhex(_adopted_secrets["key"]), decoded.scope, 0, 0, "")
-            _adopted_line = secrets
 
 
 def run_job_and_exit(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
@@ -107,20 +87,22 @@ def run_job_and_exit(local: bytes, secrets: bytes, order: bytes, parent: int) ->
 def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
     """Run the job that the three lines of its message describe; return its exit code."""
     local: dict[str, Any] = json.loads(local_line)
-    is_adopted = secrets_line == _adopted_line
-    secrets: dict[str, Any] = _adopted_secrets if is_adopted else json.loads(secrets_line)
+    secrets: dict[str, Any] = json.loads(secrets_line)
     memory = local["memory_bytes"]
     _mark.write(local["executor"])
     _open_log(local["log"])
     os.chdir(local["work"])
     if memory is not None and not local.get("worker"):  # a worker limits the memory of its items
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    variables = {**local["variables"], processes.MARK: _mark.value(local["executor"])}
+    variables = {
+        **local["variables"],
+        **temporary.make(local["work"], local["executor"], secrets["environment"]),
+        processes.MARK: _mark.value(local["executor"]),
+    }
     if local["command"]:
         message = b"\n".join((local_line, secrets_line, order_line))
         _execute(local["command"], {**secrets["environment"], **variables}, message)
-    if not is_adopted:
-        _replace_environment(secrets["environment"])
+    _replace_environment(secrets["environment"])
     assert _attempt_main is not None and _make_place is not None
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
     if worker := local.get("worker"):

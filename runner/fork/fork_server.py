@@ -110,7 +110,6 @@ def _execute_commands(
         if command == FORK:
             parent_pid = os.getpid()
             local, secrets, order = message.split(b"\n", 2)
-            child.adopt_submission(secrets, order)
             try:
                 pid = os.fork()
             except OSError as exc:

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..pauses import pauses
 from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Spooled
@@ -372,9 +371,6 @@ def _is_of_environ(error: KeyError) -> bool:
     return trace is not None and trace.tb_frame.f_locals.get("self") is os.environ
 
 
-OUTCOME_WAIT_S = 600.0
-"""How long, in seconds, a process waits for the outcome if another process claimed its attempt."""
-
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
 
@@ -424,8 +420,8 @@ class Attempt:
         """
         yield "claim"
         if not self._opening.claim():
-            yield "wait"
-            return self._wait_for_claimant()
+            yield "claimed"
+            return self._leave_to_claimant()
         yield "check"
         may_run = self._opening.may_run()
         yield "inputs"
@@ -442,6 +438,13 @@ class Attempt:
             os._exit(0)  # the user's code forked, and the fork returned here: don't commit
         yield "commit"
         return self._commit(self._outcome_under_stop(outcome), body)
+
+    def _leave_to_claimant(self) -> int:
+        """Return the exit code of a process that may not run, because another one has claimed.
+
+        On this machine, that process has ended, because it ran under an earlier supervisor.
+        """
+        return wire.EXIT_FINAL
 
     def commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         """Commit the outcome of a function that doesn't end; return the exit code."""
@@ -539,32 +542,6 @@ class Attempt:
         failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
         failed = failed._replace(note=text.note)
         return self._commit(failed, outcomes.encode_error(text, None))
-
-    def _wait_for_claimant(self) -> int:
-        """Wait until the process that has claimed this attempt has committed; return the exit code.
-
-        If this process ended first, the Kubernetes Job would be complete, and its controller would
-        delete the claimant's pod. A void attempt has no such process: another process closed the
-        attempt before its start.
-        """
-        if self._opening.is_void():
-            return wire.EXIT_FINAL
-        for pause in pauses(10.0, 60.0, OUTCOME_WAIT_S):
-            if self._stopping.requested:
-                break
-            try:
-                metadata = self._objects.stat(self._order.part_name("outcome")).metadata
-            except KeyError:
-                time.sleep(pause)
-                continue
-            attempt_id = (self._order.scope, self._order.index, self._order.attempt)
-            try:
-                outcome = wire.Outcome.verified(metadata, self._key, *attempt_id)
-            except ValueError as exc:
-                _log(str(exc))
-                break
-            return self._exit_code(outcome, None, b"")
-        return wire.EXIT_FINAL
 
 
 def take_all(steps: Generator[str, None, int]) -> int:

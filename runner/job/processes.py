@@ -17,7 +17,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -274,16 +274,6 @@ def remove_if_small(folder: str, entries: int = 256) -> bool:
     return True
 
 
-def remove_in_background(folders: Sequence[str]) -> int:
-    """Fork a process that removes *folders*; return its ID (see `run_in_background`)."""
-
-    def remove() -> None:
-        for folder in folders:
-            _remove(folder)
-
-    return run_in_background(remove)
-
-
 def run_in_background(task: Callable[[], object]) -> int:
     """Fork a process of low priority that runs *task* and ends; return its ID.
 
@@ -303,8 +293,9 @@ def run_in_background(task: Callable[[], object]) -> int:
         os._exit(0)
 
 
-def _remove(folder: str) -> None:
-    import shutil
+def remove(folder: str) -> None:
+    """Remove a folder or a file as far as possible, also folders that were made read-only."""
+    import shutil  # it maps compression libraries, which every fork would inherit
 
     shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):  # the job has made folders read-only

@@ -77,17 +77,6 @@ def can_keep(folder: str) -> bool:
             os.unlink(probe)
 
 
-def project_of(names: Collection[str]) -> str:
-    """Return the project digest of a spare with the entries *names*; empty for other folders."""
-    records = (name.removesuffix(RECORD) for name in names if name.endswith(RECORD))
-    return next(records, "") if WORKSPACE in names else ""
-
-
-def foreign_entries(names: Iterable[str], digest: str) -> list[str]:
-    """Return the entries among *names* that a spare of the project *digest* doesn't need."""
-    return [name for name in names if name not in (WORKSPACE, digest + RECORD)]
-
-
 def write_record(work: str, digest: str, absent: Mapping[str, list[int]] | None = None) -> None:
     """Record the state of each file in the workspace in *work*, for a later `restore`.
 

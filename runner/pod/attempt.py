@@ -10,19 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..job.attempt import Attempt
 from ..job.opening import Opening
+from ..pauses import pauses
 from ..protocol import signing, wire
 from ..protocol.outcomes import Death, outcome_of_death
-from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects
 from .guard import last_lines
 
 OOM_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where the kernel counts the processes that it killed for lack of memory, in cgroups v2 and v1."""
+
+
+OUTCOME_WAIT_S = 600.0
+"""How long, in seconds, a process waits for the outcome if another process claimed its attempt."""
 
 
 class PodAttempt(Attempt):
@@ -67,6 +72,32 @@ class PodAttempt(Attempt):
             print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
             return wire.EXIT_UNCOMMITTED
         return self._exit_code(outcome, metadata, content)
+
+    def _leave_to_claimant(self) -> int:
+        """Wait until the process that has claimed this attempt has committed; return the exit code.
+
+        If this process ended first, the Kubernetes Job would be complete, and its controller would
+        delete the claimant's pod. A void attempt has no such process: another process closed the
+        attempt before its start.
+        """
+        if self._opening.is_void():
+            return wire.EXIT_FINAL
+        for pause in pauses(10.0, 60.0, OUTCOME_WAIT_S):
+            if self._stopping.requested:
+                break
+            try:
+                metadata = self._objects.stat(self._order.part_name("outcome")).metadata
+            except KeyError:
+                time.sleep(pause)
+                continue
+            attempt_id = (self._order.scope, self._order.index, self._order.attempt)
+            try:
+                outcome = wire.Outcome.verified(metadata, self._key, *attempt_id)
+            except ValueError as exc:
+                print(f"kinetic: {exc}", file=sys.stderr)
+                break
+            return self._exit_code(outcome, None, b"")
+        return wire.EXIT_FINAL
 
     def _commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         self._store_log()
@@ -127,14 +158,11 @@ def exit_code_for(opening: Opening) -> int:
 # --- earlier pods -------------------------------------------------------------------------
 
 
-def close_earlier(
-    order: wire.Order, key: bytes, first: int, disruptions: int, objects: Objects
-) -> None:
-    """Store a failure as the outcome of each earlier attempt from *first* on that has none.
+def close_earlier(order: wire.Order, key: bytes, first: int, objects: Objects) -> None:
+    """Store "preempted" as the outcome of each earlier attempt from *first* on that has none.
 
     The controller starts a pod only after the pod before it has ended, so these attempts are over.
-    The controller counts the *disruptions* that ended pods, but doesn't name these pods. So the
-    earliest of these attempts become "preempted" until the count is used up, and the others "lost".
+    It replaces only a pod that the platform disrupted: any exit code of the container ends the Job.
 
     Raises:
         OSError: The store doesn't answer.
@@ -144,20 +172,15 @@ def close_earlier(
     names = wire.attempt_keys(order.scope, order.index, order.attempt)
     entries = [(entry.name, entry.metadata) for entry in objects.look_up(names)]
     known = wire.attempts_of(entries, key, order.scope).get(order.index, {})
-    outcomes = [known[n].outcome for n in range(first, order.attempt) if n in known]
-    disrupted = sum(
-        1 for outcome in outcomes if outcome is not None and outcome.reason in INFRASTRUCTURE
+    message = (
+        "the job ended without an outcome: its pod was evicted or refused, or its node removed; "
+        "Kubernetes restarted it"
     )
+    death = Death(message=message, reason="preempted")
     for number in range(first, order.attempt):
         attempt = known.get(number, wire.Attempt())
-        if attempt.outcome is not None:
-            continue
-        is_preempted = disrupted < disruptions
-        disrupted += is_preempted
-        cause = "its pod was evicted or its node removed" if is_preempted else "its pod ended"
-        message = f"the job ended without an outcome: {cause}; Kubernetes restarted it"
-        death = Death(message=message, reason="preempted" if is_preempted else "lost")
-        close_attempt(order, key, number, attempt.executor, death, objects)
+        if attempt.outcome is None:
+            close_attempt(order, key, number, attempt.executor, death, objects)
 
 
 def close_attempt(

@@ -209,16 +209,15 @@ RUNNER_VARIABLES = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", 
 class Pod:
     """The environment of a pod: its order, with this attempt's number, and its key.
 
-    ``first`` is the number of the attempt that the job's first pod made. ``disruptions`` counts the
-    earlier pods that a disruption has ended. ``receipt`` is the file for the receipt, and ``group``
-    the name of the LeaderWorkerSet that the pod belongs to; each may be empty.
+    ``first`` is the number of the attempt that the job's first pod made. ``receipt`` is the file
+    for the receipt, and ``group`` the name of the LeaderWorkerSet that the pod belongs to; each may
+    be empty.
     """
 
     order: wire.Order
     key: bytes
     executor: str
     first: int
-    disruptions: int
     receipt: str
     hosts: Hosts | None = None
     group: str = ""
@@ -248,7 +247,6 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
         key=Path(environ.get("KINETIC_KEY_FILE", KEY_FILE)).read_bytes(),
         executor=executor,
         first=order.attempt,
-        disruptions=disruptions,
         receipt=receipt if os.path.exists(receipt) else "",
         hosts=Hosts.of(environ),
         group=environ.get("KINETIC_LWS", ""),
@@ -332,7 +330,7 @@ class _Job:
     def _claim(self, kind: type[Invocation]) -> Callable[[], int]:
         """Close earlier attempts and claim this one; return a function for the remaining steps."""
         pod = self._pod
-        close_earlier(self._order, pod.key, pod.first, pod.disruptions, self._objects)
+        close_earlier(self._order, pod.key, pod.first, self._objects)
         steps = self._make_attempt(kind, pod.executor).steps()
         for _ in ("claim", "check"):
             next(steps)

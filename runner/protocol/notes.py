@@ -68,6 +68,8 @@ def read(parsed: object) -> Note:
 
 def _build_note(value: Any) -> Note | None:
     """Return the note of *value*, cut to `NOTE_BYTES`; None if it has no scalars."""
+    if value.__class__ in (bool, int) and value.bit_length() < 64:  # as many results are
+        return {RESULT: value}
     note: dict[str, Scalar] = {}
     try:  # noqa: SIM105 - `suppress` would touch more of a fork's memory
         _gather(note, "", value, MAX_DEPTH)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import bisect
-import functools
 import hmac
 import json
 import math
@@ -322,29 +321,26 @@ class Order:
     client: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encode(self) -> str:
-        """Return one line of JSON in ASCII, the inverse of `decode`.
-
-        Its last field is an object with the fields that all items of the submission share.
-        """
-        fields = _as_dict(self)
-        item = _compact({name: fields.pop(name) for name in _ITEM_FIELDS})
-        return f"{item[:-1]}{_SHARED}{_compact(fields)}}}"
+        """Return one line of JSON in ASCII, the inverse of `decode`."""
+        return _compact(_as_dict(self))
 
     @classmethod
     def decode(cls, text: str) -> Order:
-        """Read what `encode` has written.
+        """Read what `encode` has written; ignore unknown fields.
 
         Raises:
             ValueError: *text* is garbled, or of another version.
         """
-        item, separator, shared = text.partition(_SHARED)
-        fields: Any = json.loads(f"{item}}}" if separator else item)
+        fields: Any = json.loads(text)
         try:
             check_version(fields.get("version"), "the job")
-            known = {name: fields[name] for name in _ITEM_FIELDS}
-            known["arguments"] = Input(*known["arguments"])
+            known = {name: fields[name] for name in cls.__slots__}
+            for name in ("function", "arguments", "requirements"):
+                known[name] = known[name] and Input(*known[name])
+            known["budgets"] = RetryBudgets(**known["budgets"])
             known["data"] = tuple([DataRef(**ref) for ref in known["data"]])
-            return cls(**known, **shared_fields(shared))
+            known["code"] = known["code"] and Code.of(known["code"])
+            return cls(**known)
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"the order is incomplete or garbled: {exc!r}") from exc
 
@@ -363,31 +359,6 @@ class Order:
         if self.group_id is not None:
             variables["KINETIC_GROUP_ID"] = self.group_id
         return variables
-
-
-_ITEM_FIELDS = (
-    "version", "job_id", "index", "attempt", "fence", "arguments", "data", "output_dir"
-)  # fmt: skip
-"""The fields of an `Order` that differ between the attempts of a submission."""
-
-_SHARED = ',"submission":'
-"""The text before the shared fields. A string in JSON can't contain it: JSON escapes quotes."""
-
-
-@functools.lru_cache(4)
-def shared_fields(text: str) -> Mapping[str, Any]:
-    """Return the fields of an `Order` that all items share, from the rest of its line.
-
-    A warm parent decodes them once, for all its forks.
-    """
-    fields: dict[str, Any] = json.loads(text.removesuffix("}"))
-    requirements = fields["requirements"]
-    fields["budgets"] = RetryBudgets(**fields["budgets"])
-    fields["function"] = Input(*fields["function"])
-    fields["requirements"] = Input(*requirements) if requirements else None
-    if code := fields["code"]:
-        fields["code"] = Code.of(code)
-    return {name: fields[name] for name in Order.__slots__ if name in fields}
 
 
 def _as_dict(value: Any) -> dict[str, Any]:

@@ -56,7 +56,7 @@ NO_LINK_ERRNOS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
 HEADER_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a header."""
 
-_dumps = json.JSONEncoder().encode
+_quote = json.encoder.encode_basestring_ascii
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +456,9 @@ def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes
     """Return the header for content that begins with *start*; empty if the file needs none."""
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
-    content = _dumps({"m": dict(metadata), "g": generation}).encode()
+    # An encoder of JSON would take three times as long.
+    entries = ", ".join(f"{_quote(name)}: {_quote(value)}" for name, value in metadata.items())
+    content = f'{{"m": {{{entries}}}, "g": {generation}}}'.encode()
     return HEAD.pack(MAGIC, len(content)) + content
 
 

@@ -31,6 +31,24 @@ class RefusedInput(NamedTuple):
     message: str
 
 
+AHEAD_BYTES = 64 * 1024
+"""How many bytes of a slot to read at once, if its inputs are smaller."""
+
+
+class _Ahead(NamedTuple):
+    """The bytes of a slot from ``start`` on."""
+
+    name: str
+    start: int
+    content: bytes
+
+    def part(self, part: wire.Input) -> bytes | None:
+        """Return the bytes of an input; None if they aren't all here."""
+        begin, end = part.start - self.start, part.stop - self.start
+        has_all = part.name == self.name and begin >= 0 and end <= len(self.content)
+        return self.content[begin:end] if has_all else None
+
+
 class _Footer(NamedTuple):
     ends: list[int]
     digests: list[str]
@@ -42,13 +60,15 @@ class Inputs:
     """The inputs of one submission.
 
     A slot's signed metadata has the digest of its footer, and the footer has the digest of each
-    input. Footers are kept. An input is read each time, because that shows that it still exists.
+    input. Footers are kept, and so are small inputs that follow the one that was read. The store is
+    still asked each time whether the slot exists.
     """
 
     def __init__(self, objects: Objects, scope: str) -> None:
         self._objects = objects
         self._scope = scope
         self._footers: dict[int, _Footer] = {}
+        self._ahead = _Ahead("", 0, b"")
 
     def read(self, index: int, number: int, slot: wire.Slot) -> StoredInput | RefusedInput | None:
         """Return the input of item *index* in slot *number*; None if the slot was removed.
@@ -67,18 +87,32 @@ class Inputs:
         except KeyError:
             return None
         part = wire.Input(name, start, footer.ends[position], footer.digests[position])
+        try:
+            self._read_ahead(part, footer.ends[-1])
+        except KeyError:
+            return None
         refs = footer.data.get(str(position), ())
         return self.read_part(part, tuple(wire.DataRef(**ref) for ref in refs))
 
     def read_part(self, part: wire.Input, data: tuple[wire.DataRef, ...]) -> StoredInput | None:
         """Return an input, of which *part* says where it is; None if it was removed."""
         try:
-            content, _ = self._objects.get(part.name, part.start, part.stop)
+            if (content := self._ahead.part(part)) is None:
+                content, _ = self._objects.get(part.name, part.start, part.stop)
+            elif not self._objects.exists(part.name):
+                return None
         except KeyError:
             return None
         if hashlib.sha256(content).hexdigest() != part.digest:
             raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
         return StoredInput(part, content, data)
+
+    def _read_ahead(self, part: wire.Input, end: int) -> None:
+        """Keep a small input, and those that follow it up to byte *end* of its slot."""
+        if part.stop - part.start <= AHEAD_BYTES // 2 and self._ahead.part(part) is None:
+            stop = min(end, part.start + AHEAD_BYTES)
+            content, _ = self._objects.get(part.name, part.start, stop)
+            self._ahead = _Ahead(part.name, part.start, content)
 
     def _read_footer(self, name: str, number: int, slot: wire.Slot) -> _Footer:
         start = max(0, slot.size - FOOTER_READ_BYTES)

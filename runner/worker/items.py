@@ -25,6 +25,7 @@ class Items:
         self._requests = requests
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
         self._final = set[int]()
+        self._latest: tuple[int, wire.Item] | None = None  # an index and its state
 
     def add_slot(self, slot: wire.Slot) -> None:
         """Note the next input slot."""
@@ -46,6 +47,7 @@ class Items:
 
     def merge(self, found: Mapping[int, Mapping[int, wire.Attempt]]) -> None:
         """Add what a listing says. Facts only grow, so an older listing does no harm."""
+        self._latest = None
         for index, attempts in found.items():
             known = self._attempts.setdefault(index, {})
             for number, new in attempts.items():
@@ -62,8 +64,12 @@ class Items:
 
     def state(self, index: int) -> wire.Item:
         """Return the state of an item by what was read."""
+        if self._latest is not None and self._latest[0] == index:
+            return self._latest[1]
         standing = self._requests.standing(index)
-        return wire.item_state(standing, self.attempts(index), self._budgets)
+        state = wire.item_state(standing, self.attempts(index), self._budgets)
+        self._latest = index, state
+        return state
 
     def is_final(self, index: int) -> bool:
         """Return whether an item is final, by what was read of it after the last request."""
@@ -71,6 +77,7 @@ class Items:
 
     def read_requests(self, named: Iterable[int] | None) -> None:
         """Doubt what new requests change: the *named* items, or all. Values stay."""
+        self._latest = None
         doubted = [*self._final] if named is None else [i for i in named if i in self._final]
         for index in doubted:
             if self.state(index).state is not wire.ItemState.SUCCEEDED:

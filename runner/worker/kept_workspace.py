@@ -1,8 +1,8 @@
 """The workspace of a worker whose items must all find the project as it was submitted.
 
 The worker copies the project once. Between two items, it restores what the last one has changed.
-The kernel tells whether there is anything (see `Watch`). Otherwise the worker compares each file
-with a record, or makes the workspace anew where a file's times can't be trusted.
+The kernel tells whether there is anything (see `Watch`). If it can't, the worker takes the
+workspace as a job takes that of the job before it (see `spares`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..job import spares, workspace
+from ..job import spares, temporary, workspace
 from ..job.processes import LINUX
 from .watch import Watch
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 _BYTECODE = f"/{spares.BYTECODE}"
+
+SPARE_OUTPUT = "spare-output"
+"""The name, beside the workspace, of an empty output directory; see `outputs.SpareFolder`."""
 
 
 class KeptWorkspace:
@@ -45,7 +48,7 @@ class KeptWorkspace:
         self._place = replace(place, mounts=False)
         self._work = os.fspath(place.work)
         self._root = f"{self._work}/{spares.WORKSPACE}"
-        self._own_entries = {spares.WORKSPACE}
+        self._own_entries = {spares.WORKSPACE, temporary.LINK, SPARE_OUTPUT}
         if code is not None:
             self._own_entries.add(code.digest + spares.RECORD)
         workspace.prepare(code, objects, self._place)
@@ -72,31 +75,31 @@ class KeptWorkspace:
             return
         self._remove_others()
         changed = None if self._watch is None else self._watch.changes()
-        if changed is not None and not changed:
+        if changed is not None and (not changed or self._bring_back(changed)):
             return
-        may_compare = changed is not None or self._trusts_times or not self._record.files
-        if not may_compare or not self._bring_back(changed):
-            self._discard(self._root)
-            workspace.make(self._code, self._objects, self._place)
-            self._take_record()
+        if changed is not None or self._code is None or not self._place.reusable:
+            self._discard(self._root)  # otherwise a record shows what differs
+        workspace.make(self._code, self._objects, self._place)
+        self._remove_others()
+        self._take_record()
 
-    def _bring_back(self, changed: Collection[str] | None) -> bool:
-        """Restore what differs; return False if that isn't possible."""
+    def _bring_back(self, changed: Collection[str]) -> bool:
+        """Restore what differs in the folders with changes; return False if that isn't possible."""
         within, folders = None, self._record.folders
-        if changed is not None and folders.keys().isdisjoint(changed):
+        if folders.keys().isdisjoint(changed):
             within = {path.rpartition("/")[0].removesuffix(_BYTECODE) for path in changed}
         umask = os.umask(0)
         try:
             if os.path.islink(self._root):
                 return False
-            copied = spares.bring_back(self._root, self._record, self._fill, changed or (), within)
+            copied = spares.bring_back(self._root, self._record, self._fill, changed, within)
         except OSError:  # an item's file can't be removed
             return False
         finally:
             os.umask(umask)
         for path in copied:
             self._record.files[path] = spares.state_of(os.lstat(self._root + path))
-        self._note_state(folders if within is None else within)
+        self._watch_folders(folders if within is None else within)
         return True
 
     def _fill(self, missing: Iterable[str]) -> None:
@@ -104,23 +107,21 @@ class KeptWorkspace:
         workspace.fill(self._code, self._objects, self._place, missing)
 
     def _take_record(self) -> None:
-        self._record = spares.take_record(self._root)
-        self._note_state(self._record.folders)
-
-    def _note_state(self, folders: Iterable[str]) -> None:
-        """Watch *folders*, which may be new; without a watch, see to it that later times differ."""
         if self._watch is not None:
-            try:
-                for folder in folders:
-                    self._watch.add((folder, folder + _BYTECODE))
-            except OSError:
-                self._watch.close()
-                self._watch = None
-            else:
-                self._watch.changes()  # what this process has changed
-        # While folders are watched, nobody needs the times: waiting for the clock takes longer.
-        needs_times = self._watch is None and self._place.reusable
-        self._trusts_times = needs_times and spares.wait_past(self._record.newest, self._work)
+            self._record = spares.take_record(self._root)
+            self._watch_folders(self._record.folders)
+
+    def _watch_folders(self, folders: Iterable[str]) -> None:
+        """Watch *folders*, which may be new, from now on."""
+        assert self._watch is not None
+        try:
+            for folder in folders:
+                self._watch.add((folder, folder + _BYTECODE))
+        except OSError:
+            self._watch.close()
+            self._watch = None
+        else:
+            self._watch.changes()  # what this process has changed
 
     def _remove_others(self) -> None:
         """Remove what the last item has left beside the workspace."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from ..job import workspace
 from ..job.processes import LINUX, MARK
-from ..protocol import directory_urls, wire
+from ..protocol import wire
 from ..protocol.workers import Crew, WorkerId
 from ..stores.objects import open_store
 from .main import Submission, Worker
@@ -62,23 +64,30 @@ def main(
             created=crew.created,
         ),
         place,
-        channel=Supervisor(executor, order, single=crew.terms.single),
+        channel=Supervisor(executor, single=crew.terms.single),
         memory_bytes=memory_bytes,
     )
     return worker.run()
 
 
+TELL_PAUSE_S = 0.01
+"""The least pause between two messages about items, in seconds: short items share a message."""
+
+
 class Supervisor:
     """The connection to the supervisor; see `main.Channel`."""
 
-    def __init__(self, executor: str, order: wire.Order, *, single: bool) -> None:
+    def __init__(self, executor: str, *, single: bool) -> None:
         self._executor = executor
-        self._order = order
         self._single = single  # then the job that the supervisor knows is the item
         self.has_slots = True
         self.asked_back = False
         self.gpus: str | None = None
         self._buffer = b""
+        # Items that the supervisor must hear of, with the beginning and the end of their output.
+        self._running: tuple[int, int, int] | None = None
+        self._ended: list[tuple[int, int, int | None, int | None]] = []
+        self._told_at = -math.inf
         directory = os.environ.get(MARK, "").rpartition(":")[0]
         folder = os.open(directory, os.O_RDONLY)
         try:
@@ -120,31 +129,48 @@ class Supervisor:
 
     def give_back(self) -> None:
         """Give the slots back, and ask for others."""
+        self.flush()
         self.has_slots = self.asked_back = False
         self._send({"op": "idle"})
 
     def started(self, index: int, attempt: int, output: int) -> None:
         """Tell that an attempt begins, at *output* bytes of the worker's output file."""
         if not self._single:
-            self._send({"op": "item", **self._item(index, attempt), "start": output})
+            self._running = index, attempt, output
+            self._flush_if_due()
 
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
         if self._single:
             self._send({"op": "leaving", "executor": self._executor})
-        else:
-            self._send({"op": "item", **self._item(index, attempt), "stop": output})
+            return
+        start: int | None = None
+        if self._running is not None:  # the supervisor needn't hear that it ran
+            start, self._running = self._running[2], None
+        self._ended.append((index, attempt, start, output))
+        self._flush_if_due()
 
-    def _item(self, index: int, attempt: int) -> dict[str, Any]:
-        order, group = self._order, self._order.group_id
-        outcome = wire.attempt_key(order.scope, index, attempt, "outcome")
-        folder = directory_urls.directory_of(order.store)
-        return {
-            "name": f"{group}-{index}-{attempt}",
-            "index": index,
-            "attempt": attempt,
-            "outcome": f"{folder}/{outcome}",
-        }
+    @property
+    def flush_at(self) -> float:
+        """When to call `flush`, by the monotonic clock; infinite if there is nothing to tell."""
+        if self._running is None and not self._ended:
+            return math.inf
+        return self._told_at + TELL_PAUSE_S
+
+    def flush(self) -> None:
+        """Tell now which items began and ended."""
+        if self._running is None and not self._ended:
+            return
+        self._told_at = time.monotonic()
+        message: dict[str, Any] = {"op": "items", "ended": self._ended}
+        if self._running is not None:
+            message["running"] = self._running
+        self._running, self._ended = None, []
+        self._send(message)
+
+    def _flush_if_due(self) -> None:
+        if time.monotonic() >= self.flush_at:
+            self.flush()
 
     def _send(self, header: Mapping[str, Any]) -> None:
         """Send a message, framed as the supervisor's protocol says."""

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..job import outputs, processes, workspace
+from ..job import outputs, processes, temporary, workspace
 from ..job.ends import End
 from ..job.environment import add_to_environment
 from ..protocol import wire
@@ -34,7 +34,7 @@ from .interpreter import (
     Interpreter,
     Report,
 )
-from .kept_workspace import KeptWorkspace
+from .kept_workspace import SPARE_OUTPUT, KeptWorkspace
 from .opening import failure_of, open_submission
 
 if TYPE_CHECKING:
@@ -174,6 +174,14 @@ class Channel(Protocol):
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
 
+    @property
+    def flush_at(self) -> float:
+        """When to call `flush`, by the monotonic clock; infinite if there is nothing to tell."""
+        ...
+
+    def flush(self) -> None:
+        """Tell now what `started` and `ended` have noted."""
+
 
 class Worker:
     """Carry out what `Pull` decides.
@@ -220,11 +228,14 @@ class Worker:
         self._leaving: Guard | None = None  # its item is done, and its process exits
         self._terminating = self._changed = False
         self._interpreter: Interpreter | None = None
+        self._temporary = temporary.find(os.fspath(place.work))
+        self._temporary_in_use = False
         self._retire_by: float | None = None
         self._message = b""
         # Modules that items have imported, in this order; None if each item imports its own.
         self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
         self._imported = 0  # how many of them the interpreter has
+        self._spare_output = outputs.SpareFolder(f"{os.fspath(place.work)}/{SPARE_OUTPUT}")
         self._result = _result_file()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -265,9 +276,11 @@ class Worker:
                 outputs.drop_if_empty(os.path.dirname(self._submission.output_dir(0)))
             return code
         finally:
+            if self._channel is not None:
+                self._channel.flush()
             if not self._terminating:
                 self._await_end()
-            self._retire_interpreter()
+            self._clean_up()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)
 
@@ -289,6 +302,8 @@ class Worker:
                 is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
                 if not is_full or time.monotonic() >= deadline:
                     raise
+                if self._channel is not None:
+                    self._channel.flush()
                 time.sleep(DISK_FULL_PAUSE_S)
 
     def _read(self, operation: pull.Read) -> tuple[bytes, Mapping[str, str]] | None:
@@ -329,6 +344,7 @@ class Worker:
             opened.folder,
             stay=stay,
             shares_imports=self._shared_imports is not None,
+            temporary_folder=self._temporary,
         )
         self._workspace = opened.kept
         self._interpreter = Interpreter(items, self._own_files)
@@ -359,7 +375,8 @@ class Worker:
         interpreter = self._interpreter
         assert self._input is not None and interpreter is not None
         self._await_end()
-        self._retire_interpreter()
+        self._clean_up()
+        self._temporary_in_use = bool(self._temporary)
         if self._workspace is not None:
             try:
                 self._workspace.restore()
@@ -380,6 +397,7 @@ class Worker:
         self._guard = Guard(order, _output_size(), interpreter)
         if self._channel is not None:
             self._channel.started(operation.item, operation.attempt, self._guard.output)
+        self._spare_output.give(order.output_dir)
         self._message = encode_message(order, self._input.content)
         interpreter.start(self._message, self._imports_to_share())
 
@@ -412,7 +430,7 @@ class Worker:
             import shutil  # it maps compression libraries, which every fork would inherit
 
             shutil.rmtree(item.item_folder(guard.order, self._place), ignore_errors=True)
-        outputs.drop_if_empty(guard.order.output_dir)
+        self._spare_output.take(guard.order.output_dir)
         self._output_end = _output_size()
         return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
 
@@ -440,11 +458,19 @@ class Worker:
         ):
             self._retire_by = time.monotonic() + submission.order.grace
 
-    def _retire_interpreter(self) -> None:
-        """End the interpreter if it has to end; call this once the outcome is stored."""
-        if self._retire_by is not None and self._interpreter is not None:
-            self._interpreter.end(self._retire_by - time.monotonic())
+    def _clean_up(self) -> None:
+        """End the interpreter if it has to end, and remove temporary files that nothing uses.
+
+        Call this once the outcome is stored. An interpreter that stays keeps its temporary files.
+        """
+        interpreter = self._interpreter
+        if self._retire_by is not None and interpreter is not None:
+            interpreter.end(self._retire_by - time.monotonic())
         self._retire_by = None
+        stays = self._submission.isolation == "worker" and interpreter and interpreter.running
+        if self._temporary_in_use and self._leaving is None and not stays:
+            temporary.clear(self._temporary)
+            self._temporary_in_use = False
 
     # --- waiting ---
 
@@ -459,7 +485,7 @@ class Worker:
         # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.
         if channel.asked_back and self._submission.isolation == "process":
             self._await_end()
-            self._retire_interpreter()
+            self._clean_up()
             channel.give_back()
         while not channel.has_slots and not self._terminating:
             self._poll(None)
@@ -476,7 +502,7 @@ class Worker:
             self._not_started = None
             return not_started
         if self._guard is None:
-            self._retire_interpreter()
+            self._clean_up()
         deadline = time.monotonic() + operation.seconds
         while True:
             if self._terminating:
@@ -546,7 +572,13 @@ class Worker:
         if self._interpreter is not None and self._interpreter.running:
             sources.append(self._interpreter.reports)
         timeout = None if seconds is None else max(0.0, seconds)
+        flush_at = float("inf") if self._channel is None else self._channel.flush_at
+        if self._channel is not None and flush_at < float("inf"):
+            until_flush = max(0.0, flush_at - time.monotonic())
+            timeout = until_flush if timeout is None else min(timeout, until_flush)
         readable, _, _ = select.select(sources, [], [], timeout)
+        if self._channel is not None and time.monotonic() >= flush_at:
+            self._channel.flush()
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
         if self._channel is not None and self._channel.fileno() in readable:

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..job import processes
@@ -53,7 +53,7 @@ class Baseline:
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._path, self._entries = sys.path, [*sys.path]
-        self._handlers = [(number, _signal.getsignal(number)) for number in _NUMBERS]
+        self._handlers = [*map(_signal.getsignal, _NUMBERS)]
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
         self._wakeup = _signal.set_wakeup_fd(-1)
         _signal.set_wakeup_fd(self._wakeup)
@@ -66,6 +66,11 @@ class Baseline:
         self._note_loggers()
         self._streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
         self._outputs = [(fd, os.dup(fd), _identity(fd)) for fd in (1, 2)]
+
+    def expect(self, variables: Mapping[str, str]) -> None:
+        """Let the next item begin with these environment variables, too."""
+        for name, value in variables.items():
+            self._variables[os.fsencode(name)] = os.fsencode(value)
 
     def restore(self) -> None:
         """Restore what differs."""
@@ -111,9 +116,11 @@ class Baseline:
     def _restore_signals(self) -> None:
         for timer in _TIMERS:  # a timer must not fire in the next item
             _signal.setitimer(timer, 0.0)
-        for number, handler in self._handlers:
-            if _signal.getsignal(number) is not handler and handler is not None:
-                _signal.signal(number, handler)
+        handlers = [*map(_signal.getsignal, _NUMBERS)]
+        if handlers != self._handlers:
+            for number, handler, now in zip(_NUMBERS, self._handlers, handlers, strict=True):
+                if now is not handler and handler is not None:
+                    _signal.signal(number, handler)
         _signal.set_wakeup_fd(self._wakeup)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, self._mask)
 

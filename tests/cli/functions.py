@@ -53,6 +53,11 @@ def waits(x: int) -> None:
     threading.Event().wait()
 
 
+@kinetic.run(backend="local", accelerator="cpu", timeout=0.1)
+def overruns() -> None:
+    threading.Event().wait()
+
+
 def raises(name: str) -> None:
     raise getattr(builtins, name)("by the job")
 

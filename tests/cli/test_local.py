@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import kinetic as api
 from kinetic.cli.batches import status_of
+from kinetic.errors import JobError
 from kinetic.jobs import load_result
 from tests import programs
 from tests.cli.conftest import FILE, Kinetic
@@ -58,6 +60,28 @@ def test_a_value_is_unpickled_only_on_request(kinetic: Kinetic, tmp_path: Path) 
     assert kinetic("jobs", "result", job, "--unpickle", "--cleanup").code == 0
     assert mark.exists()
     assert kinetic("jobs", "status", job).code == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (["raises", "-a", "name=ValueError"], "KN301"),
+        (["dies", "-a", "x=1"], "KN303"),
+        (["raises", "-a", "name=MemoryError"], "KN312"),
+        (["overruns"], "KN313"),
+    ],
+)
+def test_each_cause_of_a_missing_value_has_its_own_explanation(
+    kinetic: Kinetic, tmp_path: Path, call: list[str], code: str
+) -> None:
+    started = kinetic("run", f"{FILE}:{call[0]}", *call[1:], "--detach", "--json")
+    job = started.json["job_id"]
+    failed = kinetic("jobs", "result", job)
+    assert failed.code == 1
+    assert f"{code}: `kinetic explain {code}` shows the cause and the fix" in failed.err
+    with pytest.raises(JobError) as caught:
+        api.attach(job).save_result(tmp_path / "value.pkl")
+    assert caught.value.code == code
 
 
 def test_outputs_are_listed_and_fetched(kinetic: Kinetic, tmp_path: Path) -> None:
@@ -113,11 +137,24 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert f"{group}-1 has no value: user error: ValueError: [red]13" in failure.err
     collect = f"import kinetic; kinetic.attach_batch({group!r}).results(return_exceptions=True)"
     programs.python("-c", collect)
+    assert "[1] doubling 13" in kinetic("batches", "logs", group).out, "an item has failed"
+    assert kinetic("batches", "cleanup", group, "-y").code == 0
+    assert kinetic("batches", "status", group).code == 3
+
+
+def test_a_batch_without_failures_has_no_logs_once_it_is_collected(
+    kinetic: Kinetic, tmp_path: Path
+) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n')
+    assert kinetic("run", f"{FILE}:double", "--map", str(inputs)).code == 0
+    (row,) = kinetic("batches", "list", "--json").json["items"]
+    group = row["group_id"]
+    assert kinetic("batches", "logs", group).out == "[0] doubling 1\n"
+    programs.python("-c", f"import kinetic; kinetic.attach_batch({group!r}).results()")
     gone = kinetic("batches", "logs", group)
     assert (gone.code, gone.out) == (0, "")
     assert f"{group}-0 no longer has a log: results() or result() removed it" in gone.err
-    assert kinetic("batches", "cleanup", group, "-y").code == 0
-    assert kinetic("batches", "status", group).code == 3
 
 
 @pytest.mark.full

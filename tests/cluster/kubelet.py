@@ -184,6 +184,10 @@ class Kubelet:
         """Images with *part* in their name cannot be pulled, until mended or the test's end."""
         self._order("fail_pull", part=part, why=why)
 
+    def refuse(self, reason: str, message: str) -> None:
+        """Refuse the next pod, as a node does that can't run a pod which is bound to it."""
+        self._order("refuse", reason=reason, message=message)
+
     def set_image(self, part: str, *, python: Path, runner: Path) -> None:
         """Give images with *part* in their name another interpreter and another runner."""
         self._order("set_image", part=part, python=str(python), runner=str(runner))

@@ -7,6 +7,7 @@ import functools
 import json
 import pickle
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,9 +201,28 @@ async def test_a_batch_error_names_the_first_failure_and_what_to_do(client: aio.
     text = str(caught.value)
     assert text.startswith(f"Batch {batch.group_id}: 2 of 4 jobs failed; ")
     assert "item 1: ZeroDivisionError: division by zero. " in text
-    assert "outcomes() yields each, retry_failed() runs them again" in text
+    assert text.endswith("outcomes() yields each, retry_failed() runs them again")
     bare = errors.BatchError("grp-1", [], [None], first_failure="item 0: it.")
     assert str(pickle.loads(pickle.dumps(bare))) == str(bare)
+
+
+async def test_a_batch_error_offers_no_retry_for_an_input_that_was_not_sent(
+    client: aio.Client,
+) -> None:
+    lock = threading.Lock()
+    mixed = await client.run_async_map(inverse, [0, lock, 2])
+    with pytest.raises(errors.BatchError) as caught:
+        await mixed.results()
+    assert str(caught.value).endswith(
+        "retry_failed() runs them again; but it can't help where the input couldn't be sent, such "
+        "as item 1: run corrected inputs in another batch"
+    )
+    assert len(await mixed.failures()) == 1
+    only = await client.run_async_map(inverse, [lock, 2])
+    with pytest.raises(errors.BatchError) as caught:
+        await only.results()
+    assert "retry_failed()" not in str(caught.value)
+    assert str(caught.value).endswith("run corrected inputs in another batch")
 
 
 @pytest.mark.parametrize(

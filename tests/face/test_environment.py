@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -69,6 +70,20 @@ def test_other_variables_give_no_warning(caplog: pytest.LogCaptureFixture) -> No
 
 def test_the_base_environment_is_small() -> None:
     assert set(base_environment(ENVIRON)) == {"PATH", "HOME", "LC_ALL", "LANG", "https_proxy"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "shared"),
+    [
+        ("/scratch", "/scratch"),
+        ("/tmp/kinetic-0123abcd", "/tmp"),
+        ("/kinetic-0123abcd", "/"),
+        ("/tmp/kinetic-0123abcd/mine", "/tmp/kinetic-0123abcd/mine"),
+        ("here", f"{os.getcwd()}/here"),
+    ],
+)
+def test_a_job_of_a_job_has_its_folder_beside_that_of_the_job(folder: str, shared: str) -> None:
+    assert base_environment({"TMPDIR": folder}) == {"KINETIC_TMPDIR": shared}
 
 
 PACKING = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -66,6 +67,25 @@ print(len(processes) <= 2, {int(name) for name in os.listdir("loads")} == proces
 print(use(41)[:2], use.local(42)[:2])
 """
     program(code).prints("True {'model'}", "True True", "(41, 'model') (42, 'model')")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares imports")
+@pytest.mark.parametrize("fresh", ["0", "1"])
+def test_a_variable_lets_each_item_import_its_packages(
+    program, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_FRESH", fresh)
+    code = """
+@kinetic.run(backend="local", accelerator="cpu")
+def is_imported(number):
+    import sys
+    known = "pathspec" in sys.modules
+    import pathspec
+    return known
+
+print(is_imported.run_async_map(range(3), max_concurrent=1).results())
+"""
+    program(code).prints(f"[False, {fresh == '0'}, {fresh == '0'}]")
 
 
 def test_a_batch_whose_client_was_killed_runs_to_its_end(program, tmp_path: Path) -> None:

@@ -147,6 +147,30 @@ def accepts_jobs(namespace: Namespace) -> bool:
     return True
 
 
+REFUSALS = {
+    "OutOfcpu": "Node didn't have enough resource: cpu, requested: 100, used: 15990",
+    "UnexpectedAdmissionError": "Allocate failed due to no healthy devices present",
+    "NodeShutdown": "Pod was rejected as the node is shutting down.",
+}
+
+
+async def test_a_node_that_refuses_a_pod_fails_neither_a_job_nor_an_item(
+    configured: Namespace, client: aio.Client, tmp_path: Path
+) -> None:
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    for reason, message in REFUSALS.items():
+        configured.kubelet.refuse(reason, message)
+    jobs = [await client.submit(marked, str(folder), x) for x in range(len(REFUSALS))]
+    assert [await job for job in jobs] == [0, -1, -2]
+    configured.kubelet.refuse("OutOfcpu", REFUSALS["OutOfcpu"])
+    batch = await client.run_async_map(marked, [(str(folder), 9)], retries=0)
+    assert await batch.results() == [-9]
+    assert sorted(path.name.rsplit(".", 1)[0] for path in folder.iterdir()) == [
+        *("0.2", "1.2", "2.2", "9.2")
+    ]
+
+
 async def test_a_policy_that_denies_jobs_for_a_while_fails_no_item(
     client: aio.Client, configured: Namespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from tests.orders import facts_of, order_of
 PROGRAM = """
 import json, os, signal, sys
 import time
-order = json.loads(json.loads(os.environ["KINETIC_ORDER"])["submission"]["client"]["facts"])
+order = json.loads(json.loads(os.environ["KINETIC_ORDER"])["client"]["facts"])
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 def late(*_):
     header = json.dumps({"kind": "error", "reason": "deadline"})

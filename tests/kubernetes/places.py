@@ -31,7 +31,7 @@ LENIENT = replace(IMPATIENT, least_s=30.0)
 PROGRAM = """
 import json, os, sys, signal
 whole = json.loads(os.environ["KINETIC_ORDER"])
-order = json.loads(whole["submission"]["client"]["facts"])
+order = json.loads(whole["client"]["facts"])
 order["attempt"] = whole["attempt"]
 for name in ("FAILURES", "DISRUPTIONS"):
     order["attempt"] += int(os.environ.get("KINETIC_" + name) or 0)

@@ -348,7 +348,7 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("the node does not answer", removed(by="DeletionByTaintManager", message="x", silent=True), Reason.NODE_LOST, FINAL, ("its node n1 does not answer",)),
     ("the taint of a node, which is named", removed(by="DeletionByTaintManager", message="x", nodes=[a_node("n1", {}, "maintenance=now:NoExecute")]), Reason.EVICTED, FINAL, ("its node got the taint maintenance (NoExecute)",)),
     ("an operator's taint", removed(by="DeletionByTaintManager", message="x"), Reason.EVICTED, FINAL, ("its node got a taint",)),
-    ("a refusal of the node", removed("TopologyAffinityError", "Pod was rejected: Resources cannot be allocated with Topology locality"), Reason.UNSCHEDULABLE, FINAL, ("Topology locality",)),
+    ("a refusal of the node", removed("TopologyAffinityError", "Pod was rejected: Resources cannot be allocated with Topology locality"), Reason.EVICTED, FINAL, ("Topology locality",)),
     ("a user deleted the pod", deleted(143), Reason.LOST, FINAL, ("a user or a controller deleted the pod while it ran",)),
     ("a user deleted the pod, whose job took that for a preemption", deleted(75, committed="preempted"), Reason.LOST, FINAL, ("a user or a controller deleted the pod while it ran",)),
     ("a user deleted the pod on a spot machine", deleted(75, a_node("n1", SPOT), committed="preempted"), Reason.LOST, FINAL, ("a user or a controller deleted the pod while it ran",)),

@@ -75,14 +75,17 @@ def test_the_job_is_indexed_and_replaces_only_a_disrupted_pod() -> None:
     spec = job_manifest(order(), AT)["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 1, 1)
     assert spec["podReplacementPolicy"] == "Failed"
-    assert spec["backoffLimitPerIndex"] == 0
+    assert spec["backoffLimitPerIndex"] == 3, "for pods that a kubelet refuses"
     assert spec["ttlSecondsAfterFinished"] == 24 * 3600
-    final, disruption = spec["podFailurePolicy"]["rules"]
+    final, disruption, failed = spec["podFailurePolicy"]["rules"]
     assert final["action"] == "FailIndex"
     assert final["onExitCodes"]["values"] == [wire.EXIT_FINAL]
     assert final["onExitCodes"]["containerName"] == CONTAINER
     assert disruption["action"] == "Ignore"
     assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert failed["action"] == "FailIndex"
+    assert (failed["onExitCodes"]["operator"], failed["onExitCodes"]["values"]) == ("NotIn", [0])
+    assert failed["onExitCodes"]["containerName"] == CONTAINER
 
 
 def test_the_attempt_number_comes_from_the_pod() -> None:

@@ -48,6 +48,7 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
     printed = json.loads((await lines(cluster, "env"))[0])
     mark = printed[0].pop("KINETIC_LOCAL_PROCESS")
     assert mark == f"{SupervisorPaths(home).state}:{seen.executor}"
+    assert printed[0].pop("TMPDIR") == f"/tmp/kinetic-{seen.executor[:8]}"
     work = str(SupervisorPaths(home).work / "env")
     assert printed == [
         {**job.environment, **job.order.variables()}, work, "6b" * 32, seen.executor, [""],
@@ -177,12 +178,12 @@ async def test_work_folders_are_private_and_large_ones_go_too(
         "open('d0/f', 'w').close(); os.chmod('d0', 0)"
     )
     await run_job(cluster, spec("many", source))
-    assert await lines(cluster, "many") == ["0o700 []"]
+    assert await lines(cluster, "many") == ["0o700 ['tmp']"]  # a link
     assert not (paths.work / "many").exists()
     await eventually(lambda: not [*paths.trash.iterdir()])
     for path in (paths.state, paths.logs, paths.work):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    for path in (paths.log("many"), paths.journal, paths.socket, paths.own_log):
+    for path in (paths.log("many"), paths.socket, paths.own_log):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

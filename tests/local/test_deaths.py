@@ -12,17 +12,28 @@ import shutil
 import signal
 import socket
 import sys
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from kinetic._supervisor.protocol import SUBMISSION, VERSION, Decoder, SupervisorPaths, encode
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import Crew, Terms
+from kinetic._supervisor.protocol import (
+    ATTEMPT,
+    INDEX,
+    SUBMISSION,
+    VERSION,
+    Decoder,
+    SupervisorPaths,
+    encode,
+)
 from kinetic.aio.local import supervisor
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Observation, Phase
-from kinetic.errors import ConfigurationError, LaunchError, Unavailable
+from kinetic.errors import ConfigurationError, Unavailable
 from kinetic.job_status import Reason
 from tests.jobs import DEADLINE_S, gone, lines, until
 
@@ -40,35 +51,59 @@ from .conftest import (
 )
 
 SLEEP = "import time; time.sleep(60)"
+ITEM = {INDEX: "0", ATTEMPT: "1", "test": "yes"}
 AWAIT_SIGNAL = "import time\nwhile True: time.sleep(0.05)"
 """A loop of short sleeps: a signal right before one long sleep would be handled after it."""
 
 
+class Watch:
+    """A watch over all jobs of the test, which has begun, and what it has said last of each."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._observations = cluster.watch({"test": "yes"})
+        self.seen: dict[str, Observation] = {}
+
+    async def until(self, **phases: Phase) -> None:
+        """Read until each job has its phase."""
+        async with asyncio.timeout(DEADLINE_S):
+            while any(name not in self.seen for name in phases) or any(
+                self.seen[name].phase is not phase for name, phase in phases.items()
+            ):
+                seen = await anext(self._observations)
+                self.seen[seen.name] = seen
+
+    async def aclose(self) -> None:
+        await self._observations.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+async def watch(cluster: LocalCluster) -> AsyncIterator[Watch]:
+    watch = Watch(cluster)
+    yield watch
+    await watch.aclose()
+
+
 async def test_a_killed_supervisor_s_jobs_are_lost_and_gone(
-    cluster: LocalCluster, home: Path, environ: dict[str, str], runner: Path
+    cluster: LocalCluster,
+    watch: Watch,
+    home: Path,
+    environ: dict[str, str],
+    runner: Path,
 ) -> None:
     await run_job(cluster, spec("done", "print('kept')"))
-    for name in ("r1", "r2", "queued", "deleted"):
+    for name in ("r1", "r2", "queued"):
         await cluster.launch(spec(name, SLEEP, grace=30.0))
-    await until(cluster, "r2", Phase.RUNNING)
-    await cluster.delete(names=["deleted"])
-    running = {seen.name: seen.executor for seen in await cluster.find()}
+    await watch.until(r1=Phase.RUNNING, r2=Phase.RUNNING, queued=Phase.PENDING)
+    running = {name: watch.seen[name].executor for name in ("r1", "r2", "queued")}
     jobs = marked(home)
     pid = signal_supervisor(home, signal.SIGKILL)
-    second = LocalCluster(home, environ, runner=runner)  # another client sees the same
-    found = {seen.name: seen for seen in await second.find()}
-    assert sorted(found) == ["done", "queued", "r1", "r2"]
-    assert {seen.phase for seen in found.values()} == {Phase.ENDED}
-    assert (found["done"].exit_code, found["done"].reason) == (0, None)
-    for name in ("r1", "r2"):
-        assert found[name].reason is Reason.LOST
-        assert found[name].executor == running[name]
-        assert found[name].message == (
-            f"its supervisor (process {pid}) died while the job was running; "
-            "the job was ended with it"
-        )
-    assert found["queued"].executor == ""
-    assert found["queued"].message.endswith("while the job was queued; it never started")
+    second = LocalCluster(home, environ, runner=runner)
+    assert await second.find() == [], "the next supervisor doesn't know the jobs of this one"
+    await watch.until(r1=Phase.GONE, r2=Phase.GONE, queued=Phase.GONE)
+    for name in running:
+        seen = watch.seen[name]
+        assert seen.executor == running[name]
+        assert seen.message == f"its supervisor (process {pid}) died, and its jobs with it"
     assert not any(alive(job) for job in jobs)
     assert await lines(second, "done") == ["kept"]
     # The first client reconnects without help.
@@ -93,7 +128,9 @@ async def test_a_job_being_deleted_is_gone_after_the_supervisor_s_death(
     await watch.aclose()  # type: ignore[attr-defined]
 
 
-async def test_supervisor_and_parent_die_together(cluster: LocalCluster, home: Path) -> None:
+async def test_supervisor_and_parent_die_together(
+    cluster: LocalCluster, watch: Watch, home: Path
+) -> None:
     """Then only the mark identifies the processes that a job has started."""
     daemon_source = (
         "import os, time\n"
@@ -104,27 +141,29 @@ async def test_supervisor_and_parent_die_together(cluster: LocalCluster, home: P
     await hear_job(cluster, spec("both", daemon_source))
     (parent,) = parents(home)
     assert len(marked(home)) == 3  # the parent, the job, its daemon
+    await watch.until(both=Phase.RUNNING)
     os.kill(parent, signal.SIGSTOP)
     signal_supervisor(home, signal.SIGKILL)
     os.kill(parent, signal.SIGKILL)
-    assert (await until(cluster, "both", Phase.ENDED)).reason is Reason.LOST
+    await watch.until(both=Phase.GONE)
     assert marked(home) == []
 
 
 async def test_a_stopped_parent_does_not_outlive_its_supervisor(
-    cluster: LocalCluster, home: Path
+    cluster: LocalCluster, watch: Watch, home: Path
 ) -> None:
-    await run_job(cluster, spec("job", SLEEP), Phase.RUNNING)
+    await cluster.launch(spec("job", SLEEP))
+    await watch.until(job=Phase.RUNNING)
     (parent,) = await eventually(lambda: parents(home))
     await eventually(lambda: len(marked(home)) == 2)
     os.kill(parent, signal.SIGSTOP)
     signal_supervisor(home, signal.SIGKILL)
-    assert (await until(cluster, "job", Phase.ENDED)).reason is Reason.LOST
+    await watch.until(job=Phase.GONE)
     assert not alive(parent)
 
 
 async def test_ending_the_supervisor_ends_jobs_politely(
-    cluster: LocalCluster, home: Path, tmp_path: Path
+    cluster: LocalCluster, watch: Watch, home: Path, tmp_path: Path
 ) -> None:
     source = (
         "import signal, sys\n"
@@ -132,12 +171,13 @@ async def test_ending_the_supervisor_ends_jobs_politely(
         "signal.signal(signal.SIGTERM, stop); print('up')\n" + AWAIT_SIGNAL
     )
     await hear_job(cluster, spec("asked", source))
+    await watch.until(asked=Phase.RUNNING)
     pid = signal_supervisor(home, signal.SIGTERM)
-    seen = await until(cluster, "asked", Phase.ENDED)
+    await watch.until(asked=Phase.ENDED)
+    seen = watch.seen["asked"]
     assert (seen.reason, "asked to stop" in seen.message) == (Reason.LOST, True)
     assert (tmp_path / "asked").exists()
     await eventually(lambda: not alive(pid))
-    assert (await cluster.find(names=["asked"]))[0].message == seen.message
 
 
 async def test_a_job_whose_parent_has_just_died_can_be_deleted(
@@ -180,7 +220,6 @@ async def test_requests_during_the_supervisor_s_end_go_to_the_next_one(
     await asyncio.gather(*(cluster.launch(spec(name)) for name in names))
     for name in names:
         assert (await until(cluster, name, Phase.ENDED)).exit_code == 0
-    assert (await cluster.find(names=["stubborn"]))[0].reason is Reason.LOST
     assert supervisor_pid(home) != pid
 
 
@@ -205,7 +244,7 @@ async def test_a_stale_socket_is_in_nobody_s_way(cluster: LocalCluster, home: Pa
     assert (await run_job(cluster, spec("one"))).exit_code == 0
 
 
-async def test_an_idle_supervisor_leaves_and_is_remembered(
+async def test_an_idle_supervisor_leaves_and_the_logs_stay(
     home: Path, environ: dict[str, str], runner: Path
 ) -> None:
     cluster = LocalCluster(home, {**environ, "KINETIC_LOCAL_IDLE_S": "0.1"}, runner=runner)
@@ -218,8 +257,34 @@ async def test_an_idle_supervisor_leaves_and_is_remembered(
     assert marked(home) == [] and not SupervisorPaths(home).socket.exists()
     again = LocalCluster(home, environ, runner=runner)
     assert await lines(again, "one") == ["hello"]
-    assert (await again.find())[0].exit_code == 0
     await again.aclose()
+
+
+async def test_an_idle_supervisor_stays_until_a_client_has_heard_how_a_job_died(
+    home: Path, environ: dict[str, str], runner: Path
+) -> None:
+    environ = {**environ, "KINETIC_LOCAL_IDLE_S": "0"}
+    async with AsyncExitStack() as stack:
+        cluster, again = (LocalCluster(home, environ, runner=runner) for _ in range(2))
+        stack.push_async_callback(cluster.aclose)
+        stack.push_async_callback(again.aclose)
+        await cluster.launch(spec("killed", "import os; os.kill(os.getpid(), 9)", labels=ITEM))
+        while (await cluster.find())[0].phase is not Phase.ENDED:  # this asks for all jobs
+            await asyncio.sleep(0.01)
+        pid = supervisor_pid(home)
+        await cluster.aclose()
+        (seen,) = await again.find(names=["killed"])
+        assert seen.message.startswith("killed by SIGKILL") and supervisor_pid(home) == pid
+        await again.aclose()
+        await eventually(lambda: not alive(pid))
+
+
+async def test_a_launch_that_is_repeated_at_the_next_supervisor_names_no_process(
+    cluster: LocalCluster,
+) -> None:
+    """The process found the claim of another, which has died with its supervisor."""
+    seen = await run_job(cluster, spec("again", f"code = {wire.EXIT_FINAL}", labels=ITEM))
+    assert (seen.executor, seen.exit_code) == ("", wire.EXIT_FINAL)
 
 
 async def test_clients_come_while_the_supervisor_leaves(
@@ -298,9 +363,9 @@ async def test_the_report_of_a_new_supervisor_may_name_a_long_path(
 ) -> None:
     parts = 9 if sys.platform == "linux" else 2  # macOS allows 1,024 bytes
     home = tmp_path.joinpath(*["漢" * 80] * parts)
-    SupervisorPaths(home).journal.mkdir(parents=True)  # so that no supervisor can start
+    SupervisorPaths(home).lock.mkdir(parents=True)  # so that no supervisor can start
     async with aclosing(LocalCluster(home, environ)) as cluster:
-        with pytest.raises(Unavailable, match=r"journal: .*set KINETIC_HOME to another"):
+        with pytest.raises(Unavailable, match=r"lock: .*set KINETIC_HOME to another"):
             await cluster.find()
 
 
@@ -311,7 +376,7 @@ async def test_a_damaged_key_is_reported(home: Path, environ: dict[str, str]) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a file system")
-async def test_a_full_disk_refuses_and_forgets_nothing(
+async def test_a_full_disk_fails_jobs_and_not_the_supervisor(
     tmp_path: Path, environ: dict[str, str], runner: Path
 ) -> None:
     home = tmp_path / "home"
@@ -325,18 +390,13 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
             while True:
                 filler.write(b"x" * 4096)
                 filler.flush()
-        # What fits on the journal's last page may still be accepted.
-        with pytest.raises(LaunchError, match="No space left on device"):
-            for i in range(200):
-                await cluster.launch(spec(f"late{i}", labels={"filler": "x" * 500}))
+        late = await run_job(cluster, spec("late", "open('file', 'w').write('x' * 10_000)"))
+        assert late.exit_code != 0
         assert (await cluster.find(names=["early"]))[0].phase is Phase.RUNNING
         await cluster.delete(names=["early"])
         await gone(cluster, "early")
         (home / "filler").unlink()
         assert (await run_job(cluster, spec("after", "print('fine')"))).exit_code == 0
-        signal_supervisor(home, signal.SIGKILL)
-        names = {seen.name for seen in await cluster.find()}
-        assert "after" in names and "early" not in names
     finally:
         await cluster.aclose()
         signal_supervisor(home, signal.SIGTERM)
@@ -417,8 +477,8 @@ async def test_random_deaths(
 ) -> None:
     """Launch and delete jobs while supervisor, parents and jobs are killed at random.
 
-    Each job has one end, which doesn't change and names the process that ran. Deleted jobs no
-    longer exist, and no process stays. ``DEATHS=100`` tries more seeds.
+    Each job has one end at most, which doesn't change and names the process that ran. A client that
+    knew a job hears that it is gone, and no process stays. ``DEATHS=100`` tries more seeds.
     """
     rng = random.Random(seed)
     cluster = LocalCluster(home, environ, runner=runner)
@@ -454,10 +514,8 @@ async def test_random_deaths(
                     kill(rng.choice(pids))
                 case _:
                     await asyncio.sleep(rng.random() * 0.05)
-        left = {seen.name: seen for seen in await cluster.find()}
-        assert set(left) >= set(names) - deleted
         await cluster.launch(spec("last", labels={"test": "yes", "name": "last"}))
-        await cluster.delete(names=[name for name in names if name in left])
+        await cluster.delete(names=names)
         await until(cluster, "last", Phase.ENDED)
         await gone(cluster, *names)
         await eventually(lambda: set(marked(home)) <= set(parents(home)))
@@ -497,11 +555,10 @@ async def first_message(cluster: LocalCluster, name: str) -> Observation:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
-async def test_what_cannot_be_started_now_waits_if_others_of_its_batch_ran(
+async def test_a_job_that_cannot_be_started_says_why_and_a_worker_is_started_again(
     cluster: LocalCluster, home: Path
 ) -> None:
-    batch = {SUBMISSION: "grp-local-1"}
-    assert (await run_job(cluster, spec("first", labels=batch))).exit_code == 0
+    assert (await run_job(cluster, spec("first"))).exit_code == 0
     pid, (parent,) = supervisor_pid(home), parents(home)
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
@@ -510,8 +567,18 @@ async def test_what_cannot_be_started_now_waits_if_others_of_its_batch_ran(
     await cluster.launch(spec("alone"))
     seen = await first_message(cluster, "alone")
     assert (seen.phase, seen.reason) == (Phase.ENDED, Reason.SETUP)
-    await cluster.launch(spec("second", labels=batch))
-    seen = await first_message(cluster, "second")
-    assert seen.phase is Phase.PENDING and "Too many open files" in seen.message
+    assert "Too many open files" in seen.message
+    batch = {SUBMISSION: "grp-local-1"}
+    crew = Crew(terms=Terms(workers=1), outputs="", created=0.0)
+    await cluster.scale(spec("grp-local-1-r0", labels=batch), crew, number=0, workers=1)
+
+    async def waiting() -> Observation | None:
+        found = await cluster.find(labels=batch)
+        return next((it for it in found if it.phase is Phase.PENDING and it.message), None)
+
+    async with asyncio.timeout(DEADLINE_S):
+        while (worker := await waiting()) is None:
+            await asyncio.sleep(0.01)
+    assert "waiting to start again" in worker.message and "Too many open files" in worker.message
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    assert (await until(cluster, "second", labels=batch)).exit_code == 0
+    await eventually(lambda: len(marked(home)) > 1)  # the parent, and the worker

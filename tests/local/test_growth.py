@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -13,8 +12,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic._supervisor.jobs import KEPT_S
-from tests.local.conftest import end_supervisor
+from kinetic.aio.local.cluster import LocalCluster
 
 from .conftest import eventually, supervisors
 
@@ -88,27 +86,25 @@ def say() -> int:
 
 
 @pytest.mark.full
-async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outputs_are_not(
-    home: Path,
+async def test_what_the_supervisor_has_forgotten_keeps_its_value_log_and_outputs(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KINETIC_JOB_TTL_S", "0")
     async with aio.Client(backend="local") as client:
         job = await client.submit(say)
         batch = await client.run_async_map(write_if_odd, [1])
         await job.result(cleanup=False)
         await batch.results(cleanup=False)
-    end_supervisor(home)
-    journal = home / "local/v1/journal"
-    lines = [json.loads(line) for line in journal.read_text().split("\n") if line]
-    for line in lines:
-        line["ended"] = line.get("ended", 0.0) - KEPT_S - 1  # simulate that a day has passed
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        cluster = LocalCluster(home)
+        while await cluster.find():
+            await asyncio.sleep(0.01)
+        await cluster.aclose()
     async with aio.Client(backend="local") as client:
         listed = await client.list_jobs()
         assert [(found.job_id, found.created_at) for found in listed] == [
             (f"{batch.group_id}-0", batch.created_at),  # its store has it, until a cleanup
             (job.job_id, job.created_at),
         ]
-        assert job.job_id not in journal.read_text() and batch.group_id not in journal.read_text()
         assert await listed[1].tail() == "said"
         assert await listed[1].status() is kinetic.JobStatus.SUCCEEDED
         assert await listed[1].result(cleanup=False) == 1
@@ -119,19 +115,6 @@ async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outp
         await attached.cleanup()
         assert [*(home / "local/v1/logs").iterdir()] == []
         assert await client.list_jobs() == []
-
-
-async def test_the_time_that_jobs_are_remembered_can_be_set(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with aio.Client(backend="local") as client:
-        job = await client.submit(say)
-        await job.result(cleanup=False)
-    end_supervisor(home)
-    monkeypatch.setenv("KINETIC_JOB_TTL_S", "0")
-    async with aio.Client(backend="local") as client:
-        assert await client.list_jobs() == [job]
-    assert job.job_id not in (home / "local/v1/journal").read_text()
 
 
 async def test_the_supervisor_s_own_log_begins_anew_when_it_is_long(home: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from kinetic._devices import count_cpus, gpu_ids
 from kinetic._supervisor.jobs import (
     ENDED_JOBS_KEPT,
     KEPT_S,
@@ -22,19 +23,17 @@ from kinetic._supervisor.jobs import (
     SendSignal,
     SetTimer,
     Slots,
-    Start,
     State,
     Table,
 )
-from kinetic._supervisor.protocol import SUBMISSION, JobHeader
+from kinetic._supervisor.protocol import INDEX, SUBMISSION, JobHeader
 from kinetic.job_status import Reason
 
 
 def new_job(name: str = "job", now: float = 0.0, **changes: Any) -> Job:
     fixed: dict[str, Any] = {"command": ("python",), "runner": "/r", "edition": "1", "labels": {}}
     header = JobHeader(name=name, **{**fixed, **changes})
-    need = Need(header.cpus, header.gpus)
-    return Job(name=name, labels=header.labels, created=now, header=header, body=b"{}", need=need)
+    return Job(name=name, labels=header.labels, created=now, header=header, body=b"{}")
 
 
 def kinds(actions: list[Action]) -> list[str]:
@@ -49,27 +48,42 @@ def started(table: Table, *, executor: str = "e", **changes: Any) -> Job:
     return job
 
 
-def test_a_start_is_written_to_the_journal_before_the_process_exists() -> None:
+def test_a_job_that_starts_has_its_timeout() -> None:
     table = Table(Slots(1))
     job = new_job(timeout=5.0, start_timeout=2.0)
     assert table.add(job) == [SetTimer(job, 2.0)]
     assert table.take_next() is job
-    assert table.start(job, "e") == [Report(job), Start(job), SetTimer(job, 5.0)]
+    assert table.start(job, "e") == [Report(job), SetTimer(job, 5.0)]
     assert table.record_exit(job, 2.0, status=0, out_of_memory=False) == [Report(job)]
     assert not table.busy
 
 
-def test_a_job_that_returns_to_the_queue_waits_no_longer_than_its_start_timeout() -> None:
+def test_a_worker_whose_predecessor_has_ended_rests_before_it_waits_for_slots() -> None:
     table = Table(Slots(1))
-    job = started(table, start_timeout=9.0)
-    assert table.requeue(job, 3.0, "later") == [Report(job), SetTimer(job, 6.0)]
+    job = new_job()
+    assert table.add(job, 2.5) == [SetTimer(job, 2.5)]
+    assert table.busy and table.take_next() is None
+    assert table.handle_timer(job, 3.0) == []
     assert table.take_next() is job
+
+
+def test_a_death_is_known_until_a_client_has_heard_of_it() -> None:
+    table = Table(Slots(1))
+    labels = {INDEX: "0"}
+    for status, unheard in ((0, False), (42, False), (43, True), (-9, True)):
+        job = started(table, name=str(status), labels=labels)
+        table.record_exit(job, 1.0, status=status, out_of_memory=False)
+        assert table.knows_unheard_end is unheard
+        job.heard = True
+    worker = started(table, name="worker")
+    table.record_exit(worker, 1.0, status=-9, out_of_memory=False)
+    assert not table.knows_unheard_end
 
 
 def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
     table = Table(Slots(1))
     job = started(table, grace=3.0)
-    assert kinds(table.delete(job)) == ["Report", "SendSignal", "SetTimer"]
+    assert kinds(table.delete(job)) == ["RemoveLog", "Report", "SendSignal", "SetTimer"]
     assert table.delete(job) == []
     table.add(new_job("next"))
     assert table.take_next() is None
@@ -112,7 +126,7 @@ def test_deleting_after_the_deadline_does_not_ask_twice() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0)
     assert kinds(table.handle_timer(job, 2.0)) == ["SendSignal", "SetTimer"]
-    assert kinds(table.delete(job)) == ["Report"]
+    assert kinds(table.delete(job)) == ["RemoveLog", "Report"]
 
 
 def test_timers_of_jobs_that_are_over_do_nothing() -> None:
@@ -179,17 +193,6 @@ def test_a_gpu_job_that_lacks_a_cpu_goes_first() -> None:
     assert table.take_next() is None  # jobs like c2 could keep g waiting for ever
 
 
-def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:
-    before, after = Table(Slots(1)), Table(Slots(1))
-    job = started(before)
-    before.delete(job)
-    lines = [job.view()]
-    before.record_exit(job, 1.0, status=0, out_of_memory=False)
-    lines += [job.view(), started(before).view()]
-    assert after.restore(lines, 2.0) == []
-    assert after.jobs["job"].executor == "e"
-
-
 @pytest.mark.parametrize(("kept_s", "table"), [(KEPT_S, Table(Slots(2))), (9, Table(Slots(2), 9))])
 def test_old_jobs_are_forgotten_and_their_logs_stay(kept_s: float, table: Table) -> None:
     job = started(table)
@@ -200,38 +203,25 @@ def test_old_jobs_are_forgotten_and_their_logs_stay(kept_s: float, table: Table)
 
 
 def test_a_supervisor_remembers_so_many_ended_jobs_and_no_more() -> None:
-    table, journal = Table(Slots(1)), list[Any]()
+    table, gone = Table(Slots(1)), list[str]()
     for number in range(ENDED_JOBS_KEPT + 10):
         job = started(table, name=f"j{number}")
         table.record_exit(job, float(number), status=0, out_of_memory=False)
         for action in table.forget_expired(float(number)):
-            journal += [action.job.view()] if isinstance(action, Report) else []
+            gone += [action.job.name] if isinstance(action, Report) else []
     assert [*table.jobs] == [f"j{number}" for number in range(10, ENDED_JOBS_KEPT + 10)]
-    assert all(job.header is None and job.body == b"" for job in table.jobs.values())
-    assert [line["name"] for line in journal if line["state"] == "gone"] == [
-        f"j{number}" for number in range(10)
-    ]
-
-
-def test_what_was_forgotten_is_not_remembered_by_the_next_supervisor() -> None:
-    before, after = Table(Slots(1)), Table(Slots(1))
-    job = started(before)
-    before.record_exit(job, 1.0, status=0, out_of_memory=False)
-    lines = [job.view()]
-    before.forget_expired(2.0 + KEPT_S)
-    assert after.restore([*lines, job.view()], 2.0) == [], "the log of a forgotten job stays"
-    assert after.jobs == {}
+    assert all(job.body == b"" for job in table.jobs.values())
+    assert gone == [f"j{number}" for number in range(10)]
 
 
 class Machine(RuleBasedStateMachine):
-    """A supervisor without processes that may die and have a successor."""
+    """A supervisor without processes."""
 
     jobs: Bundle[str] = Bundle("jobs")
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = 0.0
-        self.journal: list[Any] = [{"supervisor": 1}]
         self.running: dict[str, Job] = {}
         self.executors = 0
         self.told: dict[Job, list[State]] = {}
@@ -240,11 +230,7 @@ class Machine(RuleBasedStateMachine):
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(job):
-                    assert self.journal[-1] == job.view()
-                    self.running[job.executor] = job
                 case Report(job):
-                    self.journal.append(job.view())
                     states = self.told.setdefault(job, [])
                     assert not states or states[-1] not in (State.GONE,)
                     states.append(job.state)
@@ -255,6 +241,7 @@ class Machine(RuleBasedStateMachine):
         while (job := self.table.take_next()) is not None:
             self.executors += 1
             self.carry_out(self.table.start(job, f"e{self.executors}"))
+            self.running[job.executor] = job
 
     @rule(
         target=jobs,
@@ -265,7 +252,6 @@ class Machine(RuleBasedStateMachine):
     def launch(self, name: str, cpus: int, gpus: int) -> str:
         if name not in self.table.jobs:
             job = new_job(name, self.clock, cpus=cpus, gpus=gpus, timeout=9.0, start_timeout=9.0)
-            self.journal.append(job.view())
             self.carry_out(self.table.add(job))
             self.schedule()
         return name
@@ -296,35 +282,6 @@ class Machine(RuleBasedStateMachine):
         self.clock += hours * 3600.0
         self.carry_out(self.table.forget_expired(self.clock))
 
-    @rule(compacted=st.booleans())
-    def die(self, compacted: bool) -> None:
-        before = self.table
-        if compacted:
-            self.journal = [{"supervisor": 1}, *(job.view() for job in before.jobs.values())]
-        self.running.clear()
-        self.table = Table(Slots(3, ("0", "1")))
-        self.table.restore(self.journal, self.clock)
-        expected = {
-            name: job
-            for name, job in before.jobs.items()
-            if not (job.stopping is not None and job.stopping.value == "deleted")
-        }
-        assert set(self.table.jobs) == {
-            name
-            for name, job in expected.items()
-            if job.state is not State.ENDED or job.ended >= self.clock - KEPT_S
-        }
-        self.journal = [{"supervisor": 1}, *(job.view() for job in self.table.jobs.values())]
-        for name, job in self.table.jobs.items():
-            old = expected[name]
-            assert (job.state, job.executor) == (State.ENDED, old.executor)
-            if old.state is State.ENDED:
-                assert (job.exit_code, job.reason, job.message, job.ended) == (
-                    old.exit_code, old.reason, old.message, old.ended,
-                )  # fmt: skip
-            else:
-                assert job.reason == Reason.LOST
-
     @invariant()
     def slots_add_up(self) -> None:
         running = [job for job in self.table.jobs.values() if job.state is State.RUNNING]
@@ -348,3 +305,10 @@ def test_needs_are_cut_down_to_the_machine() -> None:
     slots = Slots(4, ("a", "b"))
     assert slots.fit(Need(99, 99)) == Need(4, 2)
     assert slots.fit(Need(0, 0)) == Need(1, 0)
+
+
+def test_slots_come_from_the_environment_or_the_machine() -> None:
+    assert count_cpus({"KINETIC_LOCAL_SLOTS": "7"}) == 7
+    assert count_cpus({"KINETIC_LOCAL_SLOTS": "none"}) == count_cpus({}) >= 1
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": " 1, 0,1 ,-1,2"}) == ("1", "0")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.logs import TAIL_BYTES, tail_offset
-from kinetic.aio.ports import LONGEST_LINE, LogPieces, Phase
+from kinetic.aio.ports import LONGEST_LINE, LogPieces
 from kinetic.errors import BackendError, NotFound
 from tests.jobs import DEADLINE_S, lines
 
@@ -134,7 +134,8 @@ async def test_following_survives_the_supervisor(cluster: LocalCluster, home: Pa
             printed.append(line)
             signal_supervisor(home, signal.SIGKILL)
     assert printed == ["up"]
-    assert (await cluster.find(names=["lost"]))[0].phase is Phase.ENDED
+    assert await cluster.find(names=["lost"]) == []
+    assert await lines(cluster, "lost") == ["up"]
     await eventually(lambda: not marked(home) or parents(home))
 
 

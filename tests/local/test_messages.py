@@ -130,3 +130,12 @@ async def test_no_message_ends_the_supervisor_or_a_job(running: LocalCluster, ho
     assert supervisor_pid(home) == pid
     [job] = await running.find(names=["sleeper"])
     assert job.phase is Phase.RUNNING
+
+
+def test_messages_are_the_same_wherever_the_stream_is_cut() -> None:
+    stream = encode({"op": "a", "text": "ü"}, b"\x00body") + encode({"op": "b"})
+    expected = [({"op": "a", "text": "ü"}, b"\x00body"), ({"op": "b"}, b"")]
+    for size in (1, 2, 7, len(stream)):
+        decoder = Decoder()
+        parts = [stream[at : at + size] for at in range(0, len(stream), size)]
+        assert [message for part in parts for message in decoder.feed(part)] == expected

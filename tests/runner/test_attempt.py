@@ -114,20 +114,13 @@ def test_the_error_names_a_missing_module_and_how_to_install_it(bench, tmp_path:
     assert f"install only_here for {sys.executable}" in bench.error()["message"]
 
 
-def test_a_duplicate_waits_for_the_claimant_and_does_not_run(bench) -> None:
+@pytest.mark.parametrize("claimant", ["of an earlier supervisor", wire.VOID])
+def test_a_duplicate_on_this_machine_neither_runs_nor_waits(bench, claimant: str) -> None:
     order = bench.order(add, 1)
-    bench.claim("pod-0")
-    bench.close(wire.Outcome(kind=Kind.VALUE, executor="pod-0"))
-    code, _ = bench.run(order)
-    assert code == 0
-    assert bench.outcome().executor == "pod-0"
-
-
-def test_a_duplicate_of_a_voided_attempt_does_not_wait(bench) -> None:
-    order = bench.order(add, 1)
-    bench.claim(wire.VOID)
+    bench.claim(claimant)
     code, _ = bench.run(order)
     assert code == wire.EXIT_FINAL
+    assert not bench.objects.exists(order.part_name("outcome"))
 
 
 def test_a_restarted_claimant_runs_the_attempt(bench) -> None:

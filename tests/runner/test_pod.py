@@ -165,24 +165,28 @@ def test_variables_and_arguments_of_the_runner_are_hidden_from_the_function(pods
 # --- restarts by Kubernetes ---------------------------------------------------------------
 
 
-def test_a_restart_closes_the_attempts_that_were_lost(pods: Pods) -> None:
-    order = pods.order(add, 1, budgets=RetryBudgets(user=1, infrastructure=1))
+def test_a_duplicate_waits_for_the_claimant_and_does_not_run(pods: Pods) -> None:
+    order = pods.order(fail, "it must not run")
+    pods.claim("uid-0")
+    pods.close(wire.Outcome(kind=Kind.VALUE, executor="uid-0"))
+    pod = pods.run(order)
+    assert (pod.code, pods.outcome().executor) == (0, "uid-0")
+    assert "about to fail" not in pod.output
+
+
+def test_a_duplicate_of_a_voided_attempt_does_not_wait(pods: Pods) -> None:
+    pods.claim(wire.VOID)
+    assert pods.run(pods.order(add, 1)).code == wire.EXIT_FINAL
+
+
+def test_a_restart_closes_the_attempts_of_disrupted_and_refused_pods(pods: Pods) -> None:
+    order = pods.order(add, 1, budgets=RetryBudgets(infrastructure=2))
     pods.claim("uid-0")
     pod = pods.run(order, "uid-2", KINETIC_FAILURES="1", KINETIC_DISRUPTIONS="1")
     assert (pod.code, pods.value(3)) == (0, 1), pod.output
     first, second = pods.outcome(1), pods.outcome(2)
     assert (first.kind, first.executor, first.reason) == (Kind.LOST, "uid-0", "preempted")
-    assert (second.kind, second.executor, second.reason) == (Kind.LOST, wire.VOID, "lost")
-
-
-def test_disruptions_with_an_outcome_are_not_counted_twice(pods: Pods) -> None:
-    order = pods.order(add, 1, budgets=RetryBudgets(user=1, infrastructure=1))
-    pods.claim("uid-0", 1)
-    pods.claim("uid-1", 2)
-    pods.close(wire.Outcome(kind=Kind.ERROR, reason="preempted", executor="uid-1"), 2)
-    pods.run(order, "uid-2", KINETIC_FAILURES="1", KINETIC_DISRUPTIONS="1")
-    assert pods.outcome(1).reason == "lost"
-    assert pods.value(3) == 1
+    assert (second.kind, second.executor, second.reason) == (Kind.LOST, wire.VOID, "preempted")
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])

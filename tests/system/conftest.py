@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import select
 import shutil
@@ -111,12 +110,12 @@ class Scene:
     # --- running processes ---
 
     def supervisor(self) -> psutil.Process | None:
-        """Return the process of the supervisor in the journal, if it runs."""
-        with contextlib.suppress(OSError, psutil.Error):
-            journal = (self.home / "local" / "v1" / "journal").read_text()
-            process = psutil.Process(json.loads(journal.split()[0])["supervisor"])
-            if process.status() != psutil.STATUS_ZOMBIE:
-                return process
+        """Return the process of the supervisor, if it runs."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                command = process.cmdline()  # empty for a zombie
+                if "kinetic._supervisor" in command and str(self.home) in command:
+                    return process
         return None
 
     def parents(self) -> list[psutil.Process]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 
+from kinetic._runner.job import temporary
 from kinetic._runner.job.processes import LINUX
 from kinetic._runner.job.workspace import JobPlace
 from kinetic._runner.protocol import frames, signing, wire
@@ -275,6 +276,9 @@ def run(folder: Path, rank: int, restarts: int) -> int:
     text, terms, options, memory_bytes, reusable = pickle.loads((folder / "spec").read_bytes())
     work = folder / f"work.{rank}.{restarts}"
     work.mkdir()
+    os.environ.update(
+        temporary.make(str(work), f"{rank:04x}{restarts:04x}", {"KINETIC_TMPDIR": str(folder)})
+    )
     submission = main.Submission(
         order=wire.Order.decode(text),
         key=KEY,

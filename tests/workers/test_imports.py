@@ -167,6 +167,7 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     [
         (THREAD, "they start threads"),
         ("FILE = open('/dev/null')\n", "they open files"),
+        ("import tempfile\ntempfile.mkdtemp()\n", "they write temporary files"),
         ("os.register_at_fork(before=lambda: sum(range(2_000_000)))\n", "forks become slower"),
         ("import random\nVALUE = random.Random()\n", "a generator of random numbers"),
         ("if 'KINETIC_INDEX' not in os.environ: raise ValueError('not here')\n", "not here"),

@@ -752,13 +752,18 @@ class Batch:
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
                 await self.session.until_final(self.submission, index)
 
-    async def delete_jobs(self) -> None:
-        """Delete all jobs of the batch from the platform, unless reopened items need theirs."""
+    async def delete_jobs(self, *, keep_logs: bool = False) -> None:
+        """Delete all jobs of the batch from the platform, unless reopened items need theirs.
+
+        With *keep_logs*, workers, which have left, stay in its records: their logs are whole. The
+        store has the end of the logs of other jobs.
+        """
         submission = self.submission
         if all(map(submission.is_final, submission.requests.reopened)):
-            await self._retry_while_refused(
-                lambda: delete_all(submission, submission.requests.round)
-            )
+            if not keep_logs or submission.workers is None:
+                await self._retry_while_refused(
+                    lambda: delete_all(submission, submission.requests.round)
+                )
             submission.note_cleaned()
 
     async def collect(

@@ -57,6 +57,7 @@ async def start_job(
             arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
             await builder.launch(0, 1, arguments, crew=_crew_of(identity, uploaded))
+            submission.last_launched = 1
             submission.relaunches_here = submission.submitter_relaunches
     except BaseException:
         session.limit.release()
@@ -106,7 +107,7 @@ async def _until_ended(
                     submission.relaunches_here
                     and item is not None
                     and item.state is wire.ItemState.OPEN
-                    and item.attempt > max(1, submission.last_relaunched)
+                    and item.attempt > submission.last_launched
                 ):
                     await _launch_again(session, submission, builder, arguments, item.attempt)
                 await changed.wait()
@@ -131,7 +132,7 @@ async def _launch_again(
     async def launch() -> None:
         await cluster.delete(names=[previous])
         await builder.launch(0, number, arguments)
-        submission.last_relaunched = number
+        submission.last_launched = number
 
     async def is_needed() -> bool:
         item = await submission.look(0)

@@ -420,7 +420,7 @@ async def ask(
     waits or runs.
     """
     asked = questions(submission, indices)
-    last_relaunched = submission.last_relaunched
+    last_launched = submission.last_launched
     names = [
         (question.index, number)
         for question in asked
@@ -439,7 +439,7 @@ async def ask(
     ended: list[Evidence] = []
     for question in asked:
         if submission.is_open(question.index, question.number):
-            evidence = _find_evidence(submission, question, found, last_relaunched)
+            evidence = _find_evidence(submission, question, found, last_launched)
             if evidence is not None:
                 ended.append(evidence)
     await for_each(lambda evidence: settle(submission, evidence), ended, limit=SETTLING_AT_ONCE)
@@ -461,7 +461,7 @@ def _find_evidence(
     submission: Submission,
     question: Question,
     found: Mapping[tuple[int, int], Observation],
-    last_relaunched: int,
+    last_launched: int,
 ) -> Evidence | None:
     """Return the platform's evidence that an open attempt has ended, if any."""
     index, number = question.index, question.number
@@ -477,7 +477,7 @@ def _find_evidence(
             other_index == index and other_number > number for other_index, other_number in found
         )
         if not has_later:
-            return _evidence_of_absence(submission, question, found, last_relaunched)
+            return _evidence_of_absence(submission, question, found, last_launched)
         name = submission.identity.attempt_name(index, number)
         message = "its process is gone, and the platform has started another process"
         observation = Observation(
@@ -494,7 +494,7 @@ def _evidence_of_absence(
     submission: Submission,
     question: Question,
     found: Mapping[tuple[int, int], Observation],
-    last_relaunched: int,
+    last_launched: int,
 ) -> Evidence | None:
     """Return the evidence that a single job has ended, if the platform lacks its open attempt.
 
@@ -502,7 +502,7 @@ def _evidence_of_absence(
     previous one: its absence then proves nothing.
     """
     index, number = question.index, question.number
-    if number <= last_relaunched:
+    if number <= last_launched:
         return Evidence(index, number, None, question.claimant)
     last = next((observation for observation in found.values() if observation.last), None)
     # While the platform has an earlier attempt that isn't the last, it may replace that attempt.

@@ -213,12 +213,13 @@ class Session:
         while True:
             if submission.listed and ended != submission.ended:
                 slow_pauses, ended = _slow_pauses(submission), submission.ended
-            if failing_since is not None or submission.doubtful:
+            if failing_since is not None or submission.in_doubt:
                 await asyncio.sleep(next(quick_pauses))
             else:
                 quick_pauses = growing_pauses(*DOUBT_S)
                 if await submission.until_doubted(next(slow_pauses)):
                     continue
+            submission.lost_worker = False
             try:
                 await ending.reread(submission)
             except Exception as exc:

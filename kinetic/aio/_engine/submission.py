@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
@@ -85,8 +86,9 @@ class Submission(ItemStates):
         """Whether the submitter replaces disrupted attempts of this job, not the platform."""
         self.relaunches_here = False
         """Whether this process is the submitter, and replaces disrupted attempts of this job."""
-        self.last_relaunched = 0
-        """The last attempt that this process relaunched; without a job, that attempt has ended."""
+        self.last_launched = 0
+        """The last attempt of a single job that this process launched; without a job of the
+        platform, that attempt has ended."""
         self.missed_since: dict[int, float] = {}
         """Attempt that no process has launched yet → the loop's time of the first look for it."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
@@ -113,6 +115,8 @@ class Submission(ItemStates):
         """By name, the platform's last observation of each worker that waits or runs."""
         self.workers_asked = -math.inf
         """The loop's time when the platform was last asked for workers."""
+        self.lost_worker = False
+        """Whether a worker has died since the last reading: it may have ended items in silence."""
         self.on_workers_gone: Callable[[], None] | None = None
         """Called when the last worker has ended."""
         self._running_since: dict[int, float] = {}
@@ -358,8 +362,10 @@ class Submission(ItemStates):
             self.worker_observations[observation.name] = observation
             return
         known = self.worker_observations.pop(observation.name, None)
-        if self.listed:
-            self._doubted.set()  # what it ran has ended, too
+        is_lost = observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS)
+        self.lost_worker = self.lost_worker or is_lost
+        if is_lost or self.listed:  # if only the store shows what it ran, that has ended, too
+            self._doubted.set()
         is_last = known is not None and not self.worker_observations
         if is_last and self.on_workers_gone is not None:
             self.on_workers_gone()
@@ -402,14 +408,19 @@ class Submission(ItemStates):
 
     # --- waiting ---
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an attempt may have ended without a report."""
+        return bool(self.doubtful) or self.lost_worker
+
     async def until_doubted(self, timeout: float) -> bool:
-        """Wait up to *timeout* seconds until ``doubtful`` has an attempt; return whether it has."""
-        if not self.doubtful:
+        """Wait up to *timeout* seconds until the submission is `in_doubt`; return whether it is."""
+        if not self.in_doubt:
             self._doubted.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._doubted.wait()
-        return bool(self.doubtful)
+        return self.in_doubt
 
     async def until_final(self, index: int) -> wire.Item:
         """Wait until the item is final.

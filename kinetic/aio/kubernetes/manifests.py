@@ -252,6 +252,9 @@ FAILURE_COUNTS = (
 )
 """The annotations of a pod with the number of earlier pods that failed, or were disrupted."""
 
+REFUSED_PODS = 3
+"""How many pods of a Job a kubelet may refuse before the Job fails: the budget for disruptions."""
+
 NAME = "kinetic.dev/name"
 """The annotation with the job's name, which isn't always legal as an object's name."""
 
@@ -356,9 +359,9 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
-            "backoffLimitPerIndex": 0,  # kinetic's submitter retries failures
+            "backoffLimitPerIndex": REFUSED_PODS,
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": failure_rules(wire.EXIT_FINAL)},
+            "podFailurePolicy": {"rules": _rules_of_attempt()},
             "ttlSecondsAfterFinished": placement.ttl_s,
             **({"suspend": True} if placement.queue else {}),
             "template": {
@@ -383,6 +386,17 @@ def failure_rules(*final: int) -> list[dict[str, Any]]:
             "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
         },
     ]
+
+
+def _rules_of_attempt() -> list[dict[str, Any]]:
+    """Return the rules for failed pods of a Job that runs an attempt.
+
+    Any exit code ends the Job, because kinetic's submitter retries failures. What is left has no
+    exit code: a kubelet refused the pod. Kubernetes then creates another pod, `REFUSED_PODS` times
+    at most.
+    """
+    failed = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
+    return [*failure_rules(wire.EXIT_FINAL), {"action": "FailIndex", "onExitCodes": failed}]
 
 
 def usual_labels(instance: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import math
 import os
 import site
 import sys
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from absl import logging
 from kinetic import _tasks
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._supervisor.protocol import SUBMISSION
+from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION
 from kinetic.accelerators import Accelerator
 from kinetic.aio.local.logs import LogPart, read_lines
 from kinetic.aio.ports import JobSpec, Observation, Phase
@@ -60,7 +60,6 @@ MAX_TRIES = 4
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 RECONNECT_PAUSE_S = 1.0
-DELETED = "it was deleted, or died with its supervisor, while this client was not connected to it"
 
 
 class LocalCluster:
@@ -132,14 +131,7 @@ class LocalCluster:
 
     async def grow(self, name: str, workers: int) -> int:
         """Start more workers of a round; see `Workers.grow`."""
-        answer = await self._ask({"op": "grow", "name": name, "workers": workers})
-        if "error" in answer:
-            raise LaunchError(
-                f"the local supervisor refused workers of {name}: {answer['error']} ({self._home})",
-                reason=str(answer.get("kind", "")),
-                passing=True,
-            )
-        count: int = answer["workers"]
+        count: int = (await self._ask({"op": "grow", "name": name, "workers": workers}))["workers"]
         return count
 
     async def tell(self, labels: Mapping[str, str]) -> None:
@@ -151,12 +143,9 @@ class LocalCluster:
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
         answer = await self._ask({**self._header(job), **fields}, f"{secrets}\n{order}".encode())
         if "error" in answer:
-            is_disk_error = answer.get("kind") == "disk"
             raise LaunchError(
-                f"the local supervisor refused {job.name}: {answer['error']}"
-                + (f" ({self._home})" if is_disk_error else ""),
+                f"the local supervisor refused {job.name}: {answer['error']}",
                 reason=str(answer.get("kind", "")),
-                passing=is_disk_error,
             )
         return answer
 
@@ -216,24 +205,31 @@ class LocalCluster:
         from kinetic.aio.local.supervisor import ConnectionLost, open_connection
 
         known: dict[str, Observation] = {}
-        has_connected = False
+        last: Connection | None = None
         while True:
             self._refuse_closed()
             try:
                 connection = await open_connection(self._home, self._environ)
             except Unavailable as exc:
-                if not has_connected:
+                if last is None:
                     raise
                 logging.warning("%s; trying again", exc)
                 await asyncio.sleep(RECONNECT_PAUSE_S)
                 continue
-            has_connected, missing = True, set(known)
+            cause = "it was deleted while this client was not connected to its supervisor"
+            if last is not None and last.supervisor != connection.supervisor:
+                cause = f"its supervisor (process {last.supervisor}) died, and its jobs with it"
+            last, missing = connection, set(known)
             self._watches.add(connection)
             try:
                 self._refuse_closed()  # `aclose` may have run while this method connected
                 connection.send({"op": "watch", "labels": labels})
                 while True:
                     message = await connection.event()
+                    for observation in _read_ends(message.get("items")):
+                        missing.discard(observation.name)
+                        known.pop(observation.name, None)
+                        yield observation
                     for view in message["jobs"]:
                         observation = _read_observation(view)
                         missing.discard(observation.name)
@@ -246,7 +242,7 @@ class LocalCluster:
                     if message.get("synced"):
                         for name in sorted(missing):
                             yield dataclasses.replace(
-                                known.pop(name), phase=Phase.GONE, reason=None, message=DELETED
+                                known.pop(name), phase=Phase.GONE, reason=None, message=cause
                             )
                         missing.clear()
             except ConnectionLost:
@@ -440,6 +436,20 @@ def _packages_edition() -> str:
 def _count_gpus(accelerator: Accelerator) -> int:
     """Return how many GPUs to request for *accelerator*; a TPU becomes one GPU."""
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
+
+
+def _read_ends(items: Mapping[str, Any] | None) -> Iterator[Observation]:
+    """Yield an observation of each item in *items*, which a worker has ended."""
+    if items is None:
+        return
+    labels, submission = items["labels"], items["labels"][SUBMISSION]
+    for index, attempt in items["ends"]:
+        yield Observation(
+            name=f"{submission}-{index}-{attempt}",
+            phase=Phase.GONE,
+            labels={**labels, INDEX: str(index), ATTEMPT: str(attempt)},
+            executor=items["executor"],
+        )
 
 
 def _read_observation(view: Mapping[str, Any]) -> Observation:

@@ -188,6 +188,8 @@ class Connection(asyncio.Protocol):
         self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # None: lost
         self._closed = asyncio.Event()
         self.lost = False
+        self.supervisor = 0
+        """The process ID of the supervisor, once it has answered the first message."""
 
     # --- what the loop calls -------------------------------------------------------------------
 
@@ -272,7 +274,9 @@ async def _greet(sock: socket.socket) -> tuple[Connection, dict[str, Any]]:
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_unix_connection(Connection, sock=sock)
     try:
-        return connection, await connection.ask({"op": "hello", "protocol": VERSION})
+        hello = await connection.ask({"op": "hello", "protocol": VERSION})
+        connection.supervisor = int(hello["pid"])
+        return connection, hello
     except BaseException:
         connection.close()
         raise

@@ -63,6 +63,7 @@ class Kubelet:
         self._hosts: dict[str, str] = {}
         self._controllers: set[asyncio.Task[None]] = set()
         self.leader_worker_sets = LeaderWorkerSets(session)
+        self._refusals: list[tuple[str, str]] = []
         self._pull_failures: dict[str, str] = {}
         self.pulls_change = asyncio.Event()  # set once other images can be pulled than now
         self._extra: dict[str, str] = {}
@@ -143,6 +144,10 @@ class Kubelet:
             lambda match: self.address(namespace, match[1], subdomain),
             text,
         )
+
+    def next_refusal(self) -> tuple[str, str] | None:
+        """Return reason and message if a test has ordered to refuse the next pod."""
+        return self._refusals.pop(0) if self._refusals else None
 
     def pull_failure(self, image: str) -> str | None:
         """Why an image cannot be pulled, when a test has ordered so."""
@@ -276,6 +281,10 @@ class Kubelet:
         self._pull_failures[part] = why
         self._news_of_pulls()
 
+    async def refuse(self, reason: str, message: str) -> None:
+        """Refuse the next pod, although it is bound to a node."""
+        self._refusals.append((reason, message))
+
     async def start_controllers(self) -> None:
         """Begin to do what the controllers of LeaderWorkerSet and JobSet do."""
         job_sets = JobSets(self.session)
@@ -301,6 +310,7 @@ class Kubelet:
     async def reset(self) -> None:
         """Nothing goes wrong any more."""
         self._pull_failures.clear()
+        self._refusals.clear()
         self._extra = {}
         self._images.clear()
         self._news_of_pulls()

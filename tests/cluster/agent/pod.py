@@ -129,6 +129,10 @@ class Pod:
         self.folder.mkdir(parents=True)
         for name in ("work", "tmp"):
             (self.folder / name).mkdir()
+        if (refusal := self._kubelet.next_refusal()) is not None:
+            self._ending = Ending(grace=0, reason=refusal[0], message=refusal[1])
+            self.containers.clear()  # a kubelet says nothing of the containers of such a pod
+            return
         work = asyncio.create_task(self._work(), name=f"work of {self.name}")
         try:
             timer = self._arm()

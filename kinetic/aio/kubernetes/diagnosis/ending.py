@@ -146,7 +146,10 @@ def removal(pod: Pod) -> Cause | None:
         return Cause(summary=f"the platform ended it: {quote}", reason=Reason.NODE_LOST)
     if pod_reason:  # a kubelet gives any other reason when it refuses a pod
         summary = f"the node refused the pod ({pod_reason}): {quote}"
-        return Cause(summary=summary, reason=Reason.UNSCHEDULABLE)
+        advice = (
+            f"{ADVICE[Reason.EVICTED]}; if nodes refuse it again, correct what the message names"
+        )
+        return Cause(summary=summary, advice=advice, reason=Reason.EVICTED)
     if pod.terminating:
         when = "while it ran" if pod.ran else "before it ran"
         return Cause(

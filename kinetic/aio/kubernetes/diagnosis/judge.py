@@ -19,6 +19,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
     age_key,
+    annotations_of,
     condition,
     get_dict,
     get_list,
@@ -33,6 +34,9 @@ from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
 _STOPPING = "is being stopped"
+
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+"""The annotation of a pod with how many pods of its index failed before; not disrupted ones."""
 
 
 def judge(facts: JobFacts) -> Diagnosis:
@@ -192,17 +196,37 @@ class _Pods:
 def _is_replaced(facts: JobFacts, pod: Pod, state: Diagnosis) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
-    A Job of kinetic allows no failure. It only replaces a disrupted pod, unless the pod's exit code
-    ends the Job. A Job that allows failures may replace any pod until a condition says that the Job
-    failed.
+    The Job's rules decide. A failure that no rule covers counts towards the Job's limits. A Job
+    that allows failures may replace any such pod until a condition says that the Job failed.
     """
-    rules = get_list(get_dict(facts.spec, "podFailurePolicy"), "rules")
-    ignored = any(rule.get("action") == "Ignore" for rule in rules)
-    final = [code for rule in rules for code in get_list(get_dict(rule, "onExitCodes"), "values")]
-    if state.status is JobStatus.SUCCEEDED or pod.end.get("exitCode") in final:
+    if state.status is JobStatus.SUCCEEDED:
         return False
-    limits = (facts.spec.get("backoffLimitPerIndex"), facts.spec.get("backoffLimit"))
-    return (pod.disruption is not None and ignored) or 0 not in limits
+    for rule in get_list(get_dict(facts.spec, "podFailurePolicy"), "rules"):
+        if _covers(rule, pod):
+            if rule.get("action") in ("FailIndex", "FailJob"):
+                return False
+            if rule.get("action") == "Ignore":
+                return True
+            break
+    failures = int(annotations_of(pod.document).get(FAILURES) or 0)
+    per_index, all_failures = facts.spec.get("backoffLimitPerIndex"), facts.spec.get("backoffLimit")
+    return all_failures != 0 and (per_index is None or failures < per_index)
+
+
+def _covers(rule: Document, pod: Pod) -> bool:
+    """Return whether a rule of a Job's ``podFailurePolicy`` covers the failure of *pod*."""
+    wanted = get_dict(rule, "onExitCodes")
+    if not wanted:
+        types = [it.get("type") for it in get_list(rule, "onPodConditions")]
+        return "DisruptionTarget" in types and pod.disruption is not None
+    name = wanted.get("containerName")
+    codes = [
+        int(container.end["exitCode"])
+        for container in pod.containers
+        if container.end and container.end.get("exitCode") and name in (None, container.name)
+    ]
+    is_listed = wanted.get("operator") == "In"
+    return any((code in get_list(wanted, "values")) is is_listed for code in codes)
 
 
 def _settled_state(facts: JobFacts, pods: _Pods) -> Diagnosis:
