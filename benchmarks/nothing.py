@@ -60,6 +60,8 @@ class RecordingStore(MemoryStore):
 class InstantCluster(MemoryCluster):
     """A cluster whose worker ends each item at once; while ``holding``, only at `release_all`."""
 
+    shows_items = True
+
     def __init__(self, store: RecordingStore, *, holding: bool = False) -> None:
         super().__init__(store, _run_nothing)
         self.holding = holding
@@ -91,6 +93,14 @@ class InstantCluster(MemoryCluster):
         self, worker: str, start: int, stop: int, *, tail: int | None = None
     ) -> AsyncGenerator[str]:
         """Implement `Workers.worker_log`: nothing writes."""
+        nothing: tuple[str, ...] = ()
+        for line in nothing:
+            yield line
+
+    async def item_log(
+        self, worker: str, marks: tuple[str, str], **options: object
+    ) -> AsyncGenerator[str]:
+        """Implement `Workers.item_log`: nothing writes."""
         nothing: tuple[str, ...] = ()
         for line in nothing:
             yield line

@@ -71,9 +71,11 @@ async def lines(
                 missing = exc
             if not has_lines and missing is not None and submission.workers is not None:
                 with contextlib.suppress(NotFound):
-                    async for line in _worker_log(ref, number, tail):
-                        has_lines = True
-                        yield line
+                    source = _worker_log(ref, number, follow=follow, tail=tail)
+                    async with aclosing(_until_silent(ref, number, source, follow=follow)) as log:
+                        async for line in log:
+                            has_lines = True
+                            yield line
                     missing = None
             if not has_lines and (missing is not None or not is_live):
                 stored = await submission.kept_log(ref.index, number)
@@ -107,26 +109,39 @@ async def lines(
             pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
-async def _worker_log(ref: JobRef, number: int, tail: int | None) -> AsyncGenerator[str]:
-    """Yield what an ended attempt has written, from the output of its worker.
+async def _worker_log(
+    ref: JobRef, number: int, *, follow: bool, tail: int | None
+) -> AsyncGenerator[str]:
+    """Yield what an attempt has written, from the output of its worker.
 
     Raises:
         NotFound: The attempt didn't run in a worker, or the log was removed.
     """
-    from kinetic._runner.protocol.workers import WorkerId  # most logs need no worker
+    from kinetic._runner.protocol.marks import mark  # most logs need no worker
+    from kinetic._runner.protocol.workers import WorkerId
 
     submission, index = ref.submission, ref.index
+    identity, workers = submission.identity, submission.workers
     attempts = (await submission.all_attempts([index])).get(index, {})
-    outcome = attempts.get(number, wire.Attempt()).outcome
-    writer = None if outcome is None else WorkerId.parse(outcome.writer)
-    if submission.workers is None or outcome is None or outcome.log is None or writer is None:
-        raise NotFound(f"attempt {number} of {submission.identity.job_id(index)} has no output")
-    name = f"{submission.identity.round_name(writer.round)}.{writer.job}"
-    log = submission.workers.worker_log(
-        f"{name}.{writer.rank}.{writer.restarts}", *outcome.log, tail=tail
-    )
-    async for line in log:
-        yield line
+    attempt = attempts.get(number, wire.Attempt())
+    outcome = attempt.outcome
+    worker = WorkerId.parse(attempt.worker if outcome is None else outcome.writer)
+    if workers is None or worker is None:
+        raise NotFound(f"attempt {number} of {identity.job_id(index)} has no output")
+    round_name = identity.round_name(worker.round)
+    name = f"{round_name}.{worker.job}.{worker.rank}.{worker.restarts}"
+    if outcome is None:
+        place = identity.key, identity.scope, identity.job_id(index), number
+        begin, end = mark(*place, "begins"), mark(*place, "has ended")
+        since = attempt.claimed or identity.created
+        log = workers.item_log(name, (begin, end), since=since, follow=follow, tail=tail)
+    elif outcome.log is not None:
+        log = workers.worker_log(name, *outcome.log, tail=tail)
+    else:
+        raise NotFound(f"the end of the output of {identity.job_id(index)} is in the store")
+    async with aclosing(log) as lines:
+        async for line in lines:
+            yield line
 
 
 async def last(ref: JobRef, count: int) -> list[str]:

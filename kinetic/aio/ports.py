@@ -367,9 +367,12 @@ class Cluster(Protocol):
 class Workers(Protocol):
     """The part of a cluster that starts workers, which take items from the store and run them.
 
-    A worker is a job whose labels name no item. While a worker runs an item, the cluster shows the
-    item as a job of its own, with the process of the worker.
+    A worker is a job whose labels name no item.
     """
+
+    shows_items: bool
+    """Whether the cluster shows an item, while a worker runs it, as a job with the process of the
+    worker. Otherwise only the store says what the workers run."""
 
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
         """Start the workers of a round, or more of them; fewer than there are change nothing.
@@ -413,6 +416,31 @@ class Workers(Protocol):
 
         Raises:
             NotFound: The log was removed.
+        """
+        ...
+
+    def item_log(
+        self,
+        worker: str,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[str]:
+        """Yield what a running item has written; with *follow*, until it ends.
+
+        `Cluster.logs` does this where the cluster shows the item.
+
+        Args:
+            worker: The name of the worker.
+            marks: The lines in the worker's log before and after those of the item.
+            since: A time before the item began, in seconds since the epoch.
+            follow: Whether to wait for more lines.
+            tail: How many of the last lines to begin with; None: all.
+
+        Raises:
+            NotFound: There is no such worker, or its log was removed.
         """
         ...
 

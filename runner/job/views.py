@@ -9,8 +9,10 @@ before the job starts, and kinetic writes the content of a volume directly to it
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,14 +83,35 @@ def _fill_in_place(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -
     for index, ref in sorted(enumerate(refs), key=lambda pair: pair[1].mount or ""):
         if index in paths:
             continue
-        folder = os.path.join(place.work, "data", str(index))
         if ref.mount is not None:
-            point = os.path.normpath(ref.mount)
-            _check_point(point, objects, place)
-            folder = os.path.dirname(point) if _names_file(ref, point) else point
-            _make_volume_folder(folder, must_be_empty=ref.is_dir)
-        paths[index] = _make_view(ref, objects, place, folder)
+            paths[index] = _fill_volume(ref, ref.mount, objects, place)
+        else:
+            folder = os.path.join(place.work, "data", str(index))
+            paths[index] = _make_view(ref, objects, place, folder)
     return [paths[index] for index in range(len(refs))]
+
+
+def _fill_volume(ref: DataRef, mount: str, objects: Objects, place: JobPlace) -> str:
+    """Write a volume to its path, unless an earlier item of this container has; return the path.
+
+    All items of a container share its volumes.
+    """
+    point = os.path.normpath(mount)
+    _check_point(point, objects, place)
+    folder = os.path.dirname(point) if _names_file(ref, point) else point
+    key = hashlib.sha256(f"{point}\n{ref.uri}\n{ref.digest}".encode()).hexdigest()
+    record = Path(place.cache, "volumes", key)
+    if record.exists():
+        if path := record.read_text():
+            return path
+        if ref.is_dir:  # an item died while it filled the folder, which was empty before
+            shutil.rmtree(folder, ignore_errors=True)
+    _make_volume_folder(folder, must_be_empty=ref.is_dir)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.touch()
+    path = _make_view(ref, objects, place, folder)
+    record.write_text(path)
+    return path
 
 
 def _make_volume_folder(folder: str, *, must_be_empty: bool) -> None:

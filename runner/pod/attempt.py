@@ -128,14 +128,19 @@ class PodAttempt(Attempt):
         return exit_code_for(self._opening)
 
     def _write_receipt(self, metadata: Mapping[str, str], content: bytes) -> None:
-        if not self.receipt:
-            return
         index, attempt = self._order.index, self._order.attempt
         receipt = wire.Receipt(index=index, attempt=attempt, metadata=metadata, body=content)
-        with contextlib.suppress(OSError):  # the receipt only saves a request
-            fd = os.open(self.receipt, os.O_WRONLY | os.O_TRUNC)
-            with open(fd, "wb") as file:
-                file.write(receipt.to_text().encode())
+        write_receipt(self.receipt, receipt)
+
+
+def write_receipt(path: str, receipt: wire.Receipt) -> None:
+    """Write *receipt* to the file of the pod's termination message; an empty *path* is no file."""
+    if not path:
+        return
+    with contextlib.suppress(OSError):  # the receipt only saves a request
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
+        with open(fd, "wb") as file:
+            file.write(receipt.to_text().encode())
 
 
 def exit_code_for(opening: Opening) -> int:

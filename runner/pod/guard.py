@@ -54,11 +54,24 @@ class Channel:
     def output(self) -> bytes:
         """In the job: return the last MiB of its output, in whole lines."""
         try:
-            self.job_end.settimeout(10.0)
-            self.job_end.send(b"output")
-            return os.pread(self.answer_file.fileno(), int(self.job_end.recv(64)), 0)
+            return os.pread(self.answer_file.fileno(), self._ask(b"output"), 0)
         except (OSError, ValueError):  # without an answer, there is no output
             return b""
+
+    def forget_output(self) -> None:
+        """In a worker: let `output` return only what is written from now on."""
+        with contextlib.suppress(OSError, ValueError):
+            self._ask(b"forget")
+
+    def _ask(self, question: bytes) -> int:
+        """Return the guard's answer; skip answers to a process that has died."""
+        number = b"%d" % time.monotonic_ns()
+        self.job_end.settimeout(10.0)
+        self.job_end.send(b"%b %b" % (question, number))
+        while True:
+            asked, answer = self.job_end.recv(64).split()
+            if asked == number:
+                return int(answer)
 
 
 def last_lines(output: bytes) -> str:
@@ -189,12 +202,15 @@ class Guard:
     def _on_message(self) -> None:
         """Handle one message from the job; `Channel` sends them."""
         message = self._channel.recv(64)
-        if message == b"output":
+        if message.startswith((b"output ", b"forget ")):
+            question, number = message.split()
             self._read_output()
+            if question == b"forget":
+                self._output_tail.clear()
             output = self.output()
             with contextlib.suppress(OSError):  # the job has ended
                 os.pwrite(self._answer_file.fileno(), output, 0)
-                self._channel.send(b"%d" % len(output))
+                self._channel.send(b"%b %d" % (number, len(output)))
         elif message == b"called":
             self.called = True
             if self._deadline < math.inf and self._timeout is not None:

@@ -263,8 +263,8 @@ def run_job_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) -> No
     try:
         processes.die_with(parent)
         remote_runner.enable_crash_tracebacks()
-        sys.stdout = sys.__stdout__ = _open_stream(1)  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = _open_stream(2)  # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = open_stream(1)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = open_stream(2)  # type: ignore[misc]
         sys.argv[:] = [""]
         code = _Job(pod, folder, channel).run()
         channel.report_exit_code(code)
@@ -407,7 +407,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _open_stream(fd: int) -> io.TextIOWrapper:
+def open_stream(fd: int) -> io.TextIOWrapper:
     """Open a stream that writes at once and escapes what can't be encoded."""
     raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the job
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)

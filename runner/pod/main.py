@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import importlib.util
+import math
 import os
 import pwd
 import signal
@@ -30,6 +31,7 @@ from . import job
 from .attempt import PodAttempt, oom_kills
 from .guard import Channel, Guard
 from .job import RUNNER_VARIABLES, Pod, read_pod
+from .worker import VARIABLES, Place, exit_code, read_place, run_worker_and_exit
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts the service account; KINETIC_POD_ACCOUNT_FOLDER overrides this path."""
@@ -88,7 +90,7 @@ def _log(message: str) -> None:
 def main() -> int:
     """Run the job that the environment describes, and return the exit code."""
     try:
-        pod = read_pod(os.environ)
+        pod, place = read_pod(os.environ), read_place(os.environ)
     except (ValueError, OSError) as exc:
         print(f"kinetic: this job cannot be run: {exc}", file=sys.stderr)
         return wire.EXIT_FINAL
@@ -96,12 +98,18 @@ def main() -> int:
         problem = "the image lacks google-cloud-storage; install it in the image"
         print(f"kinetic: this job cannot be run: {problem}", file=sys.stderr)
         return wire.EXIT_FINAL
-    for name in RUNNER_VARIABLES:
+    for name in (*RUNNER_VARIABLES, *VARIABLES):
         os.environ.pop(name, None)
-    os.environ.update(pod.order.variables())
+    if place is None:
+        os.environ.update(pod.order.variables())
     os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
     folder = tempfile.mkdtemp(prefix="kinetic-run-")
     _provide_user(folder)
+    if place is not None:
+        status = _run_in_child(pod, folder, place).status
+        with contextlib.suppress(OSError):
+            processes.remove_if_small(folder)
+        return exit_code(status)
     killed_before = oom_kills()
     guard = _run_in_child(pod, folder)
     code = guard.reported
@@ -169,8 +177,8 @@ def _refuse_call(arguments: bytes) -> NoReturn:
     raise AssertionError("the job's process has ended, so nothing calls its function")
 
 
-def _run_in_child(pod: Pod, folder: str) -> Guard:
-    """Run the job in a child process; return its guard when it has ended."""
+def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> Guard:
+    """Run the job, or a worker, in a child process; return its guard when it has ended."""
     channel, guard_pid = Channel(), os.getpid()
     # Each process unblocks the signals after it has installed its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
@@ -182,11 +190,15 @@ def _run_in_child(pod: Pod, folder: str) -> Guard:
         os.dup2(sink, 2)
         os.close(sink)
         channel.guard_end.close()
+        if place is not None:
+            run_worker_and_exit(pod, place, folder, channel, guard_pid)
         job.run_job_and_exit(pod, folder, channel, guard_pid)
     os.close(sink)
     channel.job_end.close()
     order = pod.order
     start = wire.start_allowance(order.debug_s)
-    guard = Guard(pid, source, channel, timeout=order.timeout, start=start, grace=order.grace)
+    # A worker itself limits the time of its items, and ends them.
+    timeout, grace = (order.timeout, order.grace) if place is None else (None, math.inf)
+    guard = Guard(pid, source, channel, timeout=timeout, start=start, grace=grace)
     guard.watch()
     return guard

@@ -254,12 +254,14 @@ def _result_of_plain_value(value: Any, started: float, ended: float, fence: int)
     return Result(outcome, body)
 
 
-def result_of(order: wire.Order, executor: str, end: End, found: Result | None) -> Result:
-    """Decide how the attempt ended; nothing else decides it."""
+def result_of(
+    order: wire.Order, executor: str, end: End, found: Result | None, log: str = ""
+) -> Result:
+    """Decide how the attempt ended; nothing else decides it. *log* has its last lines."""
     if found is not None:
         return found
     open_item = wire.Item(wire.ItemState.OPEN, order.attempt)
-    outcome, body = outcome_of_death(death_of(order, end), open_item, executor, order.fence)
+    outcome, body = outcome_of_death(death_of(order, end), open_item, executor, order.fence, log)
     return Result(outcome, body)
 
 

@@ -417,13 +417,13 @@ class Worker:
     def _ended(self, report: Report) -> pull.Ended:
         guard, self._guard = self._guard, None
         assert guard is not None
-        end = End(report.status, guard.stopped, guard.timed_out, guard.killed)
         left = item.read_result(self._result, guard.order)
         self._judge_interpreter(guard, left)
         if left is not None and self._shared_imports is not None:
             for candidate in left.imports:
                 self._shared_imports.setdefault(candidate.name, candidate)
-        found = item.result_of(guard.order, self._executor, end, left)
+        end, log = self._end_of(guard, report), "" if left is not None else self._last_lines()
+        found = item.result_of(guard.order, self._executor, end, left, log)
         if found.value_file is not None and found.outcome.value is not None:
             self._objects.create(found.outcome.value[0], found.value_file, {}, consume=True)
         if item.has_folder(guard.order):
@@ -433,6 +433,14 @@ class Worker:
         self._spare_output.take(guard.order.output_dir)
         self._output_end = _output_size()
         return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
+
+    def _end_of(self, guard: Guard, report: Report) -> End:
+        """Return how the item's process ended."""
+        return End(report.status, guard.stopped, guard.timed_out, guard.killed)
+
+    def _last_lines(self) -> str:
+        """Return the last lines that the item has written; empty if the platform keeps its log."""
+        return ""
 
     def _judge_interpreter(self, guard: Guard, left: item.Result | None) -> None:
         """Decide whether the interpreter has to end, if the item ran in it."""

@@ -38,6 +38,8 @@ warm = kinetic.run("cpu", isolation="worker", init={"model": load}, recycle=3)(u
 class IdleWorkers:
     """Workers that take no item."""
 
+    shows_items = True
+
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
         return workers
 

@@ -28,12 +28,13 @@ def wait(_: int) -> None:
 
 
 async def jobs(namespace: Namespace) -> int:
-    """Count the jobs that haven't ended; a runner that reads the stop ends by itself."""
+    """Count the pods of Jobs that haven't ended; one that reads the stop ends by itself."""
     answer = await asyncio.to_thread(namespace.call, "GET", "batch/v1/jobs")
     ended = {"Complete", "Failed"}
     return sum(
-        not any(condition["type"] in ended for condition in job["status"].get("conditions", ()))
+        job["spec"]["completions"]
         for job in answer["items"]
+        if not any(condition["type"] in ended for condition in job["status"].get("conditions", ()))
     )
 
 

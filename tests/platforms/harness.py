@@ -26,13 +26,15 @@ SHARED = ("code/", "functions/", "data/")
 PAUSE_S = 0.05
 ON_UVLOOP = " on uvloop"
 IN_A_DIRECTORY = " in a directory"
+BY_WORKERS = " by workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """A platform that the suite runs on, and the decorator ``options`` that it needs.
 
-    ``title`` is the backend, with `ON_UVLOOP` or `IN_A_DIRECTORY` appended in such variants.
+    ``title`` is the backend, with `ON_UVLOOP`, `IN_A_DIRECTORY`, or `BY_WORKERS` appended in such
+    variants.
     """
 
     title: str
@@ -44,7 +46,8 @@ class Platform:
     @property
     def name(self) -> str:
         """Name of the backend."""
-        return self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
+        title = self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
+        return title.removesuffix(BY_WORKERS)
 
     @property
     def new_loop(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -53,11 +56,15 @@ class Platform:
 
 
 class Harness:
-    """Submit to a platform and check what happens; jobs can access ``folder`` like the test."""
+    """Submit to a platform and check what happens; jobs can access ``folder`` like the test.
+
+    ``runs_alone`` says that workers run a batch, so that it needs no client.
+    """
 
     def __init__(self, platform: Platform, client: aio.Client, ports: Ports, folder: Path) -> None:
         self.platform = platform
         self.name = platform.name
+        self.runs_alone = platform.name == "local" or platform.title.endswith(BY_WORKERS)
         self.client = client
         self.ports = ports
         self.folder = folder

@@ -143,7 +143,7 @@ async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
 ) -> None:
     """Waiting callers get an error; items with an outcome don't run again.
 
-    On this machine, workers go on, and nobody gets an error.
+    Where workers run the items, they go on, and nobody gets an error.
     """
     async with harness.script(WORK + BATCH + "batch.wait()") as submitter:
         batch = await harness.client.attach_batch(await submitter.line())
@@ -152,7 +152,7 @@ async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
             break
         await harness.marked("project/[12].1", 2)
         await submitter.kill()
-    if harness.name != "local":
+    if not harness.runs_alone:
         async with aio.Client() as other:
             found = await other.attach_batch(batch.group_id)
             for handle in (found, await found.job(COUNT - 1)):
@@ -419,15 +419,15 @@ except kinetic.BatchError as error:
 
 @behaviour
 async def test_a_script_that_ends_submits_the_rest_first(harness: Harness) -> None:
-    """On this machine, workers run what is stored, so the script doesn't wait."""
+    """Workers run what is stored, so the script doesn't wait for them."""
     async with harness.script(WORK + BATCH) as script:
-        if harness.name != "local":
+        if not harness.runs_alone:
             await script.wait_for_error("not submitted yet")
             # Only now: earlier, the script might submit everything.
             (harness.folder / "project" / "go").touch()
         status, out, err = await script.end()
     assert status == 0
-    if harness.name == "local":
+    if harness.runs_alone:
         assert "not submitted yet" not in err
         (harness.folder / "project" / "go").touch()
     else:

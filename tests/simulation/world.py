@@ -342,6 +342,8 @@ class PartyImages:
 class PartyCluster:
     """`kinetic.aio.ports.Cluster` and `Workers`, as one party reaches them."""
 
+    shows_items = True
+
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.world = gate.world

@@ -277,6 +277,7 @@ def test_every_variable_in_the_source_is_documented() -> None:
     }
     in_pods = {"ORDER", "DISRUPTIONS", "FAILURES", "NODE", "POD_BEGAN", "POD_UID"}
     in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
+    in_pods |= {"CREW", "JOB_UID", "ROUND"}
     internal |= {f"KINETIC_{name}" for name in in_pods}
     used = {
         name

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from absl import logging
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import Requests
 from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
@@ -48,13 +49,28 @@ async def delete_all(submission: Submission, last_round: int) -> None:
 async def end_all(submission: Submission, last_round: int) -> None:
     """End all jobs up to round *last_round*, of a batch whose stop request is stored.
 
-    Workers end the items themselves, and leave. They aren't deleted, because that would remove the
-    logs of their items.
+    Workers end the items themselves, and leave. Where `Workers.tell` reaches them, they aren't
+    deleted, because that would remove the logs of their items. Elsewhere, the platform asks them to
+    end, and they store the logs first.
     """
+    batch = submission.identity.id
     if submission.workers is None:
         await delete_all(submission, last_round)
+    elif submission.listed:
+        if (number := _stopped_round(submission.requests.entries)) is None:
+            return
+        await submission.cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
     else:
-        await submission.workers.tell({LABEL_SUBMISSION: submission.identity.id})
+        await submission.workers.tell({LABEL_SUBMISSION: batch})
+
+
+def _stopped_round(entries: Iterable[wire.Request]) -> int | None:
+    """Return the round of workers that a stop ends; None if it lets items run, or a retry came."""
+    requests = Requests()
+    for request in entries:
+        requests.add(request)
+    is_over = requests.all_stopped and requests.standing(-1).unwanted  # -1: an item without name
+    return requests.round if is_over else None
 
 
 async def delete_leftovers(submission: Submission) -> None:
@@ -66,6 +82,9 @@ async def delete_leftovers(submission: Submission) -> None:
     if not found:
         return
     await submission.requests.look()  # a retry request is stored before its jobs are launched
+    if submission.listed:
+        await end_all(submission, requests.round)
+        return
     live_attempts = [
         (int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT]))
         for observation in found

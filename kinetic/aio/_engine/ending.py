@@ -42,6 +42,9 @@ MAX_NAMES = 500
 RELAUNCH_S = 60.0
 """How long a submitter may take to launch the next attempt, in seconds."""
 
+ASK_WORKERS_S = 30.0
+"""How old the platform's answer about workers may be, in seconds, while their watch knows them."""
+
 SETTLING_AT_ONCE = 64
 """Maximum number of attempts whose ends are read at once; each takes a request or two."""
 
@@ -424,9 +427,13 @@ async def ask(
         for number in submission.identity.attempts_to_ask(question.number)
     ]
     found = await find(submission, names, explained=explained)
-    # An attempt that the platform lacks may have stored its outcome since the caller looked.
+    # An attempt that the platform lacks may have stored its outcome since the caller looked. If
+    # only the store shows what runs, the platform lacks each item that no worker has taken.
     if absent := [
-        question.index for question in asked if (question.index, question.number) not in found
+        question.index
+        for question in asked
+        if (question.index, question.number) not in found
+        and not (submission.listed and question.claimant is None)
     ]:
         await submission.look_at_each(absent)
     ended: list[Evidence] = []
@@ -548,7 +555,7 @@ async def _find_items(
     The platform may not know yet which item a worker has claimed. So what the claim names counts:
     the attempt runs as long as that process runs.
     """
-    observations = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    observations = await _find_workers(submission, names.values())
     found = {names[it.name]: it for it in observations if it.name in names}
     workers = {it.executor: it for it in observations if LABEL_INDEX not in it.labels}
     for name, attempt in names.items():
@@ -558,6 +565,24 @@ async def _find_items(
             labels = {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
             found[attempt] = replace(worker, name=name, labels={**worker.labels, **labels})
     return found
+
+
+async def _find_workers(
+    submission: Submission, attempts: Iterable[tuple[int, int]]
+) -> Collection[Observation]:
+    """Return what the platform says of workers.
+
+    Where it shows no items, ask seldom, unless a process has claimed one of *attempts* that the
+    watch doesn't report as running: a large batch is read every few seconds.
+    """
+    now = asyncio.get_running_loop().time()
+    seen = [it for it in submission.worker_observations.values() if it.phase is Phase.RUNNING]
+    running = {None, *(it.executor for it in seen)}
+    is_fresh = submission.listed and now - submission.workers_asked < ASK_WORKERS_S
+    if is_fresh and all(submission.attempt(*it).executor in running for it in attempts):
+        return seen
+    submission.workers_asked = now
+    return await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:

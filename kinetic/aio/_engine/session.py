@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Coroutine, Generator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -40,6 +40,12 @@ T = TypeVar("T")
 
 REREAD_S = 10.0, 60.0
 """First and longest pause between two readings of a submission that has waiters, in seconds."""
+
+LISTING_S = 1.0, 30.0
+"""The same pauses if only the store shows what workers run; the first after each item's end."""
+
+BLOCKS_PER_S = 4
+"""How many blocks of items such readings list in a second, at most."""
 
 DOUBT_S = 0.2, 10.0
 """The same pauses while an attempt is in doubt: its end isn't stored, or it may never start."""
@@ -201,12 +207,12 @@ class Session:
     async def _keep_reading(self, submission: Submission) -> None:
         """Read store and platform again and again, more often while an end is in doubt."""
         clock = asyncio.get_running_loop().time
-        slow_pauses, quick_pauses = (
-            growing_pauses(*REREAD_S, jitter=SPREAD),
-            growing_pauses(*DOUBT_S),
-        )
+        slow_pauses, quick_pauses = _slow_pauses(submission), growing_pauses(*DOUBT_S)
         failing_since: float | None = None
+        ended = submission.ended
         while True:
+            if submission.listed and ended != submission.ended:
+                slow_pauses, ended = _slow_pauses(submission), submission.ended
             if failing_since is not None or submission.in_doubt:
                 await asyncio.sleep(next(quick_pauses))
             else:
@@ -265,6 +271,8 @@ class Session:
             return
         if LABEL_INDEX not in observation.labels:
             submission.note_worker(observation)
+            if (receipt := observation.receipt) is not None:  # of the last item that it ran
+                self.settle_soon(submission, Evidence(receipt.index, receipt.attempt, observation))
             return
         index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
         # An observation of any attempt of a single job may say that no attempt follows.
@@ -322,6 +330,16 @@ class Session:
                     break
                 group.append(self._queue.popleft()[1])
         return submission, group
+
+
+def _slow_pauses(submission: Submission) -> Iterator[float]:
+    """Return the pauses between two readings of a submission whose ends are all known."""
+    if not submission.listed:
+        return growing_pauses(*REREAD_S, jitter=SPREAD)
+    first, longest = LISTING_S
+    blocks = (submission.known_open + wire.BLOCK_SIZE - 1) // wire.BLOCK_SIZE
+    first = min(longest, max(first, blocks / BLOCKS_PER_S))
+    return growing_pauses(first, longest, 1.5, jitter=SPREAD)
 
 
 async def _without_final(submission: Submission, group: list[Evidence]) -> list[Evidence]:

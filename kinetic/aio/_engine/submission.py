@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ class Submission(ItemStates):
         """Starts the workers that run the items; None if each attempt is a job of the platform."""
         self.worker_observations: dict[str, Observation] = {}
         """By name, the platform's last observation of each worker that waits or runs."""
+        self.workers_asked = -math.inf
+        """The loop's time when the platform was last asked for workers."""
         self.lost_worker = False
         """Whether a worker has died since the last reading: it may have ended items in silence."""
         self.on_worker_gone: Callable[[Observation], None] | None = None
@@ -128,6 +131,16 @@ class Submission(ItemStates):
         self._errors: dict[int, Exception] = {}
 
     # --- what is known ---
+
+    @property
+    def listed(self) -> bool:
+        """Whether only the store shows which items run and have ended."""
+        return self.workers is not None and not self.workers.shows_items
+
+    @property
+    def known_open(self) -> int:
+        """How many items are known that aren't final."""
+        return len(self._items) - self.ended
 
     @property
     def settled_items(self) -> int:
@@ -349,8 +362,9 @@ class Submission(ItemStates):
             self.worker_observations[observation.name] = observation
             return
         known = self.worker_observations.pop(observation.name, None)
-        if observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS):
-            self.lost_worker = True
+        is_lost = observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS)
+        self.lost_worker = self.lost_worker or is_lost
+        if is_lost or self.listed:  # if only the store shows what it ran, that has ended, too
             self._doubted.set()
         if known is not None and self.on_worker_gone is not None:
             self.on_worker_gone(observation)

@@ -131,7 +131,9 @@ class WorkerLauncher:
 
     def relaunch(self, start: scheduler.Start) -> None:
         """Check whether there are workers: an item that may start was not taken for long."""
-        self._need_workers()
+        submission = self._context.submission
+        if not (submission.listed and submission.worker_observations):
+            self._need_workers()
 
     def _on_worker_gone(self, worker: Observation) -> None:
         if worker.exit_code == EXIT_SURPLUS and self._held:  # nobody replaces it
@@ -273,8 +275,11 @@ class WorkerLauncher:
     async def _start_workers(self) -> None:
         """Have the workers of the current round; if it is over and items are open, open another."""
         try:
-            while not self._context.submission.requests.removing:
+            submission = self._context.submission
+            while not submission.requests.removing:
                 number = self._round
+                if submission.listed and self._requests.all_stopped:
+                    return  # `end_all` has deleted the workers, and what is open needs none
                 if self._was_accepted and self._running is None:
                     # A supervisor that has died is replaced by one that begins the round again.
                     await self._close_dead()

@@ -159,7 +159,10 @@ async def describe(submission: Submission, known: int) -> list[Worker]:
         return []
     items = {it.executor: int(it.labels[LABEL_INDEX]) for it in found if LABEL_INDEX in it.labels}
     done = Counter[tuple[int, str, int]]()
-    for attempts in (await submission.all_attempts(range(known))).values():
+    for index, attempts in (await submission.all_attempts(range(known))).items():
+        for attempt in attempts.values():
+            if attempt.executor is not None and attempt.outcome is None:
+                items[attempt.executor] = index
         writers = (it.outcome.writer for it in attempts.values() if it.outcome is not None)
         done.update(it.place for it in map(WorkerId.parse, writers) if it is not None)
     described: list[Worker] = []

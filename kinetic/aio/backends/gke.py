@@ -29,21 +29,36 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     """Open the platform of *target*; send no request to its bucket yet.
 
     Raises:
-        ConfigurationError: There is no such cluster or context, or no store is configured.
+        ConfigurationError: There is no such cluster or context, or no store is configured, or
+            KINETIC_CLUSTER_WORKERS is neither 0 nor 1.
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """
     pod_placement, store, images = await anyio.to_thread.run_sync(open_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
+    cluster = GkeCluster(api, pod_placement, use_compute_classes=access.gke)
     return Platform(
         store=store,
         images=images,
         builds=images.builds,
-        cluster=GkeCluster(api, pod_placement, use_compute_classes=access.gke),
+        cluster=cluster,
+        workers=cluster if _wants_workers(environ) else None,
         layout=partial(layout_in, api, access.pools),
         restarts=True,
     )
+
+
+def _wants_workers(environ: Mapping[str, str]) -> bool:
+    """Return whether workers run the items of batches; otherwise each attempt is a Job.
+
+    Raises:
+        ConfigurationError: KINETIC_CLUSTER_WORKERS is neither 0 nor 1.
+    """
+    chosen = configuration.number("KINETIC_CLUSTER_WORKERS", 0, environ)
+    if chosen > 1:
+        raise ConfigurationError(f"KINETIC_CLUSTER_WORKERS must be 0 or 1, not {chosen}")
+    return chosen == 1
 
 
 def open_storage(

@@ -9,14 +9,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kinetic._runner.protocol import wire
 from kinetic._tasks import for_each, release
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import ComputeClasses
 from kinetic.aio.kubernetes.diagnosis.admission import refused_request
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import get_dict
-from kinetic.aio.kubernetes.logs import job_log
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    condition,
+    get_dict,
+    get_list,
+)
+from kinetic.aio.kubernetes.diagnosis.facts import Pod
+from kinetic.aio.kubernetes.item_news import with_items
+from kinetic.aio.kubernetes.logs import item_log, job_log
 from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,
     Paths,
@@ -28,16 +36,28 @@ from kinetic.aio.kubernetes.manifests import (
     job_manifest,
     object_name,
 )
+from kinetic.aio.kubernetes.observations import cause_of_end
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
 from kinetic.aio.kubernetes.reflector import Rhythm
+from kinetic.aio.kubernetes.rounds import growth, round_manifest, size_of
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
 from kinetic.aio.kubernetes.watch import find_jobs, list_jobs, watch_jobs
 from kinetic.aio.ports import JobSpec, Observation, Phase
-from kinetic.errors import AlreadyThere, LaunchError, NotFound, Refused, Throttled, Unavailable
+from kinetic.errors import (
+    AlreadyThere,
+    Conflict,
+    LaunchError,
+    NotFound,
+    Refused,
+    Throttled,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
+
+    from kinetic._runner.protocol.workers import Crew
 
 T = TypeVar("T")
 
@@ -54,8 +74,8 @@ JOB_DELETION_S = 120.0
 
 async def create_job(
     api: Api, paths: Paths, secrets: Secrets, job: JobSpec, manifest: dict[str, Any]
-) -> None:
-    """Create *manifest*, and the Secret that its pods read.
+) -> dict[str, Any] | None:
+    """Create *manifest*, and the Secret that its pods read; return the Job if it existed before.
 
     For a batch, kinetic creates the Secret before the first Job. For a single job, it creates the
     Secret after the Job, which owns the Secret; the pod waits for the Secret.
@@ -85,6 +105,7 @@ async def create_job(
                 raise
     except Refused as exc:
         raise _as_backend_error(exc, job.name) from exc
+    return None if is_new else owner
 
 
 async def _poll(check: Callable[[], Awaitable[T | None]], limit_s: float) -> T | None:
@@ -171,6 +192,8 @@ class GkeCluster:
     a class.
     """
 
+    shows_items = False
+
     def __init__(
         self,
         api: Api,
@@ -205,9 +228,100 @@ class GkeCluster:
 
         Cancelled: the job may or may not exist; delete it by name.
         """
+        if job.crew is not None:
+            raise LaunchError(
+                f"{job.name} can't run: on a cluster, only batches take isolation='worker' and "
+                "init=; use run_async_map"
+            )
         manifest = job_manifest(job, await self._placement_of(job))
         if not await _is_created_by_earlier_job(self._api, self._paths, job):
             await create_job(self._api, self._paths, self._secrets, job, manifest)
+
+    # --- workers (`kinetic.aio.ports.Workers`) ---
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+        """Start the workers of a round, or more of them; see `Workers.scale`.
+
+        A round is one Job. In a queue, a round keeps its number of workers, because a change of the
+        number would suspend all of them.
+
+        Raises:
+            LaunchError: The API server refuses the Job, or the workers' image can't run them.
+        """
+        placement = await self._placement_of(job)
+        manifest = round_manifest(job, crew, number=number, workers=workers, placement=placement)
+        found = await create_job(self._api, self._paths, self._secrets, job, manifest)
+        if found is None:
+            return workers
+        return await self._grow(found, workers)
+
+    async def grow(self, name: str, workers: int) -> int:
+        """Start more workers of a round that has some; see `Workers.grow`."""
+        with contextlib.suppress(NotFound):
+            found = await self._api.call("GET", f"{self._paths.jobs}/{object_name(name)}")
+            return await self._grow(found, workers)
+        return 0
+
+    async def _grow(self, job: Document, workers: int) -> int:
+        """Give the round of *job* so many workers, if it has fewer; return how many it has."""
+        path = f"{self._paths.jobs}/{get_dict(job, 'metadata')['name']}"
+        while True:
+            size = size_of(job)
+            if not size:
+                await self._refuse_unfit(job)
+                return 0
+            if size >= workers or self._placement.queue:
+                return size
+            try:
+                await self._api.call(
+                    "PATCH",
+                    path,
+                    body=growth(job, workers),
+                    content_type="application/merge-patch+json",
+                )
+            except Conflict:
+                job = await self._api.call("GET", path)
+            else:
+                return workers
+
+    async def _refuse_unfit(self, job: Document) -> None:
+        """Raise LaunchError if the round of *job* is over because its workers can't start."""
+        if (cause := cause_of_end(job)) is not None:
+            raise LaunchError(cause.summary, reason=str(cause.reason or ""))
+        if condition(job, "Failed") is None and condition(job, "FailureTarget") is None:
+            return
+        name = str(get_dict(job, "metadata")["name"])
+        query = {"labelSelector": next(by_jobs([name])), "limit": "1"}
+        pods = get_list(await self._api.call("GET", self._paths.pods, query=query), "items")
+        for end in (Pod(pod).end for pod in pods):
+            if end.get("exitCode") == wire.EXIT_FINAL:
+                lines = str(end.get("message") or "").strip().splitlines()
+                why = lines[-1] if lines else f"exit code {wire.EXIT_FINAL}"
+                raise LaunchError(f"the workers of {name} can't run: {why}", reason="setup")
+
+    async def tell(self, labels: Mapping[str, str]) -> None:
+        """Do nothing: the workers look at the store by themselves."""
+
+    async def worker_log(
+        self, worker: str, start: int, stop: int, *, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        """Raise NotFound: the pods of workers store the end of each item's output."""
+        if worker:
+            raise NotFound(f"{worker} keeps no log of its items; the store has the end of each")
+        yield ""
+
+    def item_log(
+        self,
+        worker: str,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[str]:
+        """Yield what a running item has written; see `Workers.item_log`."""
+        options: dict[str, Any] = {"since": since, "follow": follow, "tail": tail}
+        return item_log(self._api, self._paths, worker, marks, self._rhythm, **options)
 
     async def _placement_of(self, job: JobSpec) -> Placement:
         placement = replace(self._placement, secret=submission_secret(job))
@@ -261,15 +375,18 @@ class GkeCluster:
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state, then every change, forever; reconnects automatically.
 
+        It follows the logs of at most 100 workers, which say what they run.
+
         The log explains why a job doesn't start. The watch ends a job that can never start, or
         that waits longer than its ``start_timeout``.
 
         Raises:
             BackendError: The credentials lack the permission to read Jobs or pods.
         """
-        return watch_jobs(
+        jobs = watch_jobs(
             self._api, self._paths, by_labels(labels), self._diagnostics, self._rhythm
         )
+        return with_items(self._api, self._paths, self._rhythm, jobs)
 
     def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
@@ -24,9 +24,17 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     uid,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, by_items
+from kinetic.aio.kubernetes.manifests import (
+    ATTEMPT,
+    CONTAINER,
+    HOSTS,
+    RANK,
+    Paths,
+    by_items,
+    by_jobs,
+)
 from kinetic.aio.kubernetes.multihost import host_of
-from kinetic.aio.kubernetes.observations import name_of
+from kinetic.aio.kubernetes.observations import controller, failures_before, name_of
 from kinetic.aio.kubernetes.reflector import Changed, Listed, Rhythm, follow_both, list_both
 from kinetic.aio.ports import LogPiece, LogPieces
 from kinetic.errors import NotFound, Refused, Throttled, Unavailable
@@ -58,10 +66,10 @@ class _Memory:
     order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, newest: str = "") -> None:
         self._yielded: dict[str, Counter[int]] = {}
         self._expected: dict[str, Counter[int]] = {}
-        self._newest = ""
+        self._newest = newest
         self._second = ""  # the time of the line whose pieces arrive now
         self._notes: set[bytes] = set()
         self.removed = False
@@ -139,6 +147,8 @@ class _AttemptView:
     def __init__(self, api: Api, paths: Paths, name: str, rhythm: Rhythm, *, follow: bool) -> None:
         self.name = name
         self.follow = follow
+        self.begin = ""
+        """The UTC second from which on to read the log; empty: all of it."""
         self._api = api
         self._paths = paths
         self._rhythm = rhythm
@@ -164,7 +174,7 @@ class _AttemptView:
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[None]:
         """Read the jobs and pods once; to follow the log, also watch them until the block ends."""
-        (selector,) = by_items([self.name])
+        selector = self._selector
         if not self.follow:
             await list_both(self._api, self._paths, selector, self.take)
             yield
@@ -178,6 +188,11 @@ class _AttemptView:
         finally:
             self._watching.cancel()
             await asyncio.wait({self._watching})
+
+    @property
+    def _selector(self) -> str:
+        (selector,) = by_items([self.name])
+        return selector
 
     async def wait_for_change(self) -> None:
         """Wait until something changes.
@@ -277,7 +292,7 @@ class _AttemptView:
         """
         path = f"{self._paths.pods}/{get_dict(pod, 'metadata').get('name')}/log"
         started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, self._rhythm.pauses()
-        memory = _Memory()
+        memory = _Memory(self.begin)
         while True:
             # Check this before reading: if the container has ended, the log has all of its output.
             current = self._pods.get(uid(pod))
@@ -316,6 +331,86 @@ class _AttemptView:
             if memory.has_output and not memory.has_note:
                 pauses = self._rhythm.pauses()
             await asyncio.sleep(next(pauses))
+
+
+class _WorkerView(_AttemptView):
+    """The pod of the worker called *name*."""
+
+    def __init__(self, api: Api, paths: Paths, name: str, rhythm: Rhythm, *, follow: bool) -> None:
+        super().__init__(api, paths, name, rhythm, follow=follow)
+        self._round, self._job_uid, self._rank, restarts = name.rsplit(".", 3)
+        self._restarts = int(restarts)
+
+    @property
+    def _selector(self) -> str:
+        (selector,) = by_jobs([self._round])
+        return f"{selector},{RANK}={self._rank}"
+
+    def check_exists(self) -> None:
+        """Check that the pod exists.
+
+        Raises:
+            NotFound: There is no such pod.
+        """
+        if not self._pods_of(None):
+            raise self._not_found()
+
+    @property
+    def _is_complete(self) -> bool:
+        return True
+
+    def _pods_of(self, index: int | None) -> list[Document]:
+        return [
+            pod
+            for pod in self._pods.values()
+            if controller(pod).get("uid") == self._job_uid
+            and failures_before(pod) == self._restarts
+        ]
+
+
+async def item_log(
+    api: Api,
+    paths: Paths,
+    worker: str,
+    marks: tuple[str, str],
+    rhythm: Rhythm,
+    *,
+    since: float,
+    follow: bool,
+    tail: int | None,
+) -> AsyncGenerator[str]:
+    """Yield the lines between two *marks* in the log of a worker's pod, from time *since* on.
+
+    Raises:
+        NotFound: The pod doesn't exist, or its log no longer exists.
+    """
+    skipped = 0
+    if tail is not None:
+        last = deque[str](maxlen=tail)
+        whole = item_log(api, paths, worker, marks, rhythm, since=since, follow=False, tail=None)
+        async with aclosing(whole) as lines:
+            async for line in lines:
+                last.append(line)
+                skipped += 1
+        for line in last:
+            yield line
+        if not follow:
+            return
+    view = _WorkerView(api, paths, worker, rhythm, follow=follow)
+    begin = datetime.datetime.fromtimestamp(since, datetime.UTC)
+    view.begin = begin.replace(microsecond=0, tzinfo=None).isoformat()
+    async with view.keep_current():
+        view.check_exists()
+        has_begun = False
+        async with aclosing(view.lines(None, None)) as lines:
+            async for line in lines:
+                if line == marks[1]:
+                    return
+                if has_begun and skipped:
+                    skipped -= 1
+                elif has_begun:
+                    yield line
+                has_begun = has_begun or line == marks[0]
 
 
 def _query(since: str, tail: int | None, waited: float) -> dict[str, str]:

@@ -270,6 +270,18 @@ JOB = "kinetic.dev/job"
 ITEM = "kinetic.dev/item"
 """The label with an attempt's item, on Jobs and pods: a selector finds all attempts of an item."""
 
+KIND = "kinetic.dev/kind"
+"""The label that says what a Job or pod runs: ``worker``, or it is missing."""
+
+WORKER = "worker"
+"""The value of the label `KIND` on a round of workers and its pods."""
+
+RANK = "batch.kubernetes.io/job-completion-index"
+"""The label and annotation with a pod's index in its Job: the rank of a worker."""
+
+INDEX = "kinetic.dev/index"
+"""The label with the number of the item that a Job was created for."""
+
 ATTEMPT = "kinetic.dev/attempt"
 """The label with the number of the attempt that the Job was created for."""
 
@@ -349,7 +361,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             "parallelism": 1,
             "backoffLimitPerIndex": REFUSED_PODS,
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _failure_rules()},
+            "podFailurePolicy": {"rules": _rules_of_attempt()},
             "ttlSecondsAfterFinished": placement.ttl_s,
             **({"suspend": True} if placement.queue else {}),
             "template": {
@@ -360,24 +372,31 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     }
 
 
-def _failure_rules() -> list[dict[str, Any]]:
+def failure_rules(*final: int) -> list[dict[str, Any]]:
     """Return the rules for failed pods; the first rule that matches decides.
 
-    The exit code of a final failure ends the Job, even if the pod's node is being drained.
-    Otherwise, Kubernetes replaces a pod that it disrupted. Any other exit code ends the Job,
-    because kinetic's submitter retries failures. What is left has no exit code: a kubelet refused
-    the pod. Kubernetes then creates another pod, `REFUSED_PODS` times at most.
+    An exit code in *final* ends the pod's index, even if the pod's node is being drained.
+    Otherwise, Kubernetes replaces a pod that it disrupted.
     """
-    final = {"containerName": CONTAINER, "operator": "In", "values": [wire.EXIT_FINAL]}
-    failed = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
+    codes = {"containerName": CONTAINER, "operator": "In", "values": [*final]}
     return [
-        {"action": "FailIndex", "onExitCodes": final},
+        {"action": "FailIndex", "onExitCodes": codes},
         {
             "action": "Ignore",
             "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
         },
-        {"action": "FailIndex", "onExitCodes": failed},
     ]
+
+
+def _rules_of_attempt() -> list[dict[str, Any]]:
+    """Return the rules for failed pods of a Job that runs an attempt.
+
+    Any exit code ends the Job, because kinetic's submitter retries failures. What is left has no
+    exit code: a kubelet refused the pod. Kubernetes then creates another pod, `REFUSED_PODS` times
+    at most.
+    """
+    failed = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
+    return [*failure_rules(wire.EXIT_FINAL), {"action": "FailIndex", "onExitCodes": failed}]
 
 
 def usual_labels(instance: str) -> dict[str, str]:
@@ -578,7 +597,7 @@ def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
     defaults = {
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": PLATFORMS[spec.resources.accelerator.kind],
-        "JOB_ID": spec.order.job_id,
+        "JOB_ID": spec.order.job_id or spec.order.group_id or "",
         "GCS_BUCKET": rest.partition("/")[0] if scheme == "gs" else "",
     }
     plain = {name: value for name, value in defaults.items() if name not in spec.environment}
@@ -587,7 +606,22 @@ def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
         name: {"secretKeyRef": {"name": placement.secret, "key": key}}
         for name, key in secret_entries(spec).items()
     }
-    sources |= {name: {"fieldRef": {"fieldPath": path}} for name, path in _FIELDS.items()}
+    sources |= _field_sources(_FIELDS)
+    return _variables(plain, sources)
+
+
+def add_variables(
+    pod: Mapping[str, Any], *, plain: Mapping[str, str], fields: Mapping[str, str]
+) -> None:
+    """Add variables to the container of a pod's spec: values, and *fields* of the pod."""
+    pod["containers"][0]["env"] += _variables(plain, _field_sources(fields))
+
+
+def _field_sources(fields: Mapping[str, str]) -> dict[str, Any]:
+    return {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
+
+
+def _variables(plain: Mapping[str, str], sources: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         *({"name": name, "value": _escape(value)} for name, value in plain.items()),
         *({"name": name, "valueFrom": source} for name, source in sources.items()),

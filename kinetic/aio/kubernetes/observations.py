@@ -23,8 +23,10 @@ from kinetic.aio.kubernetes.diagnosis.judge import judge, pod_state
 from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,
     FAILURE_COUNTS,
+    KIND,
     LABELS,
     NAME,
+    WORKER,
     other_attempt_name,
 )
 from kinetic.aio.kubernetes.trimming import receipt_of
@@ -103,30 +105,56 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
 
     The Job replaces a disrupted pod, and the new pod is another attempt. The new pod's annotations
     give its number, which is part of the observation's name and labels.
+
+    If *facts* are about one rank of a round, return an observation for each worker of this rank.
     """
     documents = [facts.current_or_last_job, *facts.pods, *facts.deleted_pods]
     document = next((found for found in documents if NAME in annotations_of(found)), documents[0])
     labels = _labels(document)
     name = str(annotations_of(document).get(NAME) or facts.job_name)
-    first = _parse_number(labels.get(ATTEMPT))
+    is_worker = labels.get(KIND) == WORKER
+    first = 0 if is_worker else _parse_number(labels.get(ATTEMPT))
     is_final = _is_last(facts, verdict)
     if first is None:
         pod = next(reversed(facts.every_pod), None)
         return [_observation(document, labels, name, verdict, pod, last=is_final)]
-    pods = {first + _failures_before(pod): pod for pod in facts.every_pod}
+    pods = {first + failures_before(pod): pod for pod in facts.every_pod}
     current = _current_attempt(facts, verdict, pods, first)
     found: list[Observation] = []
     for number in (*sorted(pods.keys() - {current}), current):
         pod = pods.get(number)
         is_current = number == current
         state = verdict if is_current or pod is None else pod_state(Pod(pod, facts))
-        attempt_name = other_attempt_name(name, first, number)
-        attempt_labels = {**labels, ATTEMPT: str(number)}
+        if is_worker:
+            attempt_name, attempt_labels = _worker_name(facts, document, name, number), labels
+        else:
+            attempt_name = other_attempt_name(name, first, number)
+            attempt_labels = {**labels, ATTEMPT: str(number)}
         last = is_final and is_current
         # The Job was created for its first attempt, each later one has waited since its pod exists.
         created = document if number == first or pod is None else pod
         found.append(_observation(created, attempt_labels, attempt_name, state, pod, last=last))
     return found
+
+
+def _worker_name(facts: JobFacts, document: Document, name: str, restarts: int) -> str:
+    """Return the name of a worker: its round, the uid of its Job, its rank, and its restarts."""
+    job_uid = uid(facts.current_or_last_job) or str(controller(document).get("uid") or "")
+    return f"{name}.{job_uid}.{rank_of(facts.name)}.{restarts}"
+
+
+RANK_SEPARATOR = "/"
+"""What no Job has in its name."""
+
+
+def rank_entry(job_name: str, rank: int | str) -> str:
+    """Return the name under which a table keeps one rank of a round."""
+    return f"{job_name}{RANK_SEPARATOR}{rank}"
+
+
+def rank_of(entry_name: str) -> int:
+    """Return the rank in what `rank_entry` returned."""
+    return int(entry_name.rpartition(RANK_SEPARATOR)[2])
 
 
 def name_of(document: Document) -> str:
@@ -136,14 +164,14 @@ def name_of(document: Document) -> str:
     first = _parse_number(_labels(document).get(ATTEMPT))
     if first is None:
         return name
-    return other_attempt_name(name, first, first + _failures_before(document))
+    return other_attempt_name(name, first, first + failures_before(document))
 
 
 def _parse_number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _failures_before(pod: Document) -> int:
+def failures_before(pod: Document) -> int:
     """Return how many pods of the same Job failed before *pod*, for any reason."""
     annotations = annotations_of(pod)
     return sum(_parse_number(str(annotations.get(key))) or 0 for key in FAILURE_COUNTS)

@@ -329,7 +329,9 @@ class PendingMonitor:
         if verdict.reason is not None and (wait.inquiry_count or waited >= patience.report_s):
             self._diagnostics.report(entry.last_attempt or entry.name, verdict)
         end = _decide_end(entry, verdict, now, patience)
-        if end is not None and uid(entry.job) not in self._ended:
+        # A worker that can't start does no harm to those of its round that run.
+        is_alone = end is not None and not self._table.has_started_elsewhere(entry)
+        if end is not None and is_alone and uid(entry.job) not in self._ended:
             await self._end(entry, end)
             return True
         has_obstacle = verdict.reason is not None or not entry.pods

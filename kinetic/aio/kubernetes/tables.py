@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
@@ -15,13 +15,15 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     uid,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
-from kinetic.aio.kubernetes.manifests import HOSTS, JOB
+from kinetic.aio.kubernetes.manifests import HOSTS, JOB, KIND, RANK, WORKER
 from kinetic.aio.kubernetes.observations import (
+    RANK_SEPARATOR,
     controller,
     has_job_ended,
     is_news,
     judge_job,
     observations,
+    rank_entry,
     unstarted_ends,
 )
 from kinetic.aio.kubernetes.reflector import Changed, Listed
@@ -47,6 +49,8 @@ class Waiting:
 
 class Entry:
     """The documents of one name: the present Job of this name, and pods of Jobs of this name.
+
+    For a round of workers, there is an entry for each rank: the Job, and the pods of this rank.
 
     ``ended_job_uid`` is the uid of a Job that has ended, else empty. `finish` then drops the Job's
     documents, because only the Job's deletion still matters. ``reported`` maps the name of each
@@ -112,19 +116,23 @@ class Entry:
         now = replace(self.answers, job=self.job, pods=pods)
         self.facts = merge_facts(self.facts, now)
 
-    def put_job(self, job: Document, *, deleted: bool) -> None:
-        """Store the current Job, or its deletion."""
+    def put_job(self, job: Document, *, deleted: bool) -> bool:
+        """Store the current Job, or its deletion; return whether that may change observations."""
         known = uid(self.job) or uid(self.facts.current_or_last_job) or self.ended_job_uid
         if deleted:
             if uid(job) == known:  # else the document is of an earlier Job of this name
                 if not self.ended_job_uid:  # the Job's last state may say how it ended
                     self.facts = replace(self.facts, job=job)
                 self.job = None
-            return
+            return True
         if known and uid(job) != known:
             self.reset()
-        if not self.ended_job_uid:
-            self.job = job
+        if self.ended_job_uid:
+            return True
+        # Each pod of a round changes the counters of its Job.
+        is_same = RANK_SEPARATOR in self.name and _lasting(self.job) == _lasting(job)
+        self.job = job
+        return not is_same
 
     def put_pod(self, pod: Document, *, deleted: bool, is_own: bool) -> None:
         """Store a pod, or its deletion; *is_own* says whether the present Job made the pod."""
@@ -149,6 +157,13 @@ class Entry:
             self.job = {"metadata": {key: metadata[key] for key in ("name", "uid")}}
         self.facts = self.answers = JobFacts(name=self.name)
         self.pods.clear()
+
+
+def _lasting(job: Document | None) -> Document:
+    """Return what observations of a worker depend on in the Job of its round."""
+    metadata, status = get_dict(job, "metadata"), get_dict(job, "status")
+    kept = {key: metadata.get(key) for key in ("uid", "deletionTimestamp", "annotations")}
+    return {**kept, "spec": get_dict(job, "spec"), "conditions": status.get("conditions")}
 
 
 def owner(pod: Document) -> str:
@@ -217,16 +232,34 @@ class Table:
             self._changed_names[name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
-        """Store a Job or a pod, or its deletion, in the entry with its name."""
-        name = self._job_name(document, pods=pods)
-        if not name or (deleted and name not in self.entries):
-            return
-        entry = self.entries.setdefault(name, Entry(name))
+        """Store a Job or a pod, or its deletion, in the entries that it concerns."""
+        for name in self._entry_names(document, pods=pods):
+            if not name or (deleted and name not in self.entries):
+                continue
+            entry = self.entries.setdefault(name, Entry(name))
+            if pods:
+                entry.put_pod(document, deleted=deleted, is_own=self._is_own(entry, document))
+            elif not entry.put_job(document, deleted=deleted):
+                continue
+            self._changed_names[name] = None
+
+    def _entry_names(self, document: Document, *, pods: bool) -> Iterable[str]:
+        name, labels = self._job_name(document, pods=pods), labels_of(document)
+        if labels.get(KIND) != WORKER:
+            return [name]
         if pods:
-            entry.put_pod(document, deleted=deleted, is_own=self._is_own(entry, document))
-        else:
-            entry.put_job(document, deleted=deleted)
-        self._changed_names[name] = None
+            return [rank_entry(name, labels.get(RANK) or annotations_of(document).get(RANK, "0"))]
+        count = int(get_dict(document, "spec").get("completions") or 0)
+        return [rank_entry(name, rank) for rank in range(count)]
+
+    def has_started_elsewhere(self, entry: Entry) -> bool:
+        """Return whether another worker of the same Job has ever run."""
+        return any(
+            Pod(pod).ran
+            for other in self.entries.values()
+            if other is not entry and uid(other.job) == uid(entry.job)
+            for pod in other.facts.every_pod
+        )
 
     def _job_name(self, document: Document, *, pods: bool) -> str:
         """Return the name of the Job *document*, or of the Job of the pod *document*.

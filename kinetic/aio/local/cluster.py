@@ -72,6 +72,8 @@ class LocalCluster:
         ConfigurationError: This machine has neither Linux nor macOS.
     """
 
+    shows_items = True
+
     def __init__(
         self, home: Path, environ: Mapping[str, str] = os.environ, *, runner: Path | None = None
     ) -> None:
@@ -296,6 +298,20 @@ class LocalCluster:
             raise NotFound(f"the log of the worker {worker} was removed")
         async for line in read_lines(part, tail, None):
             yield line
+
+    async def item_log(
+        self,
+        worker: str,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[str]:
+        """Raise NotFound: the supervisor shows each running item, so `logs` reads its log."""
+        if worker:
+            raise NotFound(f"the log of the worker {worker} has no marks")
+        yield ""
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
         """Connect to *port* of this machine's loopback, which jobs share; each job has one host."""

@@ -1,0 +1,88 @@
+"""Build the manifest of a round of workers, and read how far one is. No I/O.
+
+A round is an Indexed Job: index k is the worker of rank k. The container gets what that of a single
+job gets (see `manifests`), and:
+
+* ``KINETIC_CREW``: how the workers run items, as JSON (`Crew`);
+* ``KINETIC_ROUND`` and ``KINETIC_JOB_UID``: with ``JOB_COMPLETION_INDEX``, which Kubernetes adds,
+  and the two counts, they make the worker's name (`WorkerId`).
+
+If a worker exits with 0, the Job is complete, and Kubernetes ends the others. It replaces a worker
+after any other end, but not after 44, with which a worker leaves, and 42, if its image can't run
+it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict
+from kinetic.aio.kubernetes.manifests import Placement, add_variables, failure_rules, job_manifest
+from kinetic.aio.ports import JobSpec
+
+UNLIMITED = 2**31 - 1
+"""A limit that is never reached; Kubernetes takes no larger one."""
+
+JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"
+"""The field of a pod that has the uid of its Job."""
+
+QUEUE_ANNOTATIONS = {
+    "kueue.x-k8s.io/job-min-parallelism": "1",
+    "kueue.x-k8s.io/job-completions-equal-parallelism": "true",
+}
+"""They let a queue admit a round that gets fewer workers than it asks for."""
+
+ENDS = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget")
+"""The conditions of a Job that starts no more pods."""
+
+
+def round_manifest(
+    spec: JobSpec, crew: Crew, *, number: int, workers: int, placement: Placement
+) -> dict[str, Any]:
+    """Return the manifest of the Job whose pods are the *workers* of round *number*.
+
+    Raises:
+        ConfigurationError: See `job_manifest`.
+    """
+    manifest = job_manifest(spec, placement)
+    job, template = manifest["spec"], manifest["spec"]["template"]
+    job |= {
+        "completions": workers,
+        "parallelism": workers,
+        "backoffLimitPerIndex": UNLIMITED,
+        "backoffLimit": UNLIMITED,
+        "podFailurePolicy": {"rules": failure_rules(wire.EXIT_FINAL, EXIT_SURPLUS)},
+        "successPolicy": {"rules": [{"succeededCount": 1}]},
+    }
+    if placement.queue:
+        manifest["metadata"]["annotations"] |= QUEUE_ANNOTATIONS
+    add_variables(
+        template["spec"],
+        plain={"KINETIC_CREW": crew.encode(), "KINETIC_ROUND": str(number)},
+        fields={"KINETIC_JOB_UID": JOB_UID},
+    )
+    return manifest
+
+
+def size_of(job: Document) -> int:
+    """Return how many workers the round of *job* has or will have; 0 if it is over."""
+    if get_dict(job, "metadata").get("deletionTimestamp") or any(
+        condition(job, kind) is not None for kind in ENDS
+    ):
+        return 0
+    return int(get_dict(job, "spec").get("completions") or 0)
+
+
+def growth(job: Document, workers: int) -> dict[str, Any]:
+    """Return the change to *job* that gives its round more workers.
+
+    Kubernetes refuses it if the Job has changed meanwhile, because it would end workers if another
+    client had asked for more.
+    """
+    version = get_dict(job, "metadata")["resourceVersion"]
+    return {
+        "metadata": {"resourceVersion": version},
+        "spec": {"completions": workers, "parallelism": workers},
+    }

@@ -1,0 +1,200 @@
+"""Run a worker in a pod, which is one index of a round's Job.
+
+The worker's I/O process is the child of the container's first process, the guard. The guard copies
+what the items write, and keeps the end of it for the item that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from .. import remote_runner
+from ..job import processes
+from ..job.ends import End
+from ..job.workspace import JobPlace
+from ..protocol import signing, wire
+from ..protocol.marks import Event, mark
+from ..protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS, Crew, WorkerId
+from ..stores.objects import open_store
+from ..worker import pull
+from ..worker.interpreter import Report
+from ..worker.main import Guard, Submission, Worker
+from .attempt import oom_kills, write_receipt
+from .guard import Channel, last_lines
+from .job import Pod, open_stream
+
+VARIABLES = ("KINETIC_CREW", "KINETIC_ROUND", "KINETIC_JOB_UID")
+"""Variables of a worker, which its items don't get."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which worker a pod is, and how it runs items."""
+
+    me: WorkerId
+    crew: Crew
+
+
+def read_place(environ: Mapping[str, str]) -> Place | None:
+    """Read the environment of a pod; None if the pod runs an attempt, and no worker.
+
+    Raises:
+        ValueError: The environment is incomplete.
+    """
+    crew = environ.get("KINETIC_CREW")
+    if crew is None:
+        return None
+    rank, job = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("KINETIC_JOB_UID", "")
+    if not rank or not job:
+        raise ValueError("JOB_COMPLETION_INDEX or KINETIC_JOB_UID is not set")
+    failures = int(environ.get("KINETIC_FAILURES") or 0)
+    disruptions = int(environ.get("KINETIC_DISRUPTIONS") or 0)
+    number = int(environ.get("KINETIC_ROUND") or 0)
+    me = WorkerId(number, job, int(rank), failures + disruptions, disruptions)
+    return Place(me=me, crew=Crew.decode(crew))
+
+
+def job_grace(grace: float) -> float:
+    """Return how long an item may take to end, so that its outcome can follow in time.
+
+    When the whole *grace* is over, the platform kills the pod.
+    """
+    return max(grace - 5.0, grace * 0.75)
+
+
+def exit_code(status: int) -> int:
+    """Return the pod's exit code for the *status* of the worker's process."""
+    return status if status in (EXIT_DONE, EXIT_SURPLUS) else EXIT_REPLACE
+
+
+def run_worker_and_exit(
+    pod: Pod, place: Place, folder: str, channel: Channel, parent: int
+) -> NoReturn:
+    """Run the worker in this fork of *parent*, and exit; the kernel kills it if *parent* dies."""
+    code = EXIT_REPLACE
+    try:
+        processes.die_with(parent)
+        remote_runner.enable_crash_tracebacks()
+        sys.stdout = sys.__stdout__ = open_stream(1)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = open_stream(2)  # type: ignore[misc]
+        sys.argv[:] = [""]
+        code = _make_worker(pod, place, folder, channel).run()
+    except BaseException:
+        import traceback
+
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+    finally:
+        remote_runner.flush()
+        os._exit(code)
+
+
+def _make_worker(pod: Pod, place: Place, folder: str, channel: Channel) -> PodWorker:
+    work = os.path.join(folder, "work")
+    os.mkdir(work, 0o700)
+    os.chdir(work)
+    order, crew = replace(pod.order, grace=job_grace(pod.order.grace)), place.crew
+    group, base = order.group_id, crew.outputs
+    submission = Submission(
+        order=order,
+        key=pod.key,
+        terms=crew.terms,
+        job_id=lambda index: f"{group}-{index}",
+        output_dir=lambda index: f"{base}/{index}",
+        isolation=crew.isolation,
+        init=crew.init,
+        recycle=crew.recycle,
+        created=crew.created,
+    )
+    job_place = JobPlace(
+        work=work,
+        cache=os.path.join(folder, "cache"),
+        mounts=False,
+        exclusive=True,
+        log=lambda: last_lines(channel.output()),
+    )
+    return PodWorker(pod, place.me, submission, job_place, channel)
+
+
+class PodWorker(Worker):
+    """A worker that stores the end of each item's output, before the item's outcome.
+
+    So the output outlives the pod. The last outcome is also the pod's termination message. The
+    pod's log has two lines that nobody can forge around the output of each item; see `mark`.
+    """
+
+    def __init__(
+        self, pod: Pod, me: WorkerId, submission: Submission, place: JobPlace, channel: Channel
+    ) -> None:
+        super().__init__(me, pod.executor, open_store(pod.order.store), submission, place)
+        self._pod = pod
+        self._guard_channel = channel
+        self._running: tuple[int, int] | None = None  # item and attempt whose output is kept
+        self._oom_kills = 0
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
+
+    def _start(self, operation: pull.Start) -> None:
+        self._running = operation.item, operation.attempt
+        self._await_end()  # the output of the last item ends before this one's begins
+        self._write_mark("begins")
+        self._guard_channel.forget_output()
+        self._oom_kills = oom_kills()
+        super()._start(operation)
+
+    def _end_of(self, guard: Guard, report: Report) -> End:
+        end = super()._end_of(guard, report)
+        return end._replace(out_of_memory=oom_kills() > self._oom_kills)
+
+    def _ended(self, report: Report) -> pull.Ended:
+        return super()._ended(report)._replace(log=None)  # it is an object of its own
+
+    def _last_lines(self) -> str:
+        return last_lines(self._guard_channel.output())
+
+    def _create(self, operation: pull.Create) -> bool:
+        attempt = self._running
+        if attempt is None or operation.name != self._outcome_name(*attempt):
+            return super()._create(operation)
+        self._store_output(*attempt)
+        created = super()._create(operation)
+        self._write_mark("has ended")
+        self._running = None
+        if created:
+            write_receipt(
+                self._pod.receipt,
+                wire.Receipt(
+                    index=attempt[0],
+                    attempt=attempt[1],
+                    metadata=operation.metadata,
+                    body=operation.body,
+                ),
+            )
+        return created
+
+    def _outcome_name(self, index: int, attempt: int) -> str:
+        return wire.attempt_key(self._pod.order.scope, index, attempt, "outcome")
+
+    def _store_output(self, index: int, attempt: int) -> None:
+        if not (output := self._guard_channel.output()):
+            return
+        scope = self._pod.order.scope
+        name = wire.log_key(scope, index, attempt, 0)
+        mac = signing.sign(self._pod.key, scope, name, output)
+        try:
+            self._objects.create(name, output, {"mac": mac})
+        except OSError as exc:
+            print(f"kinetic: cannot store the end of the job's log: {exc}", file=sys.stderr)
+
+    def _write_mark(self, event: Event) -> None:
+        assert self._running is not None
+        order = self._pod.order
+        job = self._submission.job_id(self._running[0])
+        line = mark(self._pod.key, order.scope, job, self._running[1], event)
+        with contextlib.suppress(OSError):
+            os.write(1, line.encode() + b"\n")

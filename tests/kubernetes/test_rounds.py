@@ -1,0 +1,204 @@
+"""Rounds of workers: the Job, what a table makes of its pods, and growing it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic._runner.protocol.marks import mark, parse_mark
+from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
+from kinetic.aio.kubernetes.manifests import FAILURE_COUNTS, KIND, RANK, WORKER, Placement
+from kinetic.aio.kubernetes.reflector import Changed, Listed
+from kinetic.aio.kubernetes.rounds import growth, round_manifest, size_of
+from kinetic.aio.kubernetes.tables import Table
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from tests.kubernetes.orders import order
+
+Json = dict[str, Any]
+AT = Placement(namespace="ml", secret="grp-1")
+CREW = Crew(terms=Terms(workers=3), outputs="gs://b/outputs", created=1.0)
+NAME = "grp-1-r0"
+
+
+def spec() -> JobSpec:
+    labels = {KIND: WORKER, "kinetic.dev/submission": "grp-1", "kinetic.dev/round": "0"}
+    return replace(order(), name=NAME, labels=labels, timeout=None, start_timeout=None)
+
+
+def manifest(workers: int = 3, at: Placement = AT) -> Json:
+    return round_manifest(spec(), CREW, number=0, workers=workers, placement=at)
+
+
+def test_each_worker_is_an_index_that_is_replaced_until_it_says_that_it_leaves() -> None:
+    job = manifest()["spec"]
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 3, 3)
+    assert job["backoffLimit"] == job["backoffLimitPerIndex"] == 2**31 - 1
+    assert job["podReplacementPolicy"] == "Failed"
+    assert job["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+    leaves, disrupted = job["podFailurePolicy"]["rules"]
+    assert (leaves["action"], leaves["onExitCodes"]["values"]) == ("FailIndex", [42, 44])
+    assert disrupted["action"] == "Ignore"
+    pod = job["template"]["spec"]
+    assert "activeDeadlineSeconds" not in pod and "subdomain" not in pod
+
+
+def test_a_worker_learns_its_name_and_its_crew() -> None:
+    container = manifest()["spec"]["template"]["spec"]["containers"][0]
+    found = {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+    assert Crew.decode(found["KINETIC_CREW"].replace("$$", "$")) == CREW
+    assert found["KINETIC_ROUND"] == "0"
+    uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
+    assert found["KINETIC_JOB_UID"] == {"fieldRef": {"fieldPath": uid}}
+
+
+def test_a_queue_may_admit_a_part_of_a_round() -> None:
+    metadata = manifest(at=replace(AT, queue="team"))["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert metadata["annotations"]["kueue.x-k8s.io/job-min-parallelism"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "metadata", "size"),
+    [
+        ([], {}, 3),
+        ([{"type": "Suspended", "status": "True"}], {}, 3),
+        ([{"type": "Complete", "status": "True"}], {}, 0),
+        ([{"type": "SuccessCriteriaMet", "status": "True"}], {}, 0),
+        ([{"type": "Failed", "status": "True"}], {}, 0),
+        ([{"type": "Failed", "status": "False"}], {}, 3),
+        ([], {"deletionTimestamp": "2026-01-01T00:00:00Z"}, 0),
+    ],
+)
+def test_a_round_has_workers_until_its_job_is_over(
+    conditions: list[Json], metadata: Json, size: int
+) -> None:
+    job = {"metadata": metadata, "spec": {"completions": 3}, "status": {"conditions": conditions}}
+    assert size_of(job) == size
+
+
+def test_a_round_grows_only_from_the_version_that_was_read() -> None:
+    change = growth({"metadata": {"resourceVersion": "7"}}, 5)
+    assert change["metadata"] == {"resourceVersion": "7"}
+    assert change["spec"] == {"completions": 5, "parallelism": 5}
+
+
+# --- the table ---
+
+
+class Rounds:
+    """A table with one round, and the last observation of each worker."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.last: dict[str, Observation] = {}
+        self.job = {**manifest(2), "status": {}}
+        self.job["metadata"] |= {"uid": "job", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        self.table.feed(Listed(items=[self.job], version="1"), pods=False)
+        self.table.feed(Listed(items=[], version="1"), pods=True)
+        self.read()
+
+    def read(self) -> list[Observation]:
+        found = [*self.table.news()]
+        self.last |= {it.name.removeprefix(f"{NAME}.job."): it for it in found}
+        return found
+
+    def put_job(self, *, deleted: bool = False, **status: Any) -> list[Observation]:
+        self.job = {**self.job, "status": status}
+        self.table.feed(Changed(document=self.job, deleted=deleted), pods=False)
+        return self.read()
+
+    def put_pod(self, rank: int, failures: int, state: Json, phase: str) -> list[Observation]:
+        template = self.job["spec"]["template"]
+        metadata = {
+            **template["metadata"],
+            "name": f"{NAME}-{rank}-{failures}",
+            "uid": f"pod-{rank}-{failures}",
+            "creationTimestamp": f"2026-01-01T00:00:0{failures}Z",
+            "labels": {**template["metadata"]["labels"], RANK: str(rank)},
+            "annotations": {
+                **template["metadata"]["annotations"],
+                FAILURE_COUNTS[0]: str(failures),
+            },
+            "ownerReferences": [{"name": NAME, "uid": "job", "controller": True}],
+        }
+        status = {"phase": phase, "containerStatuses": [{"name": "kinetic", "state": state}]}
+        pod_spec = {**template["spec"], "nodeName": "n"}
+        pod = {"metadata": metadata, "spec": pod_spec, "status": status}
+        self.table.feed(Changed(document=pod, deleted=False), pods=True)
+        return self.read()
+
+    def phases(self) -> dict[str, Phase]:
+        return {name: it.phase for name, it in sorted(self.last.items())}
+
+
+RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+
+
+def ended(code: int) -> Json:
+    return {"terminated": {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z"}}
+
+
+def test_each_rank_is_a_worker_of_its_own() -> None:
+    rounds = Rounds()
+    assert rounds.phases() == {"0.0": Phase.PENDING, "1.0": Phase.PENDING}
+    (seen,) = rounds.put_pod(1, 0, RUNNING, "Running")
+    assert (seen.phase, seen.executor) == (Phase.RUNNING, "pod-1-0")
+    assert seen.labels == spec().labels
+    assert rounds.phases() == {"0.0": Phase.PENDING, "1.0": Phase.RUNNING}
+    name = seen.name.removeprefix(f"{NAME}.")
+    assert WorkerId.parse(f"0.{name}.0") == WorkerId(0, "job", 1, 0, 0)
+
+
+def test_a_worker_that_died_has_a_replacement_that_waits() -> None:
+    rounds = Rounds()
+    rounds.put_pod(0, 0, RUNNING, "Running")
+    rounds.put_pod(0, 0, ended(43), "Failed")
+    assert rounds.phases() == {"0.0": Phase.ENDED, "0.1": Phase.PENDING, "1.0": Phase.PENDING}
+    assert rounds.last["0.0"].exit_code == 43
+    assert not rounds.last["0.0"].last
+    rounds.put_pod(0, 1, RUNNING, "Running")
+    assert rounds.last["0.1"].executor == "pod-0-1"
+
+
+def test_a_worker_that_leaves_is_not_replaced() -> None:
+    rounds = Rounds()
+    rounds.put_pod(0, 0, ended(44), "Failed")
+    assert rounds.phases() == {"0.0": Phase.ENDED, "1.0": Phase.PENDING}
+    assert rounds.last["0.0"].exit_code == 44
+
+
+def test_a_complete_round_has_no_workers() -> None:
+    rounds = Rounds()
+    rounds.put_pod(0, 0, ended(0), "Succeeded")
+    rounds.put_job(conditions=[{"type": "Complete", "status": "True"}])
+    assert rounds.phases() == {"0.0": Phase.ENDED, "1.0": Phase.ENDED}
+    rounds.put_job(deleted=True)
+    assert rounds.phases() == {"0.0": Phase.GONE, "1.0": Phase.GONE}
+
+
+def test_counters_of_the_job_change_no_worker() -> None:
+    rounds = Rounds()
+    rounds.put_pod(0, 0, RUNNING, "Running")
+    assert rounds.put_job(active=2, ready=1) == []
+    assert not rounds.table.has_changes
+
+
+def test_a_round_that_grows_has_more_workers() -> None:
+    rounds = Rounds()
+    rounds.job["spec"] = {**rounds.job["spec"], "completions": 3, "parallelism": 3}
+    rounds.put_job(active=2)
+    assert rounds.phases() == dict.fromkeys(("0.0", "1.0", "2.0"), Phase.PENDING)
+
+
+# --- marks ---
+
+
+def test_a_mark_says_which_item_begins() -> None:
+    line = mark(b"k" * 32, "batches/grp-1/", "grp-1-12", 3, "has ended")
+    assert parse_mark(line) == ("grp-1", 12, 3, True)
+    assert parse_mark(line.replace("has ended", "begins")) == ("grp-1", 12, 3, False)
+    assert parse_mark(line + " ") is None
+    assert parse_mark("attempt 3") is None
+    assert mark(b"x" * 32, "batches/grp-1/", "grp-1-12", 3, "has ended") != line

@@ -1,0 +1,219 @@
+"""Workers in pods: the first process of a container, with a worker and its items below."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol.marks import mark
+from kinetic._runner.protocol.workers import EXIT_REPLACE, Crew, Terms
+from kinetic._runner.stores.gcs import EMULATOR
+from tests.gcs.server import Stored
+from tests.runner.served import served
+
+from .process import KEY, ROOT, SCOPE, Batch, running, wait_for
+
+INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH")
+JOB = "3f0c8f5e-job"
+
+
+class Pods(Batch):
+    """A batch whose workers are the first processes of pods."""
+
+    def __init__(self, folder: Path, *args: Any, **options: Any) -> None:
+        super().__init__(folder, *args, **options)
+        (folder / "key").write_bytes(KEY)
+        self.disruptions = 0
+        self.environ: dict[str, str] = {}
+
+    def start(self, rank: int) -> None:
+        restarts = self._restarts[rank]
+        self._restarts[rank] = restarts + 1
+        folder = self.folder / f"pod-{rank}-{restarts}"
+        (folder / "tmp").mkdir(parents=True)
+        (folder / "termination-log").touch()
+        crew = Crew(
+            terms=Terms(workers=self.workers, budgets=self.budgets, backoff_s=0.01),
+            outputs=str(self.folder / "outputs"),
+            created=time.time(),
+        )
+        environment = {
+            **{name: os.environ[name] for name in INHERITED if name in os.environ},
+            "HOME": str(folder),
+            "TMPDIR": str(folder / "tmp"),
+            "KINETIC_ORDER": self.order_text,
+            "KINETIC_CREW": crew.encode(),
+            "KINETIC_ROUND": "0",
+            "KINETIC_JOB_UID": JOB,
+            "JOB_COMPLETION_INDEX": str(rank),
+            "KINETIC_KEY_FILE": str(self.folder / "key"),
+            "KINETIC_POD_UID": f"uid-{rank}-{restarts}",
+            "KINETIC_FAILURES": str(restarts - self.disruptions),
+            "KINETIC_DISRUPTIONS": str(self.disruptions),
+            "KINETIC_TERMINATION_LOG": str(folder / "termination-log"),
+            **self.environ,
+        }
+        with open(self.folder / f"log.{rank}", "ab") as log:
+            self.processes[rank] = subprocess.Popen(
+                [sys.executable, "-u", str(ROOT / "runner" / "remote_runner.py")],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def receipt(self, rank: int, restarts: int = 0) -> wire.Receipt | None:
+        """Return the termination message of a pod."""
+        path = self.folder / f"pod-{rank}-{restarts}" / "termination-log"
+        return wire.parse_receipt(path.read_text())
+
+    def kept_log(self, index: int, attempt: int = 1) -> str | None:
+        """Return what was stored of an item's output; None if nothing was."""
+        name = wire.log_key(SCOPE, index, attempt, 0)
+        try:
+            content, _ = self.objects.get(name)
+        except KeyError:
+            return None
+        metadata = self.objects.stat(name).metadata
+        assert signing.is_signed(metadata, KEY, SCOPE, name, content)
+        return content.decode()
+
+
+def test_pods_run_all_items(tmp_path: Path) -> None:
+    def square(number: int) -> int:
+        if number % 2:
+            print(f"squares {number}")
+        return number * number
+
+    batch = Pods(tmp_path, square, range(20), workers=2)
+    batch.run()
+    assert [batch.value(index) for index in range(20)] == [i * i for i in range(20)]
+    assert batch.requests().done == "all final"
+    assert 0 in {code for _, code in batch.codes} <= {0, 44}
+    assert [batch.kept_log(index) for index in range(4)] == [
+        *(None, "squares 1\n", None, "squares 3\n")
+    ]
+    outcome = batch.outcomes(7)[0]
+    assert outcome.log is None
+    assert outcome.executor in ("uid-0-0", "uid-1-0")
+    assert outcome.writer.startswith(f"0.{JOB}.")
+    receipts = [receipt for rank in range(2) if (receipt := batch.receipt(rank)) is not None]
+    for receipt in receipts:
+        name = wire.attempt_key(SCOPE, receipt.index, receipt.attempt, "outcome")
+        assert receipt.body == batch.objects.get(name)[0]
+        wire.Outcome.verified(receipt.metadata, KEY, SCOPE, receipt.index, receipt.attempt)
+    assert receipts
+    assert [*(tmp_path / "pod-0-0" / "tmp").iterdir()] == []
+
+
+def test_the_log_of_a_pod_says_what_belongs_to_which_item(tmp_path: Path) -> None:
+    def speak(name: str) -> None:
+        print(f"I am {name}")
+
+    batch = Pods(tmp_path, speak, ["a", "b"])
+    batch.run()
+    lines = batch.output().splitlines()
+    for index, name in enumerate("ab"):
+        job = f"grp-000000000000-{index}"
+        begin, end = (lines.index(mark(KEY, SCOPE, job, 1, it)) for it in ("begins", "has ended"))
+        assert lines[begin + 1 : end] == [f"I am {name}"]
+
+
+def test_an_error_has_the_last_lines_of_its_item_only(tmp_path: Path) -> None:
+    def fail(number: int) -> None:
+        print(f"item {number}", flush=True)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError(number)
+
+    batch = Pods(tmp_path, fail, range(3))
+    batch.run()
+    for index in range(3):
+        log = batch.error(index)["log"]
+        assert f"item {index}" in log
+        assert not any(f"item {other}" in log for other in {0, 1, 2} - {index})
+    assert [batch.outcomes(index)[0].reason for index in range(3)] == [
+        *("user error", "lost", "user error")
+    ]
+
+
+def test_items_share_volumes_and_have_other_data_of_their_own(tmp_path: Path) -> None:
+    def read(volume: str) -> tuple[str, str]:
+        from kinetic_runner.protocol import stand_ins
+
+        path = Path(stand_ins.data_path(1), "a")
+        found = path.read_text(), Path(volume, "b").read_text()
+        path.write_text("changed")
+        return found
+
+    volume = tmp_path / "volume"
+    refs = (
+        wire.DataRef(uri="gs://kn-test/volume/", mount=str(volume)),
+        wire.DataRef(uri="gs://kn-test/set/"),
+    )
+    with served() as server:
+        server.objects["set/a"] = Stored(b"1", {}, 1)
+        server.objects["volume/b"] = Stored(b"2", {}, 2)
+        batch = Pods(tmp_path, read, [str(volume)] * 2, order={"data": refs})
+        batch.environ = {EMULATOR: server.url}
+        batch.run()
+    assert [batch.value(index) for index in range(2)] == [("1", "2")] * 2
+
+
+@pytest.mark.full
+def test_a_pod_that_is_stopped_commits_its_item_as_preempted(tmp_path: Path) -> None:
+    def wait_once(marks: str) -> str:
+        path = Path(marks)
+        if not path.exists():
+            path.write_text("waits")
+            time.sleep(60)
+        return "done"
+
+    batch = Pods(tmp_path, wait_once, [str(tmp_path / "mark")])
+    with running(batch):
+        wait_for(tmp_path / "mark")
+        batch.processes[0].send_signal(signal.SIGTERM)
+        batch.finish()
+    assert batch.codes == [(0, EXIT_REPLACE), (0, 0)]
+    assert [outcome.reason for outcome in batch.outcomes(0)] == ["preempted", ""]
+    assert batch.value(0) == "done"
+
+
+@pytest.mark.full
+def test_a_replacement_closes_what_a_killed_pod_had_claimed(tmp_path: Path) -> None:
+    def wait_once(marks: str) -> str:
+        path = Path(marks)
+        if not path.exists():
+            path.write_text("waits")
+            time.sleep(60)
+        return os.environ["KINETIC_ATTEMPT"]
+
+    batch = Pods(tmp_path, wait_once, [str(tmp_path / "mark")])
+    with running(batch):
+        wait_for(tmp_path / "mark")
+        batch.disruptions = 1  # its replacement hears that a node was removed
+        os.killpg(batch.processes[0].pid, signal.SIGKILL)
+        batch.finish()
+    assert batch.codes == [(0, -signal.SIGKILL), (0, 0)]
+    assert [outcome.reason for outcome in batch.outcomes(0)] == ["preempted", ""]
+    assert batch.value(0) == "2"
+
+
+def test_a_pod_without_its_job_says_so(tmp_path: Path) -> None:
+    batch = Pods(tmp_path, len, ["a"])
+    batch.start(0)
+    assert batch.processes[0].wait(60) in (0, 44)
+    (tmp_path / "key").unlink()
+    batch.start(0)
+    assert batch.processes[0].wait(60) == wire.EXIT_FINAL
+    assert "cannot be run" in batch.output()
