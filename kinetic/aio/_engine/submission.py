@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
@@ -358,6 +357,8 @@ class Submission(ItemStates):
 
     def note_worker(self, observation: Observation) -> None:
         """Note the platform's observation of a worker."""
+        from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS  # most jobs need none
+
         if observation.phase not in (Phase.ENDED, Phase.GONE):
             self.worker_observations[observation.name] = observation
             return
