@@ -82,8 +82,8 @@ EDITS: dict[str, Edit] = {
         new="lambda: asyncio.sleep(0)",
         breaks="L1",
         crew={"item_s": 100.0},
-        odds={"shaky_watch": 0.9},
-        events=(Event(20.0, "supervisor", "P"), Event(24.0, "kill", "A")),
+        odds={"shaky_watch": 0.9, "slow": 0.3},
+        events=(Event(20.0, "supervisor", "P"), Event(22.0, "kill", "A")),
         plan={"items": 4},
     ),
     "no round after the last": Edit(

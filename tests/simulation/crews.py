@@ -308,8 +308,8 @@ class Crews(Disturber):
     def _maybe_refuse(self) -> None:
         """Refuse workers for some time, for a cause that passes, or for good."""
         if self.refusing is not None:
-            # One that may pass ends items only if no worker was ever accepted.
-            self.truth.refusals += not (self.refusing.passing and self._jobs)
+            # One that may pass ends items only if no worker has ever claimed one.
+            self.truth.refusals += not (self.refusing.passing and self.truth.ran)
             raise self.refusing
 
     def refuse(self, seconds: float, *, passing: bool) -> None:

@@ -85,7 +85,7 @@ def test_a_budget_is_kept_whoever_submits(first: int) -> None:
     assert counts["control: stop budget"], "no budget was spent"
 
 
-FEW = 30
+FEW = 20
 """How many courses with workers the everyday run plays."""
 
 
