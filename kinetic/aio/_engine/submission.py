@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
@@ -228,11 +227,11 @@ class Submission(ItemStates):
 
     @property
     def cleaned(self) -> bool:
-        """Whether this process deleted all jobs of the submission, and none was retried since."""
+        """Whether this process has no use for the submission's jobs, and none was retried since."""
         return self._cleaned_round == self.requests.round
 
     def note_cleaned(self) -> None:
-        """Note that all jobs of the submission are deleted from the platform, until a retry."""
+        """Note that this process has deleted all jobs of the submission, or leaves workers' logs."""
         self._cleaned_round = self.requests.round
 
     def refuse_removed(self) -> None:
@@ -348,6 +347,8 @@ class Submission(ItemStates):
         if observation.phase not in (Phase.ENDED, Phase.GONE):
             self.worker_observations[observation.name] = observation
             return
+        from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS  # few jobs need it
+
         known = self.worker_observations.pop(observation.name, None)
         if observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS):
             self.lost_worker = True
