@@ -231,7 +231,7 @@ class Submission(ItemStates):
         return self._cleaned_round == self.requests.round
 
     def note_cleaned(self) -> None:
-        """Note that this process has deleted all jobs of the submission, or leaves workers' logs."""
+        """Note that this process has deleted the submission's jobs, or left their logs."""
         self._cleaned_round = self.requests.round
 
     def refuse_removed(self) -> None:
