@@ -240,11 +240,11 @@ class Submission(ItemStates):
 
     @property
     def cleaned(self) -> bool:
-        """Whether this process deleted all jobs of the submission, and none was retried since."""
+        """Whether this process has no use for the submission's jobs, and none was retried since."""
         return self._cleaned_round == self.requests.round
 
     def note_cleaned(self) -> None:
-        """Note that all jobs of the submission are deleted from the platform, until a retry."""
+        """Note that this process has deleted the submission's jobs, or left their logs."""
         self._cleaned_round = self.requests.round
 
     def refuse_removed(self) -> None:
@@ -362,6 +362,8 @@ class Submission(ItemStates):
         if observation.phase not in (Phase.ENDED, Phase.GONE):
             self.worker_observations[observation.name] = observation
             return
+        from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS  # few jobs need it
+
         known = self.worker_observations.pop(observation.name, None)
         is_lost = observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS)
         self.lost_worker = self.lost_worker or is_lost
