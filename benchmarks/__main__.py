@@ -20,6 +20,7 @@ QUESTIONS = (
     "latency",
     "printing",
     "throughput",
+    "workers",
     "fanout",
     "sweeps",
     "pack",

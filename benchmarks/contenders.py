@@ -14,12 +14,14 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import cloudpickle
 import psutil
@@ -33,10 +35,14 @@ IN_FLIGHT = 64
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open contender: ``run`` squares numbers; ``processes`` are its helpers, by role."""
+    """An open contender: ``run`` squares numbers; ``processes`` are its helpers, by role.
+
+    ``settle`` waits until the processes of the jobs have ended, so that their use counts.
+    """
 
     run: Callable[[Sequence[int]], list[int]]
     processes: dict[str, psutil.Process] = field(default_factory=dict)
+    settle: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +64,25 @@ class Contender:
 
 
 @contextlib.contextmanager
-def kinetic(slots: int, scratch: Path) -> Iterator[Session]:
-    """Run batches of kinetic on the local platform, with default options."""
+def kinetic(
+    slots: int, scratch: Path, isolation: Literal["process", "worker"] = "process"
+) -> Iterator[Session]:
+    """Run batches of kinetic on the local platform; all other options are the defaults."""
     import work
 
+    import kinetic
     from kinetic import aio
 
+    square = kinetic.run("cpu", backend="local", isolation=isolation)(work.square)
+
     async def batch(numbers: Sequence[int]) -> list[int]:
-        handle = await client.run_async_map(work.square, numbers)
+        handle = await client.run_async_map(square, numbers)
         return await handle.results()
+
+    def settle() -> None:
+        deadline = time.monotonic() + 5.0
+        while parent.children() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     with setting.home(scratch, slots) as home, asyncio.Runner() as loop:
         client = aio.Client(backend="local")
@@ -76,7 +92,7 @@ def kinetic(slots: int, scratch: Path) -> Iterator[Session]:
             child for child in supervisor.children() if "warm.py" in " ".join(child.cmdline())
         )
         processes = {"supervisor": supervisor, "parent": parent}
-        yield Session(lambda numbers: loop.run(batch(numbers)), processes)
+        yield Session(lambda numbers: loop.run(batch(numbers)), processes, settle)
         loop.run(client.aclose())
 
 

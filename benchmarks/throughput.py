@@ -58,6 +58,7 @@ def measure(
         )
         if not session.processes:
             return
+        session.settle()
         per_job = 1000 / jobs
         total_cpu = client_seconds() - client_before
         measurements.costs["client"].append(total_cpu * per_job)

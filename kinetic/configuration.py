@@ -74,6 +74,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_HOME": "profiles, store, supervisor, and caches of this machine (~/.kinetic)",
     "KINETIC_LOCAL_SLOTS": "limit of CPUs for all local jobs together (all)",
     "KINETIC_LOCAL_IDLE_S": "seconds without a job until the supervisor ends",
+    "KINETIC_TMPDIR": "where each local job has its own TMPDIR (your TMPDIR, or /tmp)",
     "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for local jobs and workers (off; on for macOS)",
     "KINETIC_CACHE_AGE_S": "how long caches keep unused contents, in seconds (2592000)",
     "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
@@ -98,7 +99,6 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_HOST": "in a job on several hosts: the number of this one, from 0",
     "KINETIC_COORDINATOR": "in a job on several hosts: HOST:PORT of the first one",
     "KINETIC_OUTPUT_PATH": "in a job: a local directory whose files go to KINETIC_OUTPUT_DIR",
-    "KINETIC_TMPDIR": "in a job on this machine: your TMPDIR, which all jobs share",
     "KINETIC_ATTEMPT": "in a job: the number of its attempt, from 1",
 }
 """Every variable that you can set or read, with its meaning and its default."""

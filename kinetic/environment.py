@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from absl import logging
 
-from kinetic._runner.protocol import temporary_folders
-from kinetic._runner.protocol.wire import BILLING_PROJECT
+from kinetic._runner.protocol.wire import BILLING_PROJECT, SHARED_TMPDIR
 from kinetic.errors import ConfigurationError
 
 __all__ = ["base_environment", "capture", "storage_environment"]
@@ -95,14 +94,14 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     A pattern must capture any other variable, such as ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or
     a token. So a job doesn't depend on the terminal from which you start it.
 
-    ``TMPDIR`` arrives as ``KINETIC_TMPDIR``: in this folder, each job has one of its own.
+    ``TMPDIR`` arrives as `SHARED_TMPDIR`: in this folder, each job has one of its own. A job of a
+    job has it beside that one's.
     """
     base = {
         name: value
         for name, value in environ.items()
         if name in _BASE_VARIABLES or name.startswith("LC_")
     }
-    if folder := environ.get("TMPDIR"):
-        shared = temporary_folders.shared_parent(os.path.abspath(folder))
-        base[temporary_folders.PARENT] = shared
+    if folder := environ.get(SHARED_TMPDIR) or environ.get("TMPDIR"):
+        base[SHARED_TMPDIR] = os.path.abspath(folder)
     return base

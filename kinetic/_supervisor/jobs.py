@@ -371,13 +371,13 @@ class Table:
         """
         name, header = item_name(worker, index, attempt), worker.header
         outcome = ""
-        if header is not None and (folder := directory_of(header.store)) is not None:
+        if (folder := directory_of(header.store)) is not None:
             outcome = f"{folder}/{wire.attempt_key(header.scope, index, attempt, 'outcome')}"
         item = Job(
             name=name,
             labels={**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)},
             created=worker.created,
-            header=worker.header,
+            header=header,
             state=State.RUNNING,
             executor=worker.executor,
             worker=worker,

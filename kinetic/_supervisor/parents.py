@@ -265,7 +265,7 @@ class Sweeper:
         self._trash = str(trash)
         self._spares_folder = str(spares_folder)
         self._spares: list[_Spare] = []  # the oldest first
-        self._trashed_folders = [entry.path for entry in os.scandir(trash)]
+        self._trashed_folders = _entries(self._trash)
 
     @property
     def next_drop_at(self) -> float:
@@ -311,6 +311,11 @@ class Sweeper:
             os.rename(folder, trashed)
             self._trashed_folders.append(trashed)
 
+    def sweep_all(self) -> None:
+        """Start a helper that removes all of the trash, also what a helper that died has left."""
+        self._trashed_folders, self._sweeping_pid = _entries(self._trash), 0
+        self.sweep()
+
     def sweep(self) -> None:
         """Start a helper that removes the folders in the trash, unless such a helper runs."""
         if self._trashed_folders and self._sweeping_pid not in self.helper_pids:
@@ -319,6 +324,11 @@ class Sweeper:
                 self._sweeping_pid = processes.run_in_background(remove)
                 self.helper_pids.add(self._sweeping_pid)
                 self._trashed_folders = []
+
+
+def _entries(folder: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.path for entry in entries]
 
 
 SPARE_PARENTS = 4

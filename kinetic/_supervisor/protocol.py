@@ -159,7 +159,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "owned": (bool,), "cpus": (int,), "gpus": (int,), "memory_bytes": _COUNT, "timeout": _SECONDS,
     "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
     "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
-    "round": (int,), "workers": (int,), "ended": (list,), "running": (list,), "single": (bool,),
+    "round": (int,), "workers": (int,), "ended": (list,), "running": (list,), "urgent": (bool,),
+    "single": (bool,),
 }  # fmt: skip
 _ELEMENTS: Mapping[str, type] = {"protocol": int, "ended": list, "running": int}
 _LIMITS = (
@@ -187,10 +188,10 @@ class JobHeader:
     ``command`` starts the job's interpreter; ``runner`` is the folder of the runner's code, and
     ``edition`` differs if that code or the interpreter's packages differ. A ``fresh`` job gets a
     new interpreter, not a fork. ``timeout``, ``start_timeout``, ``start_allowance`` and ``grace``
-    are seconds. An ``owned`` job ends with the process that launched it. ``project`` is the digest
-    of the job's code. ``store`` and ``scope`` say where the job's objects are. A ``single`` job's
-    process is a worker with one item. ``worker`` names a worker; it is empty for another process,
-    and in messages.
+    are seconds. An ``owned`` job ends with the connection over which it was launched. ``project``
+    is the digest of the job's code. ``store`` and ``scope`` say where the job's objects are. The
+    process of a ``single`` job is a worker with one item. ``worker`` names a worker; it is empty
+    for another process, and in messages.
     """
 
     name: str

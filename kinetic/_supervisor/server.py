@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -22,15 +21,6 @@ from kinetic._supervisor.protocol import (
     check,
 )
 
-
-def peer_pid(sock: socket.socket) -> int:
-    """Return the PID of the client; 0 if this system can't watch the end of a process."""
-    if not hasattr(os, "pidfd_open"):
-        return 0
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", packed)[0])  # also 0 for a client in another PID namespace
-
-
 MAX_UNREAD_BYTES = 1 << 18
 """With this many unread bytes, a client gets no more changes, so it may miss some states."""
 
@@ -46,20 +36,21 @@ class ShuttingDown(Exception):
 
 
 class Connection:
-    """A connected client, the process ``pid``, which may also watch jobs.
+    """A connected client, which may also watch jobs.
 
-    ``labels`` select the jobs that the client watches; None if it watches none. ``changes`` are the
-    jobs whose states the client must still get. ``ends`` are the items of whose ends the client
-    must still hear: by worker, pairs of index and attempt. A ``watch`` request sets ``synced`` to
-    False. ``synced`` becomes True when the client has got all jobs that it watches. ``worker`` is
-    set if the client is itself a worker's process.
+    Jobs that are ``owned`` end with the connection, and so with the client's process. ``labels``
+    select the jobs that the client watches; None if it watches none. ``changes`` are the jobs whose
+    states the client must still get. ``ends`` are the items of whose ends the client must still
+    hear: by worker, pairs of index and attempt. A ``watch`` request sets ``synced`` to False.
+    ``synced`` becomes True when the client has got all jobs that it watches. ``worker`` is set if
+    the client is itself a worker's process.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.pid = peer_pid(sock)
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
+        self.owned: set[Job] = set()
         self.ends: dict[Job, list[tuple[int, int]]] = {}
         self.worker: Job | None = None
         self.synced = True
@@ -104,7 +95,7 @@ class Server:
     def __init__(
         self,
         table: Table,
-        launch: Callable[[JobHeader, bytes, int], None],
+        launch: Callable[[JobHeader, bytes], Job],
         delete: Callable[[Job], None],
         remove_logs: Callable[[Collection[str], str], None],
         scale: Callable[[JobHeader, bytes, int, int], int],
@@ -145,8 +136,11 @@ class Server:
             for connection, header, body in self._held_launches.pop(job.name, ()):
                 self._on_launch(connection, header, body)
 
-    def _notify_ends(self, worker: Job, ends: Sequence[tuple[int, int]]) -> None:
-        """Notify the clients that watch items of *worker* that these have ended."""
+    def _notify_ends(self, worker: Job, ends: Sequence[tuple[int, int]], *, urgent: bool) -> None:
+        """Notify the clients that watch items of *worker* that these have ended.
+
+        If it is *urgent*, don't pause before the message.
+        """
         for connection in self.connections:
             if (labels := connection.labels) is None:
                 continue
@@ -160,6 +154,8 @@ class Server:
                 ]
             if selected:
                 connection.ends.setdefault(worker, []).extend(selected)
+                if urgent:
+                    connection.next_send_at = 0.0
 
     def close(self, connection: Connection) -> None:
         """Forget a client that has disconnected."""
@@ -183,7 +179,9 @@ class Server:
                 self._held_launches.setdefault(job.name, []).append((connection, header, body))
                 return
             if existing is None:
-                self._launch(job, body, connection.pid)
+                launched = self._launch(job, body)
+                if job.owned:
+                    connection.owned.add(launched)
         except (OrderError, ShuttingDown) as exc:
             reply |= _refusal(exc)
         self._reply(connection, reply)
@@ -284,7 +282,7 @@ class Server:
                 for waiting_connection, request_id in self._end_waiters.pop(name):
                     log = [worker.name, start, "", stop]
                     self._reply(waiting_connection, {"id": request_id, "log": log})
-        self._notify_ends(worker, ends)
+        self._notify_ends(worker, ends, urgent=header.get("urgent", False))
         if running := header.get("running"):
             self.notify(self._table.begin_item(worker, *running))
 

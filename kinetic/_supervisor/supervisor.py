@@ -150,8 +150,6 @@ class Supervisor:
         self._kills = KernelKills(count_kills)
         self._timers: dict[Job, float] = {}  # when the timer of a job is due
         self._selector = selectors.DefaultSelector()
-        self._owned_jobs: dict[Job, int] = {}  # with the process IDs of their owners
-        self._owner_fds: dict[int, int] = {}  # readable when the owner has ended
         self._orphans: set[Job] = set()  # their objects are removed at their end
         self._idle_s = parse_seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._environ = environ
@@ -247,7 +245,7 @@ class Supervisor:
         result = self._rounds.ended(job.name, status, time.monotonic() - job.started)
         if isinstance(result, rounds.Start) and not self._ending:
             waits = f"waiting to start again: {job.message}" if job.reason == Reason.SETUP else ""
-            self._launch(result.header, result.body, 0, waits, result.pause_s)
+            self._launch(result.header, result.body, waits, result.pause_s)
         elif isinstance(result, rounds.End):
             for name in result.names:
                 if (worker := self._table.jobs.get(name)) is not None:
@@ -265,7 +263,7 @@ class Supervisor:
         if self._ending:
             raise ShuttingDown
         for start in starts:
-            self._launch(start.header, start.body, 0)
+            self._launch(start.header, start.body)
         return self._rounds.count(name)
 
     def _end_rounds(self, names: Collection[str], labels: Mapping[str, str] | None) -> None:
@@ -339,9 +337,9 @@ class Supervisor:
     # --- actions -----------------------------------------------------------------
 
     def _launch(
-        self, header: JobHeader, body: bytes, client: int, message: str = "", pause_s: float = 0.0
-    ) -> None:
-        """Queue a job of the process *client* (0: unknown); *message* explains the pause before."""
+        self, header: JobHeader, body: bytes, message: str = "", pause_s: float = 0.0
+    ) -> Job:
+        """Queue a job, after a pause that *message* explains."""
         if self._ending:
             raise ShuttingDown
         if header.single:
@@ -356,41 +354,7 @@ class Supervisor:
         )
         self._perform(self._table.add(job, pause_s))
         self._server.notify(job)
-        if header.owned and client:
-            self._own(job, client)
-
-    def _own(self, job: Job, client: int) -> None:
-        """End *job* when the process *client* ends, or now if that process has already ended."""
-        if client not in self._owner_fds:
-            try:
-                fd = self._owner_fds[client] = os.pidfd_open(client)
-            except ProcessLookupError:
-                self._orphan(job)
-                return
-            except OSError as exc:  # the job keeps running, as a job with a handle does
-                write_log(f"{job.name} won't end with process {client}: {exc}")
-                return
-            self._register(fd, lambda: self._on_owner_gone(client))
-        self._owned_jobs[job] = client
-
-    def _on_owner_gone(self, client: int) -> None:
-        for job in [job for job, owner in self._owned_jobs.items() if owner == client]:
-            write_log(f"{job.name} ends with process {client}, which waited for it")
-            self._orphan(job)
-
-    def _orphan(self, job: Job) -> None:
-        """End *job*, whose only client has ended, and remove its objects afterwards."""
-        self._orphans.add(job)
-        self._disown(job)
-        self._delete(job)
-
-    def _disown(self, job: Job) -> None:
-        """Forget which client owns *job*, and stop watching a client that owns no job any more."""
-        client = self._owned_jobs.pop(job, 0)
-        if client and client not in self._owned_jobs.values():
-            fd = self._owner_fds.pop(client)
-            self._selector.unregister(fd)
-            os.close(fd)
+        return job
 
     def _delete(self, job: Job) -> None:
         if job.worker is not None:  # the worker finds the request that stops its item
@@ -455,7 +419,8 @@ class Supervisor:
         """Tell the clients that *job* has changed."""
         if job.state in (State.ENDED, State.GONE):
             self._timers.pop(job, None)
-            self._disown(job)
+            for connection in self._server.connections:
+                connection.owned.discard(job)
         if job.state is State.GONE and job in self._orphans:
             self._orphans.remove(job)
             _remove_objects(job.header)
@@ -505,6 +470,10 @@ class Supervisor:
     def _disconnect(self, connection: Connection) -> None:
         self._selector.unregister(connection.channel)
         self._server.close(connection)
+        for job in tuple(connection.owned):
+            write_log(f"{job.name} ends with the program that waited for it")
+            self._orphans.add(job)
+            self._delete(job)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -577,7 +546,8 @@ class Supervisor:
             self._parents.reap()
         self._parents.kill_all()
         self._sweeper.drop_spares(unused_s=0.0)
-        self._sweeper.sweep()
+        with contextlib.suppress(OSError):  # a user has deleted the folder
+            self._sweeper.sweep_all()
 
 
 def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:

@@ -109,8 +109,6 @@ class Machine:
         if not await self._has_namespaces():
             problems.append("no mount namespaces: volumes= at absolute paths won't work")
             advice = "pass Data as an argument instead of volumes="
-        if not hasattr(os, "pidfd_open"):
-            problems.append("no pidfd_open: a job continues when its caller is killed with SIGKILL")
         if sys.platform != "linux":
             problems.append("no parent-death signal: a job may briefly outlive a killed supervisor")
         if problems:

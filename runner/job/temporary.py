@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping
 
-from ..protocol.temporary_folders import PARENT, VARIABLE, folder_in, is_own
+from ..protocol.wire import SHARED_TMPDIR
 from . import processes
+
+VARIABLE = "TMPDIR"
 
 LINK = "tmp"
 """The name of the link in the job's folder."""
 
+_OWN_FOLDER = re.compile(r"(/.*)?/kinetic-[0-9a-f]{8}")
 _USUAL_PARENTS = ("/tmp", "/var/tmp")
 
 
@@ -28,11 +32,11 @@ def make(work: str, executor: str, environment: Mapping[str, str]) -> dict[str, 
     """
     if VARIABLE in environment:
         return {}
-    parent, link = environment.get(PARENT), f"{work}/{LINK}"
+    parent, link = environment.get(SHARED_TMPDIR), f"{work}/{LINK}"
     for candidate in (parent, *_USUAL_PARENTS):
         if not candidate:
             continue
-        folder = folder_in(candidate, executor)
+        folder = f"{candidate}/kinetic-{executor[:8]}"
         try:
             os.symlink(folder, link)  # first, so that a crash leaves no folder without a link
             os.mkdir(folder, 0o700)
@@ -40,7 +44,7 @@ def make(work: str, executor: str, environment: Mapping[str, str]) -> dict[str, 
             with contextlib.suppress(OSError):
                 os.unlink(link)
         else:
-            return {VARIABLE: folder}
+            return {VARIABLE: folder, SHARED_TMPDIR: candidate}
     return {VARIABLE: parent} if parent else {}
 
 
@@ -54,7 +58,7 @@ def _target_of(link: str) -> str:
         target = os.readlink(link)
     except OSError:
         return ""
-    return target if is_own(target) else ""
+    return target if _OWN_FOLDER.fullmatch(target) else ""
 
 
 def clear(folder: str) -> None:

@@ -35,6 +35,9 @@ An installer reads them from a file of their own.
 BILLING_PROJECT = "KINETIC_BILLING_PROJECT"
 """The variable with the project that pays for requests to a bucket whose requester pays."""
 
+SHARED_TMPDIR = "KINETIC_TMPDIR"
+"""The variable with the folder in which each job of this machine has its own ``TMPDIR``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..job import workspace
@@ -71,14 +71,20 @@ def main(
 
 
 TELL_PAUSE_S = 0.01
-"""The least pause between two messages about items, in seconds: short items share a message."""
+"""The least pause between two messages about items, in seconds: short items share a message.
+
+After this time, the supervisor hears of an item that still runs.
+"""
 
 
 class Supervisor:
     """The connection to the supervisor; see `main.Channel`."""
 
-    def __init__(self, executor: str, *, single: bool) -> None:
+    def __init__(
+        self, executor: str, *, single: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._executor = executor
+        self._clock = clock
         self._single = single  # then the job that the supervisor knows is the item
         self.has_slots = True
         self.asked_back = False
@@ -88,6 +94,8 @@ class Supervisor:
         self._running: tuple[int, int, int] | None = None
         self._ended: list[tuple[int, int, int | None, int | None]] = []
         self._told_at = -math.inf
+        self.flush_at = math.inf
+        """When to call `flush`, by the clock; infinite if there is nothing to tell."""
         directory = os.environ.get(MARK, "").rpartition(":")[0]
         folder = os.open(directory, os.O_RDONLY)
         try:
@@ -98,6 +106,10 @@ class Supervisor:
         finally:
             os.close(folder)
         self._send({"op": "worker", "executor": executor})
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -135,9 +147,13 @@ class Supervisor:
 
     def started(self, index: int, attempt: int, output: int) -> None:
         """Tell that an attempt begins, at *output* bytes of the worker's output file."""
-        if not self._single:
-            self._running = index, attempt, output
-            self._flush_if_due()
+        if self._single:
+            return
+        now = self._clock()
+        if now >= self.flush_at:
+            self.flush()
+        self._running = index, attempt, output
+        self.flush_at = min(self.flush_at, now + TELL_PAUSE_S)
 
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
@@ -148,29 +164,20 @@ class Supervisor:
         if self._running is not None:  # the supervisor needn't hear that it ran
             start, self._running = self._running[2], None
         self._ended.append((index, attempt, start, output))
-        self._flush_if_due()
+        self.flush_at = min(self.flush_at, self._told_at + TELL_PAUSE_S)
 
-    @property
-    def flush_at(self) -> float:
-        """When to call `flush`, by the monotonic clock; infinite if there is nothing to tell."""
-        if self._running is None and not self._ended:
-            return math.inf
-        return self._told_at + TELL_PAUSE_S
-
-    def flush(self) -> None:
-        """Tell now which items began and ended."""
-        if self._running is None and not self._ended:
+    def flush(self, *, urgent: bool = False) -> None:
+        """Tell now which items began and ended; if *urgent*, clients hear of it at once, too."""
+        if self.flush_at == math.inf:
             return
-        self._told_at = time.monotonic()
+        self._told_at, self.flush_at = self._clock(), math.inf
         message: dict[str, Any] = {"op": "items", "ended": self._ended}
         if self._running is not None:
             message["running"] = self._running
+        if urgent:
+            message["urgent"] = True
         self._running, self._ended = None, []
         self._send(message)
-
-    def _flush_if_due(self) -> None:
-        if time.monotonic() >= self.flush_at:
-            self.flush()
 
     def _send(self, header: Mapping[str, Any]) -> None:
         """Send a message, framed as the supervisor's protocol says."""

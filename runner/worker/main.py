@@ -152,11 +152,13 @@ class Channel(Protocol):
     ``has_slots`` says whether the worker may run items. ``asked_back`` says that the platform wants
     the slots after the current item, because another submission waits for them. ``gpus`` is the
     value of ``CUDA_VISIBLE_DEVICES`` for the slots that the worker got last; None: as it began.
+    ``flush_at`` is when to call `flush`, by the monotonic clock; infinite if there is no need.
     """
 
     has_slots: bool
     asked_back: bool
     gpus: str | None
+    flush_at: float
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -174,13 +176,8 @@ class Channel(Protocol):
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
 
-    @property
-    def flush_at(self) -> float:
-        """When to call `flush`, by the monotonic clock; infinite if there is nothing to tell."""
-        ...
-
-    def flush(self) -> None:
-        """Tell now what `started` and `ended` have noted."""
+    def flush(self, *, urgent: bool = False) -> None:
+        """Tell now what `started` and `ended` have noted; if *urgent*, clients hear of it, too."""
 
 
 class Worker:
@@ -316,6 +313,9 @@ class Worker:
         return content, metadata
 
     def _list(self, operation: pull.List) -> list[tuple[str, Mapping[str, str]]]:
+        if self._channel is not None:
+            # This worker knows no item to take. The next may depend on the end of the last one.
+            self._channel.flush(urgent=True)
         return [(entry.name, entry.metadata) for entry in self._objects.list(operation.prefix)]
 
     def _open(self, operation: pull.Open) -> pull.OpeningFailure | None:
@@ -395,11 +395,11 @@ class Worker:
         }
         order = wire.Order(**{**self._order_fields, **changes})  # `replace` takes ten times as long
         self._guard = Guard(order, _output_size(), interpreter)
-        if self._channel is not None:
-            self._channel.started(operation.item, operation.attempt, self._guard.output)
         self._spare_output.give(order.output_dir)
         self._message = encode_message(order, self._input.content)
         interpreter.start(self._message, self._imports_to_share())
+        if self._channel is not None:
+            self._channel.started(operation.item, operation.attempt, self._guard.output)
 
     def _imports_to_share(self) -> bytes:
         """Return the modules that the interpreter has to import before its next fork."""
@@ -474,28 +474,33 @@ class Worker:
 
     # --- waiting ---
 
-    def _ready(self, operation: pull.Ready) -> bool:
+    def _ready(self, operation: pull.Ready) -> pull.News | None:
         """Let other submissions have the slots for a while, if the platform asks for them.
 
-        Return whether the platform has told meanwhile that the store may have changed.
+        Return None if this worker may run an item, or what it has to look at before.
         """
         channel = self._channel
-        if channel is None:
-            return False
         # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.
-        if channel.asked_back and self._submission.isolation == "process":
+        is_kept = self._submission.isolation == "worker"
+        if channel is not None and channel.asked_back and not is_kept:
             self._await_end()
             self._clean_up()
             channel.give_back()
-        while not channel.has_slots and not self._terminating:
+        while not (self._terminating or self._changed or channel is None or channel.has_slots):
             self._poll(None)
-        if channel.gpus is not None and channel.gpus != os.environ.get(GPUS):
+        if self._terminating:
+            self._terminating = False
+            return pull.News.TERMINATE
+        if self._changed:
+            self._changed = False
+            return pull.News.CHANGE
+        gpus = None if channel is None else channel.gpus
+        if gpus is not None and gpus != os.environ.get(GPUS):
             self._await_end()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)  # it uses the other GPUs
-            add_to_environment({GPUS: channel.gpus})
-        changed, self._changed = self._changed, False
-        return changed
+            add_to_environment({GPUS: gpus})
+        return None
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:
         if (not_started := self._not_started) is not None:

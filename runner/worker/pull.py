@@ -101,7 +101,7 @@ class Fetch(NamedTuple):
 class Ready(NamedTuple):
     """The worker has work. The platform may let it wait for its turn.
 
-    The answer says whether the store may have changed.
+    The answer is None if it may work now. Otherwise it is a `News`, which may come before its turn.
     """
 
 
@@ -237,9 +237,7 @@ class Pull:
             if index is not None:
                 pause, next_pass = PASS_S, self._clock()
                 self._surplus_since = None
-                if (yield Ready()):  # as a request to leave, which came with the end of an item
-                    yield from self._read_requests()
-                if self._may_take(index):  # the wait may have been long
+                if (yield from self._has_turn(index)):
                     yield from self._run(index)
             elif self._clock() >= next_pass:
                 if (yield from self._pass()):
@@ -359,6 +357,8 @@ class Pull:
 
     def _may_take(self, index: int) -> bool:
         """Return whether this worker may claim the item now, by what it knows."""
+        if index >= self.items.stored:  # others know of its input, or it was never stored
+            return False
         if self.items.is_final(index):
             return False
         item = self.items.state(index)
@@ -370,6 +370,22 @@ class Pull:
         if self._duty(index) is Duty.FRESH and self._shall_leave():
             return False
         return self._clock() >= self._not_before.get((index, item.attempt), 0.0)
+
+    def _has_turn(self, index: int) -> Steps:
+        """Wait until this worker may run an item; return whether it may still take *index*."""
+        news: News | None = News.CHANGE
+        while news is not None:
+            news = yield Ready()
+            if news is News.TERMINATE:
+                raise Leave(EXIT_REPLACE)
+            if news is News.CHANGE:
+                yield from self._read_requests()  # as a request to leave
+                self._leave_if_over()
+            if self.me.rank in self.requests.leaving:
+                yield from self._read_registry()  # who stays may have registered meanwhile
+            if not self._may_take(index):  # the wait may have been long
+                return False
+        return True
 
     def _duty(self, index: int) -> Duty:
         base = self.requests.standing(index).base

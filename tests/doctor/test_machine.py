@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from kinetic import aio
 from kinetic._supervisor.protocol import VERSION, Decoder, SupervisorPaths, encode
 from kinetic.doctor.checks import State
 from kinetic.doctor.examination import examine
-from tests import programs
 
 NAMES = ["home", "disk", "memory", "processors", "kernel", "supervisor"]
 
@@ -111,23 +109,6 @@ async def test_a_missing_project_is_shown_with_its_whole_fix() -> None:
     result = (await examine(backend="gke", environ={}))["configuration"]
     assert result.evidence.startswith("No GCP project configured for the backend 'gke' (")
     assert result.advice.startswith("pass project=") and "KINETIC_KUBE_CONTEXT" in result.advice
-
-
-WITHOUT_PIDFD = """
-import asyncio, os, sys
-if hasattr(os, "pidfd_open"):
-    del os.pidfd_open
-from kinetic.doctor.examination import examine
-from tests import programs
-result = asyncio.run(examine(backend="local"))["kernel"]
-print(result.state.value, result.evidence, result.advice, sep="\\n")
-"""
-
-
-def test_only_a_feature_that_jobs_can_avoid_has_advice() -> None:
-    state, evidence, advice = programs.output(sys.executable, "-c", WITHOUT_PIDFD).split("\n")[:3]
-    assert state == "warning" and "no pidfd_open" in evidence
-    assert ("volumes=" in advice) is ("no mount namespaces" in evidence)
 
 
 async def test_a_job_of_a_cancelled_examination_is_gone(

@@ -73,17 +73,16 @@ def test_the_base_environment_is_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "shared"),
+    ("environ", "shared"),
     [
-        ("/scratch", "/scratch"),
-        ("/tmp/kinetic-0123abcd", "/tmp"),
-        ("/kinetic-0123abcd", "/"),
-        ("/tmp/kinetic-0123abcd/mine", "/tmp/kinetic-0123abcd/mine"),
-        ("here", f"{os.getcwd()}/here"),
+        ({"TMPDIR": "/scratch"}, "/scratch"),
+        ({"TMPDIR": "here"}, f"{os.getcwd()}/here"),
+        ({"TMPDIR": "/tmp/kinetic-0123abcd", "KINETIC_TMPDIR": "/tmp"}, "/tmp"),
     ],
+    ids=["absolute", "relative", "in a job"],
 )
-def test_a_job_of_a_job_has_its_folder_beside_that_of_the_job(folder: str, shared: str) -> None:
-    assert base_environment({"TMPDIR": folder}) == {"KINETIC_TMPDIR": shared}
+def test_jobs_share_the_folder_for_temporary_files(environ: dict[str, str], shared: str) -> None:
+    assert base_environment(environ) == {"KINETIC_TMPDIR": shared}
 
 
 PACKING = """

@@ -152,9 +152,6 @@ print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
     script(code).prints("True")
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="without pidfds, no process can be watched"
-)
 @owned
 def test_the_job_of_a_call_ends_when_the_script_is_killed(
     script, tmp_path: Path, home: Path, call: str

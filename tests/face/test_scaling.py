@@ -189,6 +189,26 @@ async def test_a_client_with_a_limit_scales_its_own_batches(tmp_path: Path) -> N
                 assert await batch.results() == [*range(5)]
 
 
+async def test_a_worker_that_leaves_gives_its_place_to_another_batch(tmp_path: Path) -> None:
+    first, second = Items(tmp_path / "a", 4), Items(tmp_path / "b", 1)
+    first.folder.mkdir()
+    second.folder.mkdir()
+    async with Client(backend="local", max_concurrent=2) as client:
+        async with await client.run_async_map(work, first.inputs, max_concurrent=2) as batch:
+            begun = await first.until_begun(2)
+            async with await client.run_async_map(work, second.inputs) as other:
+                await batch.scale(1)
+                leaving = [it.item for it in await batch.workers() if it.leaving]
+                await asyncio.sleep(0.5)  # long enough for a worker that must not start
+                assert second.begun() == set(), "both places are taken"
+                first.free(*(index for index in begun if index in leaving))
+                await second.until_begun(1)
+                second.free_all()
+                assert await other.results() == [0]
+            first.free_all()
+            assert await batch.results() == [*range(4)]
+
+
 async def test_lazy_inputs_keep_more_workers_busy_and_let_others_leave(
     client: Client, tmp_path: Path
 ) -> None:

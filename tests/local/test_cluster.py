@@ -22,7 +22,7 @@ from kinetic.errors import LaunchError
 from kinetic.job_status import Reason
 from tests.jobs import DEADLINE_S, gone, lines, until
 
-from .conftest import eventually, marked, run_job, spec
+from .conftest import end_supervisor, eventually, marked, run_job, spec
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
@@ -49,6 +49,7 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
     mark = printed[0].pop("KINETIC_LOCAL_PROCESS")
     assert mark == f"{SupervisorPaths(home).state}:{seen.executor}"
     assert printed[0].pop("TMPDIR") == f"/tmp/kinetic-{seen.executor[:8]}"
+    assert printed[0].pop("KINETIC_TMPDIR") == "/tmp"
     work = str(SupervisorPaths(home).work / "env")
     assert printed == [
         {**job.environment, **job.order.variables()}, work, "6b" * 32, seen.executor, [""],
@@ -185,6 +186,17 @@ async def test_work_folders_are_private_and_large_ones_go_too(
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     for path in (paths.log("many"), paths.socket, paths.own_log):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_what_a_helper_left_in_the_trash_goes_with_the_supervisor(
+    cluster: LocalCluster, home: Path
+) -> None:
+    await run_job(cluster, spec("first"))
+    trash = SupervisorPaths(home).trash
+    (trash / "left").mkdir()
+    await cluster.aclose()
+    end_supervisor(home)
+    await eventually(lambda: not [*trash.iterdir()])
 
 
 async def test_random_numbers_differ_between_jobs(cluster: LocalCluster) -> None:

@@ -24,7 +24,7 @@ from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
 from kinetic.errors import NotFound
 from tests.jobs import DEADLINE_S, gone, job_spec
-from tests.workers.process import KEY, Batch
+from tests.workers.process import KEY, SCOPE, Batch
 
 from .conftest import eventually
 
@@ -209,6 +209,40 @@ async def test_submissions_take_turns_in_a_slot(cluster: LocalCluster, tmp_path:
     ran = [line.rpartition("-")[0][-1] for line in order.read_text().split()]
     assert sorted(ran) == ["2"] * 20 + ["3"] * 3
     assert ran.index("3") == 1, "the short batch waited for the end of the long one"
+
+
+async def test_a_worker_that_waits_for_slots_leaves_when_asked(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    mine = Batch(tmp_path / "m", say_and_wait, [str(tmp_path / f"m{n}") for n in range(4)])
+    other = Batch(tmp_path / "o", say_and_wait, [str(tmp_path / "o")])
+
+    async def until_begun(batch: Batch, count: int) -> None:
+        prefix = wire.block_prefix(SCOPE, 0)
+        await eventually(
+            lambda: sum("claim" in it.name for it in batch.objects.list(prefix)) == count
+        )
+
+    await scale(cluster, mine, 2)
+    await until_begun(mine, 2)
+    await scale(cluster, other, 1, name="grp-000000000001-0")
+    for number in range(2):
+        (tmp_path / f"m{number}").touch()
+    await until_begun(other, 1)
+    await until_begun(mine, 3)  # so one of its two workers waits for a slot
+    running = (await running_item(cluster)).executor
+    (waiting,) = [it for it in await workers_of(cluster) if it.executor != running]
+    mine.append(wire.Request(kind="leave", ranks=(int(waiting.name.split(".")[2]),)))
+    await cluster.tell({"kinetic.dev/submission": "grp-000000000000"})
+    async with asyncio.timeout(DEADLINE_S):
+        while (await cluster.find(names=[waiting.name]))[0].phase is not Phase.ENDED:
+            await asyncio.sleep(0.01)
+    assert (await running_item(cluster)).executor == running, "no slot became free meanwhile"
+    for name in ("o", "m2", "m3"):
+        (tmp_path / name).touch()
+    await final(mine)
+    await final(other)
+    assert all([*attempts] == [1] for attempts in mine.attempts().values())
 
 
 def say_and_wait(path: str) -> None:

@@ -1,6 +1,7 @@
-"""Play single seeds and print what happened: ``python -m tests.simulation [crowded] 17 [18 …]``.
+"""Play single seeds and print what happened: ``python -m tests.simulation [CHANGE …] 17 [18 …]``.
 
-Instead of ``crowded``, you can pass ``collecting``, ``forged``, or ``budgeted``. For ``budgeted``,
+``manned`` lets workers run the items; without it, each attempt is a job of the platform. Other
+changes are ``crowded``, ``collecting``, ``forged``, and ``budgeted``. For ``budgeted``,
 KINETIC_PRICES must name a file with a price of ``tpu-v5e-1``.
 """
 
@@ -10,19 +11,20 @@ import sys
 
 from absl import logging
 
-from .scenario import budgeted, collecting, crowded, forged, play
+from .scenario import budgeted, chained, collecting, crowded, forged, manned, play
+
+CHANGES = {it.__name__: it for it in (budgeted, collecting, crowded, forged, manned)}
 
 
-def main(seeds: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    """Return 1 if a seed breaks an invariant."""
     logging.set_verbosity(logging.FATAL)
-    failed = 0
-    changes = {change.__name__: change for change in (budgeted, collecting, crowded, forged)}
-    change = changes.get(seeds[0] if seeds else "")
-    for seed in seeds[change is not None :]:
-        report = play(int(seed), change=change) if change else play(int(seed))
+    names = [it for it in arguments if it in CHANGES]
+    change = chained(*(CHANGES[name] for name in names))
+    reports = [play(int(seed), change=change) for seed in arguments[len(names) :]]
+    for report in reports:
         print(report.text())
-        failed += report.violation is not None
-    return 1 if failed else 0
+    return 1 if any(report.violation for report in reports) else 0
 
 
 if __name__ == "__main__":

@@ -22,9 +22,7 @@ from kinetic.errors import Conflict, KineticError, NotFound
 
 from .oracle import ROOT
 from .scenario import Event, Plan
-from .world import Behavior, Odds, PartyCluster, PartyStore, PodObjects, result_of
-
-Caller = PartyStore | PodObjects
+from .world import Behavior, Caller, Odds, PartyCluster, PartyStore, result_of
 
 
 @dataclass(frozen=True)

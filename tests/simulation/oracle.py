@@ -8,6 +8,7 @@ with the engine's whenever an item changes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -381,11 +382,19 @@ class Oracle:
         return f"{missing} are open" if missing else ""
 
     def started(
-        self, executor: str, index: int, number: int, value: object, seen: tuple[int, str]
+        self,
+        executor: str,
+        index: int,
+        number: int,
+        value: object,
+        seen: tuple[int, str],
+        *,
+        is_late: bool = True,
     ) -> None:
         """Check the start of user code.
 
         *seen* is the number of requests that the runner read, and the objection at that time.
+        *is_late* says that the runner's last request came after the inputs were removed, if so.
         """
         upto, objection = seen
         if (index, number) in self.ran:
@@ -393,7 +402,8 @@ class Oracle:
                 "I2",
                 f"{executor} starts {index}.{number}, {self.ran[index, number]} has done so before",
             )
-        if self.inputs_gone or self.gone or 0 <= self.cleaning < upto:
+        is_removed = (self.inputs_gone or self.gone) and is_late
+        if is_removed or 0 <= self.cleaning < upto:
             invariant = "I10" if self.collected else "I6"
             raise Violation(invariant, f"{executor} starts {index}.{number} of a cleaned batch")
         if standing(self.batch, index, upto)[1]:
@@ -450,3 +460,116 @@ class Oracle:
                     raise Violation(
                         "I7", f"item {index} ran with {self.values[index]!r}, not {stored!r}"
                     )
+
+
+LOOKS_AGAIN_S = 60.0
+"""How often workers without a client sum up what a batch has spent."""
+
+
+SEEN_S = 20.0
+"""How long a client may not know that a worker runs."""
+
+
+class CrewOracle(Oracle):
+    """The same for a batch that workers run, which claim and retry items themselves.
+
+    ``is_alive`` tells whether the platform takes a worker's process for alive.
+    """
+
+    def __init__(self, budgets: RetryBudgets, max_concurrent: int) -> None:
+        super().__init__(budgets, max_concurrent)
+        self.is_alive: Callable[[str], bool] = lambda executor: False
+        self.served_since: Callable[[], float] = lambda: 0.0
+        """Since when a worker lives; now, if none does."""
+        self.refusals = 0
+        self.may_time_out = False
+        self.stop_patience = math.inf
+        """For how many seconds a stopped item may run on."""
+        self._stops: list[tuple[int, float]] = []
+        self.spent_at = math.inf
+        """When the attempts had used up the budget."""
+        self.budget_hours = math.inf
+
+    def _control(self, actor: str, name: str, body: bytes, metadata: dict[str, str]) -> None:
+        super()._control(actor, name, body, metadata)
+        request = self.batch.control[-1]
+        if request.kind == "scale":
+            self.max_concurrent = max(self.max_concurrent, int(request.cause))
+        elif request.kind == "stop" and not request.keep_running:
+            self._stops.append((len(self.batch.control), self.clock()))
+
+    def _attempt(self, index: int, number: int, kind: str, metadata: dict[str, str]) -> None:
+        super()._attempt(index, number, kind, metadata)
+        if kind == "claim" or self.cleaning >= 0:
+            return
+        outcome = self.batch.outcomes[index, number]
+        what = f"{index}.{number}, which ends as {outcome.kind} ({outcome.reason})"
+        if outcome.executor == wire.VOID and outcome.kind in ("lost", "error"):
+            if index < self.stored and not (self.refusals or self.may_time_out):
+                raise Violation("I4", f"no worker was refused, and a client closes {what}")
+            served_s = self.clock() - self.served_since()
+            if outcome.reason == "unschedulable" and served_s > SEEN_S:
+                raise Violation("I4", f"workers run since {served_s:.0f} s, a client closes {what}")
+        elif (outcome.phase == "lost" or outcome.kind == "lost") and self.is_alive(
+            outcome.executor
+        ):
+            raise Violation("I4", f"{outcome.executor} lives, and another process closes {what}")
+        hours = sum(bool(outcome.started) for outcome in self.batch.outcomes.values())
+        if self.spent_at == math.inf and hours >= self.budget_hours:
+            self.spent_at = self.clock()
+
+    def claimed_too_late(self, index: int) -> bool:
+        """Tell whether a worker claimed an item after its end, and died."""
+        state, number = self.state(index)
+        is_late = index in self.final and state == "cancelling"
+        return is_late and not self.is_alive(self.batch.claims[index, number])
+
+    def runs(
+        self,
+        executor: str,
+        place: tuple[int, str],
+        others: list[tuple[str, tuple[int, str]]],
+        item: tuple[int, int],
+    ) -> None:
+        """Check which workers run items when another begins one; a zombie doesn't count."""
+        foreign = [other for other, its in others if its != place]
+        if foreign:
+            raise Violation("I5", f"{executor} of {place} runs beside {foreign} of another round")
+        if len(others) + 1 > self.max_concurrent:
+            raise Violation(
+                "I5",
+                f"{executor} runs beside {[it for it, _ in others]}, {self.max_concurrent} may run",
+            )
+        late = self.clock() - self.spent_at
+        retried = any(request.kind == "retry" for request in self.batch.control)
+        if late > self.stop_patience + LOOKS_AGAIN_S and not retried:
+            raise Violation("I9", f"{executor} starts {item}, {late:.0f} s after the budget")
+
+    def check_budget(self, hours: float, max_concurrent: int) -> None:
+        """Do nothing: `runs` checks each start."""
+
+    def ends(self, executor: str, index: int, number: int) -> None:
+        """Check that a worker ends an item's process soon after the item was stopped."""
+        for count, when in self._stops:
+            late = self.clock() - when
+            base, stopped = standing(self.batch, index, count)
+            later = self.batch.control[count:]
+            retried = any(it.kind == "retry" and index in it.bases for it in later)
+            if stopped and number > base and not retried and late > self.stop_patience:
+                raise Violation(
+                    "I3", f"{executor} runs {index}.{number} until {late:.0f} s after its stop"
+                )
+
+    def worker_deleted(self, party: str, running: tuple[int, int] | None) -> None:
+        """Check a worker that *party* deletes from the platform."""
+        if running is None or self.cleaning >= 0:
+            return
+        if self.state(running[0]) == ("open", running[1]):
+            raise Violation("I8", f"{party} deletes the worker that runs {running}")
+
+    def worker_dismissed(self, executor: str, running: tuple[int, int] | None) -> None:
+        """Check a worker that the platform ends because another one has exited with 0."""
+        if running is None or self.cleaning >= 0:
+            return
+        if self.state(running[0]) == ("open", running[1]):
+            raise Violation("I4", f"the exit of another worker ends {executor} and {running}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import os
 import random
 import tempfile
@@ -11,10 +13,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic.aio._engine.workers import replay
+from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Phase
 from kinetic.errors import (
     BackendError,
     Conflict,
@@ -25,8 +31,10 @@ from kinetic.errors import (
 )
 from kinetic.job_status import JobStatus
 from tests.engine.notifications import Fault, Unreliable
+from tests.workers.actors import Odds as CrewOdds
 
-from .oracle import FINAL, Oracle, Violation
+from .crews import Crews
+from .oracle import FINAL, CrewOracle, Oracle, Violation
 from .virtual import Frozen, Runaway, VirtualLoop, virtual_clocks
 from .world import Behavior, Gate, Odds, PartyCluster, PartyImages, PartyStore, World, result_of
 
@@ -69,6 +77,11 @@ class Plan:
     terms: dict[str, Any]
     odds: Odds
     events: tuple[Event, ...]
+    crew: CrewOdds | None = None
+    """The faults of the workers that run the items; None if each attempt is a job."""
+    start_timeout: float | None = None
+    limit: int | None = None
+    """``max_concurrent`` of each client."""
 
 
 @dataclass
@@ -208,12 +221,64 @@ def budgeted(plan: Plan) -> Plan:
     return replace(plan, terms={**plan.terms, "budget": hours * USD_PER_HOUR})
 
 
-def _call() -> Callable[..., Any]:
+CREW_FAULTS: dict[str, float] = {
+    "slow": 0.03,
+    "failing": 0.01,
+    "dies": 0.3,
+    "evicted": 0.2,
+    "zombie": 0.25,
+    "twin": 0.2,
+    "late": 0.2,
+    "unopened": 0.1,
+    "frozen": 0.2,
+}
+
+
+def manned(plan: Plan) -> Plan:
+    """Let workers run the items, with faults and requests of their own."""
+    rng = random.Random(plan.seed * 31 + 23)
+    chosen = rng.sample([*CREW_FAULTS], rng.choice([0, 1, 1, 2, 3, len(CREW_FAULTS)]))
+    crew = CrewOdds(
+        errors=plan.odds.errors,
+        item_s=rng.choice([1.0, 20.0, 100.0]),
+        slow_s=20.0,
+        frozen_s=100.0,
+        capacity=rng.choice([0, 1, 1000, 1000, 1000, 1000]),
+        stop_s=rng.choice([1.0, 1.0, 25.0]),
+        **{name: CREW_FAULTS[name] for name in chosen},
+    )
+    terms = dict(plan.terms)
+    if rng.random() < 0.2:
+        terms["window"] = rng.randint(1, plan.items)
+    if rng.random() < 0.1:
+        terms["batch_timeout"] = rng.choice([20.0, 100.0])
+    events: list[Event] = []
+    for kind, odds in MANNED.items():
+        while rng.random() < odds:
+            party = rng.choice("ABO") if kind == "scale" else "P"
+            amount = rng.choice([5.0, 60.0]) if kind.startswith("refuse") else rng.randint(1, 4)
+            events.append(Event(rng.random() * 120, kind, party, amount))
+    return replace(
+        plan,
+        crew=crew,
+        terms=terms,
+        events=tuple(sorted((*plan.events, *events), key=lambda event: event.at)),
+        start_timeout=60.0 if crew.capacity == 0 or rng.random() < 0.1 else None,
+        limit=rng.choice([None, None, None, 1, 2]),
+    )
+
+
+MANNED = {"scale": 0.3, "supervisor": 0.15, "refuse": 0.15, "refuse for good": 0.05}
+"""The requests and faults that `manned` adds, and the probability of one more."""
+
+
+def _call(start_timeout: float | None) -> Callable[..., Any]:
     """Return a function without a source file, so that kinetic packs no project."""
     code = compile("def job(x):\n    return x\n", "<simulation>", "exec")
     namespace: dict[str, Any] = {"__name__": "simulated"}
     exec(code, namespace)
-    return namespace["job"]
+    call: Callable[..., Any] = namespace["job"]
+    return call if start_timeout is None else kinetic.run(start_timeout=start_timeout)(call)
 
 
 class Inputs:
@@ -245,8 +310,10 @@ class Process:
             images=PartyImages(),
             cluster=cluster if scenario.fault is None else Unreliable(cluster, scenario.fault),
             id_marker="local-",
+            workers=cluster if scenario.plan.crew is not None else None,
         )
-        self.client = aio.Client(backend="local", platform=platform)
+        limit = scenario.plan.limit
+        self.client = aio.Client(backend="local", platform=platform, max_concurrent=limit)
         self.handle: Any = None
         self.receiving: asyncio.Task[None] | None = None
         self.trouble: BaseException | None = None
@@ -332,8 +399,16 @@ class Scenario:
         self.rng = random.Random(plan.seed * 7919 + 1)
         self.loop = VirtualLoop(random.Random(plan.seed * 7919 + 2))
         budgets = RetryBudgets(user=plan.terms["retries"])
-        self.oracle = Oracle(budgets, plan.terms["max_concurrent"])
-        self.world = World(self.loop, self.rng, plan.odds, self.oracle, behavior)
+        self.oracle: Oracle
+        if plan.crew is None:
+            self.oracle = Oracle(budgets, plan.terms["max_concurrent"])
+        else:
+            self.oracle = CrewOracle(budgets, plan.terms["max_concurrent"])
+            self.oracle.stop_patience = 45.0 + plan.crew.stop_s + 3 * plan.crew.slow_s
+            self.oracle.may_time_out = plan.start_timeout is not None
+            self.oracle.budget_hours = plan.terms.get("budget", math.inf) / USD_PER_HOUR
+        crew = plan.crew or CrewOdds()
+        self.world = World(self.loop, self.rng, plan.odds, self.oracle, behavior, crew)
         self.processes: dict[str, Process] = {}
         self.group_id = ""
 
@@ -406,6 +481,8 @@ class Scenario:
             waiting = [task.get_name() for task in self._waiting()]
             waiting += filter(self._submits, self.processes)
             self.world.fail(Violation("L1", f"these wait forever: {waiting}"))
+        if self.world.violation is None and self.world.crews is not None:
+            await self._audit_crews(self.world.crews)
         if self.world.violation is None:
             await self._audit()
 
@@ -414,7 +491,9 @@ class Scenario:
         inputs: Any = Inputs(count, random.Random(self.plan.seed))
         if self.plan.lazy:
             inputs = aiter(inputs)
-        process.handle = await process.client.run_async_map(_call(), inputs, **self.plan.terms)
+        process.handle = await process.client.run_async_map(
+            _call(self.plan.start_timeout), inputs, **self.plan.terms
+        )
         process.submitting = True
         self._seed_delays(process)
         self.group_id = process.handle.group_id
@@ -470,6 +549,9 @@ class Scenario:
         if event.kind == "forge":
             self._forge(event.party, int(event.amount))
             return
+        if event.party == "P":
+            self._disturb_platform(event)
+            return
         process = self.process(event.party)
         party = loop.party(event.party)
         world.note("world", f"{event.kind} {event.party} {event.amount:.0f}")
@@ -505,6 +587,14 @@ class Scenario:
             metadata = request.signed(b"x" * 32, scope, wire.control_key(scope, slot))[1]
         self.world.create(party, wire.control_key(scope, slot), body, metadata)
 
+    def _disturb_platform(self, event: Event) -> None:
+        crews = self.world.crews
+        assert crews is not None
+        if event.kind == "supervisor":
+            crews.die()
+        else:
+            crews.refuse(event.amount, passing=event.kind == "refuse")
+
     def _act(self, event: Event, process: Process) -> None:
         kind, item = event.kind, int(event.amount)
 
@@ -517,6 +607,7 @@ class Scenario:
             "cleanup": ("clean up", lambda handle: handle.cleanup()),
             "collect": ("collect", self._collect),
             "retry": ("retry", lambda handle: handle.retry_failed()),
+            "scale": (f"have {item} workers", lambda handle: self._scale(handle, item)),
         }
         if kind == "watch":
             process.receive()
@@ -525,6 +616,23 @@ class Scenario:
         else:
             name, ask = requests[kind]
             process.start(lambda: self._ask(process, ask), f"asks to {name}")
+
+    async def _scale(self, handle: Any, count: int) -> None:
+        """Scale, and check how many workers take items then, if nothing else has changed it."""
+        before = len(self.oracle.batch.control)
+        await handle.scale(count)
+        crews, control = self.world.crews, self.oracle.batch.control
+        assert crews is not None
+        others = [it.kind for it in control[before:] if it.kind not in ("scale", "leave")]
+        last = [it.cause for it in control if it.kind == "scale"][-1:]
+        if others or last != [str(count)] or self.plan.limit or self.oracle.cleaning >= 0:
+            return
+        requests = replay(control)
+        active = crews.ranks(requests.round) - requests.leaving
+        total = self.oracle.end
+        wanted = count if total is None else min(count, total)
+        if crews.ranks(requests.round) and not requests.done and len(active) < wanted:
+            self.world.fail(Violation("L1", f"{active} are to take items, {wanted} are wanted"))
 
     async def _collect(self, handle: Any) -> None:
         """Collect all results, unless another party did."""
@@ -567,9 +675,48 @@ class Scenario:
 
     # --- the end ---
 
+    async def _audit_crews(self, crews: Crews) -> None:
+        """Check that workers need no client, that one late client ends the rest, and that all go.
+
+        If the workers were lost, or the end of the inputs is missing, one client is needed.
+        """
+        oracle, crew = self.oracle, crews.odds
+        is_quiet = await self._until(lambda: not crews.is_busy, PATIENCE)
+        may_be_late = (
+            crew.slow or crew.zombie or crew.frozen or crew.twin
+        )  # a claim of a dead worker
+        if not (is_quiet or may_be_late) and (open_items := self._open_items()):
+            self.world.fail(Violation("L1", f"workers wait for a client to close {open_items}"))
+            return
+        if oracle.cleaning < 0 and not oracle.collected:
+            auditor = self.process("D")
+            auditor.receive()
+            assert auditor.receiving is not None
+            if not await self._until(auditor.receiving.done, PATIENCE):
+                open_items = self._open_items()
+                self.world.fail(Violation("L1", f"a late client waits forever for {open_items}"))
+                return
+            if (open_items := self._open_items()) and oracle.end is not None:
+                self.world.fail(Violation("L1", f"{open_items} stay open for a late client"))
+                return
+        if not await self._until(lambda: not crews.is_busy, PATIENCE):
+            left = [
+                it.seen.name for it in crews.entries.values() if it.seen.phase is not Phase.ENDED
+            ]
+            self.world.fail(Violation("L3", f"nothing will happen any more, and {left} are left"))
+
+    def _open_items(self) -> dict[int, str]:
+        states = {index: self.oracle.state(index)[0] for index in range(self.oracle.stored)}
+        return {index: state for index, state in states.items() if state not in FINAL}
+
     async def _audit(self) -> None:
         oracle = self.oracle
         oracle.check_inputs()
+        for name, process in self.processes.items():
+            holder = process.handle and process.handle._batch.coordinator
+            if self._alive(name) and holder and is_temporary(error := holder.error):
+                self.world.fail(Violation("L1", f"{name} stops submitting because of {error!r}"))
+                return
         if (budget := self.plan.terms.get("budget")) is not None:
             oracle.check_budget(budget / USD_PER_HOUR, self.plan.terms["max_concurrent"])
         if oracle.cleaning >= 0:
@@ -609,6 +756,11 @@ class Scenario:
                 raise Violation("L1", f"none of {alive} closes item {index}, which is stopped")
         if holders and oracle.end is None and not stops:
             raise Violation("L2", "the end of the inputs is not stored")
+
+
+def chained(*changes: Callable[[Plan], Plan]) -> Callable[[Plan], Plan]:
+    """Return the change that makes these changes, one after the other."""
+    return lambda plan: functools.reduce(lambda changed, change: change(changed), changes, plan)
 
 
 def play(

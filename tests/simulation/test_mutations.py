@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from .crew_mutations import EDITS
 from .mutations import MUTATIONS
 from .scenario import play
 
@@ -22,4 +23,24 @@ def test_leaving_out_a_rule_breaks_its_invariant(name: str) -> None:
         pytest.fail(f"{name}: none of {SEEDS} seeds broke {mutation.breaks}")
     for earlier in range(seed + 1):
         report = play(earlier, change=mutation.change)
+        assert report.violation is None, report.text()
+
+
+FEW = 40
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", EDITS)
+def test_leaving_out_a_rule_of_workers_breaks_its_invariant(name: str) -> None:
+    edit = EDITS[name]
+    for seed in range(FEW):
+        with edit.applied():
+            report = play(seed, change=edit.change)
+        if getattr(report.violation, "invariant", None) == edit.breaks:
+            break
+    else:
+        pytest.fail(f"{name}: none of {FEW} seeds broke {edit.breaks}")
+    for earlier in range(seed + 1):
+        report = play(earlier, change=edit.change)
         assert report.violation is None, report.text()

@@ -1,7 +1,8 @@
 """Play seeded courses of events with faults: each keeps the protocol's invariants.
 
 ``KINETIC_SIMULATED_SEEDS=20000 pytest -m slow tests/simulation`` plays more of them.
-``python -m tests.simulation 17`` shows one; ``crowded 17`` shows it with more requests.
+``python -m tests.simulation 17`` shows one, ``manned 17`` shows it with workers, and
+``crowded manned 17`` also with more requests.
 """
 
 from __future__ import annotations
@@ -16,24 +17,31 @@ import pytest
 
 from tests.engine.notifications import FAULTS, Fault
 
-from .scenario import CALM_AFTER, USD_PER_HOUR, Plan, budgeted, collecting, crowded, forged, play
+from .scenario import (
+    CALM_AFTER,
+    USD_PER_HOUR,
+    Plan,
+    budgeted,
+    chained,
+    collecting,
+    crowded,
+    forged,
+    manned,
+    play,
+)
 
 SEEDS, BLOCK = 1000, 100
 MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(2 * BLOCK, SEEDS, BLOCK)]
 
 
-def unchanged(plan: Plan) -> Plan:
-    return plan
-
-
-def play_all(seeds: range, change: Callable[[Plan], Plan] = unchanged) -> Counter[str]:
+def play_all(seeds: range, *changes: Callable[[Plan], Plan]) -> Counter[str]:
     """Play the seeds, and count their faults and events; fail with the first course that errs."""
     counts: Counter[str] = Counter()
     for seed in seeds:
-        report = play(seed, change=change)
+        report = play(seed, change=chained(*changes))
         if report.violation is not None:
-            arguments = f"{'' if change is unchanged else f'{change.__name__} '}{seed}"
-            command = f"play it again: python -m tests.simulation {arguments}"
+            names = "".join(f"{change.__name__} " for change in changes)
+            command = f"play it again: python -m tests.simulation {names}{seed}"
             pytest.fail(f"{report.text()}\n{command}", pytrace=False)
         counts += report.faults
         counts += report.seen
@@ -77,6 +85,47 @@ def test_a_budget_is_kept_whoever_submits(first: int) -> None:
     assert counts["control: stop budget"], "no budget was spent"
 
 
+FEW = 30
+"""How many courses with workers the everyday run plays."""
+
+
+@pytest.mark.timeout(300)
+def test_workers_need_no_client() -> None:
+    play_all(range(FEW), manned)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, 500, BLOCK))
+def test_every_course_with_workers_keeps_the_protocol(first: int) -> None:
+    counts = play_all(range(first, first + BLOCK), manned)
+    rare = [kind for kind in MANNED_FAULTS if not counts[kind]]
+    assert not rare, f"none of these in {BLOCK} seeds: the simulation tests too little"
+
+
+MANNED_FAULTS = (
+    *("dies", "zombie", "twin", "frozen", "evicted", "unopened", "late", "slow", "failing"),
+    *("supervisor", "refuse", "scale", "kill", "resume", "retry", "cancel", "pause", "outage"),
+    *("outcome: value", "outcome: error", "outcome: lost", "outcome: cancelled"),
+    *("control: done all final", "control: round", "control: leave", "control: sealed"),
+)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, 300, BLOCK))
+@pytest.mark.parametrize("change", [crowded, collecting, forged])
+def test_requests_to_workers_keep_the_protocol(change: Callable[[Plan], Plan], first: int) -> None:
+    play_all(range(first, first + BLOCK), change, manned)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("priced")
+def test_workers_keep_a_budget() -> None:
+    assert play_all(range(BLOCK), budgeted, manned)["control: stop budget"]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_forged_requests_change_nothing() -> None:
@@ -106,14 +155,17 @@ def test_no_single_notification_is_needed(seeds: range, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("change", [unchanged, collecting, crowded, forged])
-def test_many_courses_keep_the_protocol(change: Callable[[Plan], Plan]) -> None:
+@pytest.mark.parametrize("carrier", [(), (manned,)])
+@pytest.mark.parametrize("changes", [(), (collecting,), (crowded,), (forged,)])
+def test_many_courses_keep_the_protocol(
+    changes: tuple[Callable[[Plan], Plan], ...], carrier: tuple[Callable[[Plan], Plan], ...]
+) -> None:
     count = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
-    play_all(range(SEEDS, SEEDS + count), change)
+    play_all(range(SEEDS, SEEDS + count), *changes, *carrier)
 
 
 def test_a_seed_always_plays_the_same_course_of_events() -> None:
-    for seed in (17, 71):
-        first, second = play(seed), play(seed)
+    for seed, change in ((17, chained()), (71, chained()), (17, manned)):
+        first, second = play(seed, change=change), play(seed, change=change)
         assert first.trace == second.trace
         assert first.seconds >= CALM_AFTER

@@ -22,6 +22,7 @@ from kinetic._runner.job.opening import Opening
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import outcomes, pickles, wire
 from kinetic._runner.protocol.spool import Spooled
+from kinetic._runner.protocol.workers import Crew
 from kinetic.aio.ports import (
     Image,
     ImageRequest,
@@ -34,8 +35,10 @@ from kinetic.aio.ports import (
 from kinetic.errors import NotFound, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryStore
+from tests.workers.actors import Odds as CrewOdds
 
-from .oracle import ROOT, Oracle, Violation
+from .crews import Crews, PodStore
+from .oracle import ROOT, CrewOracle, Oracle, Violation
 from .virtual import PARTY, VirtualLoop, _context
 
 
@@ -65,7 +68,13 @@ class World:
     """The true state of store and platform, and the trace of what happened."""
 
     def __init__(
-        self, loop: VirtualLoop, rng: random.Random, odds: Odds, oracle: Oracle, behavior: Any
+        self,
+        loop: VirtualLoop,
+        rng: random.Random,
+        odds: Odds,
+        oracle: Oracle,
+        behavior: Any,
+        crew: CrewOdds,
     ) -> None:
         self.loop = loop
         self.rng = rng
@@ -83,6 +92,7 @@ class World:
         self.nonces: dict[str, str] = {}
         self.appended: dict[str, float] = {}
         self.cluster = Platform(self)
+        self.crews = Crews(self, crew, oracle) if isinstance(oracle, CrewOracle) else None
         self.holders: dict[str, Callable[[], Any]] = {}
         self.batches: dict[str, Callable[[], Any]] = {}
         oracle.clock = lambda: loop.now
@@ -330,7 +340,7 @@ class PartyImages:
 
 
 class PartyCluster:
-    """`kinetic.aio.ports.Cluster`, as one party reaches it."""
+    """`kinetic.aio.ports.Cluster` and `Workers`, as one party reaches them."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -407,6 +417,30 @@ class PartyCluster:
     async def _logs(self, name: str) -> AsyncIterator[str]:
         for line in ():
             yield line
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+        return await self._ask_crews(
+            f"scale round {number}",
+            lambda crews: crews.scale(self.party, job, crew, number, workers),
+        )
+
+    async def grow(self, name: str, workers: int) -> int:
+        return await self._ask_crews(
+            f"grow {name}", lambda crews: crews.grow(self.party, name, workers)
+        )
+
+    async def tell(self, labels: Mapping[str, str]) -> None:
+        await self._ask_crews("tell", lambda crews: crews.tell(labels))
+
+    async def _ask_crews(self, request: str, effect: Callable[[Crews], Any]) -> Any:
+        crews = self.world.crews
+        assert crews is not None
+        return await self.gate.send(request, lambda: effect(crews))
+
+    def worker_log(
+        self, worker: str, start: int, stop: int, *, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        return self._logs(worker)
 
     async def root_key(self) -> bytes:
         return ROOT
@@ -549,7 +583,7 @@ class Platform:
         if self.jobs.get(job.spec.name) is not job:
             return
         if job.expected > 0 or not all(other.reported for other in job.pods):
-            self.emit(job, self._observation(job, Phase.ENDED, pod))  # for this pod alone
+            self.emit(self._observation(job, Phase.ENDED, pod))  # for this pod alone
             return
         if job.deleting:
             self._remove(job)
@@ -583,7 +617,7 @@ class Platform:
     def _remove(self, job: Job) -> None:
         del self.jobs[job.spec.name]
         self.world.oracle.ended(*job.key)
-        self.emit(job, self._observation(job, Phase.GONE, None))
+        self.emit(self._observation(job, Phase.GONE, None))
 
     def _observation(
         self,
@@ -621,9 +655,13 @@ class Platform:
         ]
 
     def find(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[Observation]:
-        return [self.observe(job) for job in self._matching(names, labels)]
+        crews = self.world.crews
+        found = [] if crews is None else crews.matching(names, labels)
+        return found + [self.observe(job) for job in self._matching(names, labels)]
 
     def delete(self, party: str, names: Collection[str], labels: Mapping[str, str] | None) -> None:
+        if self.world.crews is not None:
+            self.world.crews.delete(party, names, labels)
         for job in self._matching(names, labels):
             if job.deleting:
                 continue
@@ -645,15 +683,16 @@ class Platform:
         self.watches[watch] = None
         while not watch.queue.empty():
             watch.queue.get_nowait()
-        return [self.observe(job) for job in self._matching((), watch.labels)]
+        return self.find((), watch.labels)
 
     def report(self, job: Job) -> None:
-        self.emit(job, self.observe(job))
+        self.emit(self.observe(job))
 
-    def emit(self, job: Job, seen: Observation) -> None:
+    def emit(self, seen: Observation) -> None:
+        """Send what the platform shows of a job to those who watch it."""
         world = self.world
         for watch in tuple(self.watches):
-            if not watch.labels.items() <= job.spec.labels.items():
+            if not watch.labels.items() <= seen.labels.items():
                 continue
             delay = 0.0
             if world.hits("shaky_watch"):
@@ -863,6 +902,9 @@ class PodObjects:
         self.world.behavior.delete(self, [*names])
 
 
+Caller = PartyStore | PodObjects | PodStore
+
+
 class Behavior:
     """How the world answers: truthfully. A mutation overrides some answers."""
 
@@ -877,7 +919,7 @@ class Behavior:
 
     def create(
         self,
-        caller: PartyStore | PodObjects,
+        caller: Caller,
         name: str,
         body: bytes,
         metadata: Mapping[str, str] | None,
@@ -887,13 +929,13 @@ class Behavior:
     def replace(self, caller: PartyStore, name: str, body: bytes, generation: int) -> int:
         return caller.world.replace(caller.party, name, body, generation)
 
-    def get(self, caller: PartyStore | PodObjects, name: str) -> Object:
+    def get(self, caller: Caller, name: str) -> Object:
         return result_of(caller.world.store.get(name))
 
-    def list(self, caller: PartyStore | PodObjects, prefix: str) -> list[ObjectInfo]:
+    def list(self, caller: Caller, prefix: str) -> list[ObjectInfo]:
         return result_of(caller.world.store.list(prefix))
 
-    def delete(self, caller: PartyStore | PodObjects, names: list[str]) -> None:
+    def delete(self, caller: Caller, names: list[str]) -> None:
         caller.world.delete(caller.party, names)
 
     def observed(self, caller: PartyCluster, seen: Observation) -> Observation:

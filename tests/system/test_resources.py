@@ -57,24 +57,32 @@ class Disk:
         self.ballast.unlink()
 
 
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """Mount a disk of two megabytes, and leave the project, so that builtins need no packing."""
-    monkeypatch.chdir("/")
-    path = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(path)]
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[None]:
+    """Have a disk of this size at the folder *path*."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(path)]
     try:
         mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
     except FileNotFoundError:
         mounted = False
     if not mounted:
-        path.rmdir()
         pytest.skip("only root can mount a small disk")
     try:
-        yield Disk(path)
-        assert end_processes(path) == []
+        yield
     finally:
         subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """Mount a disk of two megabytes, and leave the project, so that builtins need no packing."""
+    monkeypatch.chdir("/")
+    path = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
+    try:
+        with small_disk(path, "2m"):
+            yield Disk(path)
+            assert end_processes(path) == []
+    finally:
         path.rmdir()
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from kinetic import Failed, Lost, Succeeded, aio
 
-from .conftest import Scene
+from .conftest import ROOT, Scene
 
 RETRIES = 2
 
@@ -30,28 +35,60 @@ def troubled(number: int) -> int:
     [100, pytest.param(1000, marks=pytest.mark.full), pytest.param(10_000, marks=pytest.mark.slow)],
 )
 async def test_the_totals_of_a_troubled_batch_are_exact(scene: Scene, count: int) -> None:
+    async with aio.Client(backend="local") as client:
+        batch = await client.run_async_map(troubled, range(count), retries=RETRIES)
+        await check_totals(scene, batch, count)
+
+
+def submit_and_die(count: int) -> None:
+    """Submit the batch, and kill this process as soon as it has the handle."""
+
+    async def submit() -> None:
+        async with aio.Client(backend="local") as client:
+            await client.run_async_map(troubled, range(count), retries=RETRIES)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(submit())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(200, marks=pytest.mark.full), pytest.param(10_000, marks=pytest.mark.slow)],
+)
+async def test_the_totals_are_exact_without_any_client(scene: Scene, count: int) -> None:
+    code = f"from {__name__} import submit_and_die; submit_and_die({count})"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], env=environment)
+    assert ended.returncode == -signal.SIGKILL
+    (group,) = scene.submissions()
+    while not any(b'"kind": "done"' in it.read_bytes() for it in scene.requests(group)):
+        await asyncio.sleep(0.1)
+    async with aio.Client(backend="local") as client:
+        await check_totals(scene, await client.attach_batch(group), count)
+
+
+async def check_totals(scene: Scene, batch: aio.BatchHandle[Any, Any], count: int) -> None:
     raising = {n for n in range(count) if n % 20 == 0}
     dying = {n for n in range(count) if n % 50 == 7}
     seen: Counter[int] = Counter()
-    async with aio.Client(backend="local") as client:
-        batch = await client.run_async_map(troubled, range(count), retries=RETRIES)
-        async for index, given, outcome in batch.outcomes():
-            seen[index] += 1
-            assert given == index
-            match outcome:
-                case Succeeded(value):
-                    assert value == index * index and index not in raising | dying
-                case Failed(error):
-                    assert index in raising and isinstance(error, ValueError)
-                case Lost():
-                    assert index in dying
-                case _:
-                    raise AssertionError(outcome)
-        assert seen == Counter(range(count))
-        assert await batch.status_counts() == {
-            "SUCCEEDED": count - len(raising | dying),
-            "FAILED": len(raising | dying),
-        }
+    async for index, given, outcome in batch.outcomes():
+        seen[index] += 1
+        assert given == index
+        match outcome:
+            case Succeeded(value):
+                assert value == index * index and index not in raising | dying
+            case Failed(error):
+                assert index in raising and isinstance(error, ValueError)
+            case Lost():
+                assert index in dying
+            case _:
+                raise AssertionError(outcome)
+    assert seen == Counter(range(count))
+    assert await batch.status_counts() == {
+        "SUCCEEDED": count - len(raising | dying),
+        "FAILED": len(raising | dying),
+    }
     claims = Counter(
         int(path.name.split(".")[0])
         for path in (scene.home / "store").glob("batches/*/attempts/*/*.claim")

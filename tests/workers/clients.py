@@ -10,7 +10,8 @@ from kinetic._runner.protocol.workers import Requests
 from kinetic._runner.worker.items import Items
 from kinetic._runner.worker.pull import Create, Delete, List, Read, Wait
 
-from .world import KEY, SCOPE, Call, Pod, World
+from .actors import Pod
+from .world import KEY, SCOPE, Call, World
 
 Steps = Generator[Any, Any, Any]
 

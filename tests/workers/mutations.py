@@ -16,8 +16,9 @@ from kinetic._runner.protocol.workers import Duty, Registration, WorkerId
 from kinetic._runner.worker import pull
 from kinetic._runner.worker.pull import Create, Delete, Fetch, Start
 
+from .actors import Odds
 from .scenario import Event, Plan
-from .world import Behavior, Odds, Slow
+from .world import Behavior, Slow
 
 
 @dataclass(frozen=True, kw_only=True)

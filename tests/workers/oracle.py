@@ -14,7 +14,8 @@ from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import Requests
 
 if TYPE_CHECKING:
-    from .world import Job, Pod, World
+    from .actors import Pod
+    from .world import Job, World
 
 
 class Violation(Exception):
@@ -121,6 +122,12 @@ class Oracle:
             if pod is not None:
                 self.fail("I4", f"{pod.name} lives, and its attempt {index}.{number} is closed")
 
+    def fetched(self, process: Any, index: int, metadata: Mapping[str, str]) -> None:
+        """A worker reads an input from the slot with *metadata*."""
+        first, count = int(metadata.get("first", "0")), int(metadata.get("count", "0"))
+        if index not in range(first, first + count):
+            self.fail("I7", f"{process.name} takes item {index}, whose input it doesn't know")
+
     def deleted(self, name: str) -> None:
         from .world import SCOPE
 
@@ -184,7 +191,7 @@ class Oracle:
 
     def _refused(self, process: Any, name: str) -> None:
         """The outcome of a claimant is refused: only if the platform has ended its pod."""
-        from .world import Pod
+        from .actors import Pod
 
         index, number = (int(part) for part in name.rsplit("/", 1)[1].split(".")[:2])
         attempt = self.attempts.get(index, {}).get(number)

@@ -11,9 +11,10 @@ from typing import Any
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.worker.pull import Terms
 
+from .actors import Odds, Process
 from .clients import Client
 from .oracle import Violation
-from .world import Behavior, Odds, Process, Slow, World
+from .world import Behavior, Slow, World
 
 CALM_AFTER = 400.0
 """Seconds after which no more faults happen."""

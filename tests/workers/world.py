@@ -1,8 +1,4 @@
-"""A store, a platform, and processes in virtual time, with faults that a seed decides.
-
-Processes are generators of operations. An operation takes effect some time after it was sent, and
-its answer arrives some time later. A process that dies between has still sent it.
-"""
+"""A store, and a platform that keeps ranks running, in virtual time, with faults by a seed."""
 
 from __future__ import annotations
 
@@ -10,14 +6,15 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kinetic._runner.protocol import signing, wire
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS, WorkerId
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, WorkerId
 from kinetic._runner.worker import pull
 
+from .actors import Disturber, Odds, Pod, Process
 from .oracle import Oracle
 
 SCOPE = "batches/b/"
@@ -25,28 +22,6 @@ KEY = signing.submission_key(b"root", SCOPE)
 
 BACKOFF_S = 10.0
 """How long the platform waits before it replaces a worker; it doubles up to 160 s."""
-
-
-@dataclass(frozen=True)
-class Odds:
-    """Probabilities: of a request, of a pod, or of an item, as each name says."""
-
-    slow: float = 0.0  # a request is slow
-    slow_s: float = 60.0
-    failing: float = 0.0  # the result of a request is unknown to its sender
-    errors: float = 0.2  # an item raises
-    item_s: float = 20.0  # the longest run of an item
-    dies: float = 0.0  # a pod dies without a word
-    evicted: float = 0.0
-    zombie: float = 0.0  # a pod is reported gone, and runs on
-    twin: float = 0.0
-    late: float = 0.0  # a pod starts minutes late
-    unopened: float = 0.0  # a pod can't open the submission
-    frozen: float = 0.0  # the first pod of a rank freezes, is reported gone, and goes on later
-    frozen_s: float = 200.0
-    stop_s: float = 1.0  # the longest time that a child takes to end after it was asked
-    unplaced: int = 0  # this many ranks, the last ones, are never placed
-    capacity: int = 1000
 
 
 @dataclass(frozen=True)
@@ -106,178 +81,11 @@ class Job:
         return [pod for rank in self.ranks for pod in rank.placed]
 
 
-class Process:
-    """A generator of operations that the world answers."""
-
-    def __init__(self, world: World, name: str, steps: Generator[Any, Any, Any]) -> None:
-        self.world = world
-        self.name = name
-        self.alive = True
-        self.result: Any = None
-        self.late = False  # its last request took effect after the inputs were removed
-        self._steps = steps
-        self._asleep_until = 0.0
-        self._turn = 0
-
-    def start(self) -> None:
-        self._resume(lambda: next(self._steps), self._turn)
-
-    def sleep(self, seconds: float) -> None:
-        """Stop this process for some time; its requests under way continue."""
-        self._asleep_until = max(self._asleep_until, self.world.now + seconds)
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether this process does nothing for some time."""
-        return self.world.now < self._asleep_until
-
-    def kill(self) -> None:
-        self.alive = False
-
-    def answer(self, value: Any, turn: int | None = None) -> None:
-        """Continue with an answer, unless the process continued meanwhile."""
-        turn = self._turn if turn is None else turn
-        self._resume(lambda: self._steps.send(value), turn)
-
-    def _fail(self, error: Exception, turn: int) -> None:
-        self._resume(lambda: self._steps.throw(error), turn)
-
-    def _resume(self, step: Callable[[], Any], turn: int) -> None:
-        world = self.world
-        if not self.alive or turn != self._turn or world.over:
-            return
-        if self.is_asleep:
-            world.at(self._asleep_until, lambda: self._resume(step, turn))
-            return
-        self._turn += 1
-        try:
-            operation = step()
-        except StopIteration as end:
-            self.alive, self.result = False, end.value
-            self.over(end.value)
-        except OSError:
-            self.alive = False
-            self.over(EXIT_REPLACE)
-        else:
-            self.perform(operation, self._turn)
-
-    def over(self, result: Any) -> None:
-        """The process has ended by itself."""
-
-    def perform(self, operation: Any, turn: int) -> None:
-        world = self.world
-        if isinstance(operation, pull.Wait):
-            world.after(operation.seconds, lambda: self.answer(pull.News.TIME, turn))
-            return
-        delay = world.delay() + world.slowness(self, operation)
-        world.after(delay, lambda: self._take_effect(operation, turn))
-
-    def _take_effect(self, operation: Any, turn: int) -> None:
-        world = self.world
-        answer = world.apply(self, operation)
-        if world.rng.random() < world.odds.failing and not world.calm:
-            world.faults["failing"] += 1
-            world.after(world.delay(), lambda: self._fail(OSError("unknown result"), turn))
-        else:
-            world.after(world.delay(), lambda: self.answer(answer, turn))
-
-
-class Pod(Process):
-    """A worker's process, and its child."""
-
-    def __init__(self, world: World, job: Job, rank: Rank, worker: WorkerId) -> None:
-        self.executor = f"pod{next(world.numbers)}"
-        self.worker = worker
-        self.job = job
-        self.rank = rank
-        self.counted = True  # the platform takes it for alive
-        self.running: tuple[int, int] | None = None
-        self._ended: pull.Ended | None = None
-        self._told = False
-        self._waiting: int | None = None
-        self.pull = world.behavior.pull(
-            worker, self.executor, KEY, SCOPE, world.terms, lambda: world.now
-        )
-        super().__init__(
-            world, f"{worker.round}.{worker.rank}.{worker.restarts}", self.pull.steps()
-        )
-
-    def terminate(self) -> None:
-        """Send SIGTERM, and kill after a grace period."""
-        if self._waiting is not None and not self.is_asleep:
-            self.answer(pull.News.TERMINATE, self._waiting)
-        else:
-            self._told = True
-        self.world.after(30.0, self.kill)
-
-    def kill(self) -> None:
-        if self.alive:
-            super().kill()
-            self.running = None
-            self.world.platform.ended(self, 137)
-
-    def over(self, result: Any) -> None:
-        self.running = None
-        self.world.note(self.name, f"exits {result}")
-        self.world.platform.ended(self, result)
-
-    def perform(self, operation: Any, turn: int) -> None:
-        self._waiting = None
-        world = self.world
-        match operation:
-            case pull.Wait():
-                if self._ended is not None:
-                    ended, self._ended = self._ended, None
-                    world.after(0.0, lambda: self.answer(ended, turn))
-                elif self._told:
-                    self._told = False
-                    world.after(0.0, lambda: self.answer(pull.News.TERMINATE, turn))
-                else:
-                    self._waiting = turn
-                    super().perform(operation, turn)
-            case pull.Open():
-                failure = world.opening_failure(self)
-                world.after(world.rng.random() * 3, lambda: self.answer(failure, turn))
-            case pull.Start():
-                world.oracle.started(self, operation.item, operation.attempt)
-                self.running = (operation.item, operation.attempt)
-                seconds = world.rng.random() ** 2 * world.odds.item_s
-                world.after(seconds, lambda: self._end(operation, stopped=False))
-                world.after(0.0, lambda: self.answer(None, turn))
-            case pull.Ready():
-                world.after(0.0, lambda: self.answer(None, turn))
-            case pull.Stop():
-                running = self.running
-                if running is not None:
-                    start = pull.Start(*running)
-                    seconds = world.rng.random() * world.odds.stop_s
-                    world.after(seconds, lambda: self._end(start, stopped=True))
-                world.after(0.0, lambda: self.answer(None, turn))
-            case _:
-                super().perform(operation, turn)
-
-    def _end(self, start: pull.Start, *, stopped: bool) -> None:
-        if not self.alive or self.running != (start.item, start.attempt) or self._ended is not None:
-            return
-        world = self.world
-        ended = world.now
-        if stopped:
-            outcome = wire.Outcome(wire.Kind.ERROR, "preempted", started=ended - 1, ended=ended)
-        elif world.rng.random() < world.odds.errors:
-            outcome = wire.Outcome(wire.Kind.ERROR, "error", started=ended - 10, ended=ended)
-        else:
-            outcome = wire.Outcome(wire.Kind.VALUE, started=ended - 10, ended=ended)
-        self.running = None
-        self._ended = pull.Ended(outcome, f"{start.item}.{start.attempt}".encode())
-        if self._waiting is not None and not self.is_asleep:
-            done, self._ended = self._ended, None
-            self.answer(done, self._waiting)
-
-
-class Platform:
+class Platform(Disturber):
     """It keeps each rank of a Job running, and counts why ranks ended."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world)
         self.world = world
         self.jobs: dict[int, Job] = {}
 
@@ -390,57 +198,29 @@ class Platform:
     def _start(self, job: Job, rank: Rank, *, twin: bool = False) -> None:
         world = self.world
         worker = WorkerId(job.round, job.uid, rank.number, rank.restarts, rank.disruptions)
-        pod = Pod(world, job, rank, worker)
+        pod = Pod(
+            world,
+            worker,
+            f"pod{next(world.numbers)}",
+            world.terms,
+            key=KEY,
+            scope=SCOPE,
+            job=job,
+            rank=rank,
+        )
         rank.pods.append(pod)
-        late = 0.0
-        if world.chance("late"):
-            world.faults["late"] += 1
-            late = 60 + world.rng.random() * 240
-        world.after(world.rng.random() * 3 + late, lambda: self._begin(pod))
+        late = self.lateness()
+        world.after(world.rng.random() * 3 + late, lambda: self.begin(pod))
         if world.chance("twin") and not twin:
             world.faults["twin"] += 1
             self._start(job, rank, twin=True)
             # One of the two is deleted later; its index goes on with the other.
             world.after(world.rng.random() * 60, lambda: self._end_one(rank))
-        if world.chance("dies"):
-            world.after(world.rng.random() * 60, lambda: self._die(pod))
-        if world.chance("evicted"):
-            world.after(world.rng.random() * 60, lambda: self.evict(pod))
-        if world.chance("zombie"):
-            world.after(world.rng.random() * 60, lambda: self._make_zombie(pod))
-        if rank.restarts == 0 and world.chance("frozen"):
-            world.after(late + world.rng.random() * 20, lambda: self._freeze(pod))
-
-    def _begin(self, pod: Pod) -> None:
-        if pod.alive:
-            self.world.note(pod.name, f"begins as {pod.executor}")
-            pod.start()
+        self.disturb(pod, late)
 
     def _end_one(self, rank: Rank) -> None:
         if len(rank.placed) > 1:
             self.world.rng.choice(rank.placed).kill()
-
-    def _die(self, pod: Pod) -> None:
-        if pod.alive and not self.world.calm:
-            self.world.faults["dies"] += 1
-            self.world.note(pod.name, "dies")
-            pod.kill()
-
-    def _make_zombie(self, pod: Pod) -> None:
-        if pod.alive and pod.counted and not self.world.calm:
-            self.world.faults["zombie"] += 1
-            self.world.note(pod.name, "is reported gone, and runs on")
-            self.report_gone(pod)
-
-    def _freeze(self, pod: Pod) -> None:
-        if pod.alive and pod.counted and not self.world.calm:
-            self.world.faults["frozen"] += 1
-            self.world.note(pod.name, "freezes, and is reported gone")
-            seconds = self.world.rng.random() * self.world.odds.frozen_s
-            pod.sleep(seconds)
-            self.report_gone(pod)
-            if self.world.rng.random() < 0.5:
-                self.world.after(seconds + self.world.rng.random() * 60, pod.kill)
 
 
 @dataclass
@@ -543,8 +323,11 @@ class World:
                     self.note(process.name, f"deletes {name[10:]}")
                     self.oracle.deleted(name)
                 return None
-            case pull.Fetch(_, slot):
-                known = wire.input_key(SCOPE, slot) in self.objects
+            case pull.Fetch(item, slot):
+                found = self.objects.get(wire.input_key(SCOPE, slot))
+                known = found is not None
+                if found is not None:
+                    self.oracle.fetched(process, item, found[1])
                 return known or "no_input_check" in self.behavior.flags
             case Call(label, effect):
                 if label:

@@ -22,10 +22,16 @@ from kinetic._collector import items_of
 from kinetic._progress.standing import Goal, Standing
 from kinetic._runner.protocol import metrics as metrics_protocol
 from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
-from kinetic.aio._engine.cleanup import delete_all, delete_leftovers, end_all
+from kinetic.aio._engine.cleanup import (
+    delete_all,
+    delete_leftovers,
+    delete_workers_of_ended_rounds,
+    end_all,
+)
 from kinetic.aio._engine.coordinator import BatchCoordinator, renew_shared
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
@@ -38,7 +44,7 @@ from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._engine.worker_launcher import WorkerLauncher
 from kinetic.aio._engine.workers import count_workers, describe, fit
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
-from kinetic.aio.ports import Phase
+from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import (
     ConfigurationError,
     Conflict,
@@ -377,7 +383,7 @@ class Batch:
             or not (lease_lost or coordinator.complete)
         ):
             return
-        if not all(map(self.submission.is_final, requests.reopened)):
+        if not self._all_reopened_are_final:
             self._observe_again()
         elif lease_lost:
             self.session.watch(self.submission)  # callers may still wait for its jobs
@@ -683,10 +689,15 @@ class Batch:
         if isinstance(launcher, WorkerLauncher):  # it has its places of the client's limit
             await fit(submission, workers, lambda: launcher.allowed, allow_all)
         else:
-            submission.on_workers_gone = lambda: self._keep_places(0)
+            submission.on_worker_gone = self._on_worker_gone
             await fit(submission, workers, wanted, allow)
-            self._keep_places(wanted())
+            self._keep_places(max(wanted(), len(submission.worker_observations)))
         return wanted()
+
+    def _on_worker_gone(self, worker: Observation) -> None:
+        living = len(self.submission.worker_observations)
+        if worker.exit_code == EXIT_SURPLUS or not living:  # otherwise another replaces it
+            self._keep_places(living)
 
     def _keep_places(self, count: int) -> None:
         """Give back the places in the client's limit above *count*."""
@@ -759,12 +770,26 @@ class Batch:
         store has the end of the logs of other jobs.
         """
         submission = self.submission
-        if all(map(submission.is_final, submission.requests.reopened)):
-            if not keep_logs or submission.workers is None:
-                await self._retry_while_refused(
-                    lambda: delete_all(submission, submission.requests.round)
-                )
+        if not self._all_reopened_are_final:
+            return
+        if submission.workers is None or (self._has_all_values and not keep_logs):
+            await self._retry_while_refused(
+                lambda: delete_all(submission, submission.requests.round)
+            )
+        elif not keep_logs:
+            await self._retry_while_refused(lambda: delete_workers_of_ended_rounds(submission))
+        if self._all_reopened_are_final:  # the requests were read
             submission.note_cleaned()
+
+    @property
+    def _all_reopened_are_final(self) -> bool:
+        return all(map(self.submission.is_final, self.submission.requests.reopened))
+
+    @property
+    def _has_all_values(self) -> bool:
+        """Whether every item has its value, so that none can be retried."""
+        statuses = map(self.submission.status, range(self.known))
+        return self.sealed and all(status is JobStatus.SUCCEEDED for status in statuses)
 
     async def collect(
         self, outcomes: Mapping[int, Succeeded[Any] | Pruned], history: Sequence[Any] | None

@@ -405,8 +405,12 @@ class BatchCoordinator:
             if not self.pump.has_known_length:
                 # A worker may take this process for dead, and say that the round is over. It reads
                 # on if another request comes first.
-                sealing = self._submission.requests.append(wire.Request(kind="sealed"))
-                self._in_background(sealing, f"sealing {self._submission.identity.id}")
+                requests, name = (
+                    self._submission.requests,
+                    f"sealing {self._submission.identity.id}",
+                )
+                sealing = wire.Request(kind="sealed")
+                self._in_background(retry_forever(lambda: requests.append(sealing), name), name)
 
     @property
     def _is_idle(self) -> bool:

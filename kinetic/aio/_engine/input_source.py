@@ -26,7 +26,7 @@ from kinetic._tracebacks import of_the_caller
 from kinetic.aio._engine.inputs import CHUNK_BYTES, EncodedInput, Encoder
 from kinetic.errors import ConfigurationError
 
-FLUSH_S = 0.01
+FLUSH_S = 0.001
 """How long `Source.take` waits for more inputs after the first, in seconds."""
 
 CLOSE_S = 5.0

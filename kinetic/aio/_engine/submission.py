@@ -117,8 +117,8 @@ class Submission(ItemStates):
         """The loop's time when the platform was last asked for workers."""
         self.lost_worker = False
         """Whether a worker has died since the last reading: it may have ended items in silence."""
-        self.on_workers_gone: Callable[[], None] | None = None
-        """Called when the last worker has ended."""
+        self.on_worker_gone: Callable[[Observation], None] | None = None
+        """Called when a worker has ended, after `worker_observations` lacks it."""
         self._running_since: dict[int, float] = {}
         """By open item, when this process first saw its attempt run, in seconds since the epoch."""
         self.refusals: dict[int, Exception] = {}
@@ -366,9 +366,8 @@ class Submission(ItemStates):
         self.lost_worker = self.lost_worker or is_lost
         if is_lost or self.listed:  # if only the store shows what it ran, that has ended, too
             self._doubted.set()
-        is_last = known is not None and not self.worker_observations
-        if is_last and self.on_workers_gone is not None:
-            self.on_workers_gone()
+        if known is not None and self.on_worker_gone is not None:
+            self.on_worker_gone(observation)
 
     def is_over(
         self, index: int, number: int, observation: Observation | None, previous: Observation | None

@@ -16,7 +16,7 @@ from typing import Any
 from absl import logging
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import Crew, Requests, Terms
+from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew, Requests, Terms
 from kinetic.aio._engine import ending, job_spec, scheduler
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
@@ -24,7 +24,7 @@ from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence
 from kinetic.aio._engine.workers import count_workers, read_roster
 from kinetic.aio._net.retry import FOREVER, Outage, is_final, retry, retry_forever
 from kinetic.aio.ports import Observation, Phase, Workers
-from kinetic.errors import BackendError, KineticError, SubmitterLost
+from kinetic.errors import BackendError, KineticError, NotFound, SubmitterLost
 from kinetic.job_status import Reason
 
 WAIT_CHECK_S = 5.0
@@ -89,19 +89,21 @@ class WorkerLauncher:
         self._running: int | None = None  # the round that has workers, as far as is known
         self._has_news = False
         self._lacks_workers = False
+        self._without_input: list[scheduler.Start] = []
         self._allowed = 0 if context.session.limit.is_bounded else count
+        self._held = 0  # places in the client's limit; also for workers that were asked to leave
         self._needed = asyncio.Event()
         self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
         self._was_accepted = False
         batch = f"batch {context.submission.identity.id}"
         self._pause, self._outage = Pause(batch), Outage(f"starting the workers of {batch}")
-        context.submission.on_workers_gone = self._on_workers_gone
+        context.submission.on_worker_gone = self._on_worker_gone
 
     @property
     def pending(self) -> bool:
         """Whether the platform hasn't confirmed the workers yet."""
-        return self._lacks_workers or self._needed.is_set()
+        return self._lacks_workers or bool(self._without_input) or self._needed.is_set()
 
     @property
     def allowed(self) -> int:
@@ -117,7 +119,11 @@ class WorkerLauncher:
 
     def start(self, start: scheduler.Start) -> None:
         """Have workers for an item that may start."""
-        if self._running != self._round:
+        self._may_grow.set()
+        if start.index >= self._context.inputs.count:  # a stop came before its input was stored
+            self._without_input.append(start)
+            self._needed.set()
+        elif self._running != self._round:
             self._need_workers()
         elif self._state.total is None or start.index in self._state.reopened:
             self._has_news = True  # idle workers look for it seldom
@@ -129,9 +135,16 @@ class WorkerLauncher:
         if not (submission.listed and submission.worker_observations):
             self._need_workers()
 
-    def _on_workers_gone(self) -> None:
+    def _on_worker_gone(self, worker: Observation) -> None:
+        if worker.exit_code == EXIT_SURPLUS and self._held:  # nobody replaces it
+            self._allowed = min(self._allowed, self._held - 1)
+            self._keep_places(self._held - 1)
+        if self._context.submission.worker_observations:
+            return
+        self._keep_places(self._allowed)
         self._running = None
         if not self._state.complete:
+            self._may_grow.set()
             self._need_workers()
 
     def _need_workers(self) -> None:
@@ -145,25 +158,34 @@ class WorkerLauncher:
 
     def rescale(self) -> None:
         """Follow a change of ``max_concurrent``, also in later rounds."""
-        limit = self._context.session.limit
         self._count = self._find_count()
-        if not limit.is_bounded:
+        if not self._context.session.limit.is_bounded:
             self._allowed = self._count
-        while self._allowed > self._count:
-            self._allowed -= 1
-            limit.release()
+        self._allowed = min(self._allowed, self._count)
+        if not self._context.submission.worker_observations:
+            self._keep_places(self._allowed)
         self._may_grow.set()
 
     def free(self, index: int) -> None:
-        """Do nothing: a worker keeps its place in the client's limit until the batch ends."""
+        """Do nothing: a worker keeps its place in the client's limit until it has left."""
 
     def free_all(self) -> None:
         """Give back the places in the client's limit."""
-        if self._context.session.limit.is_bounded:
-            for _ in range(self._allowed):
-                self._context.session.limit.release()
+        self._keep_places(0)
         self._allowed = 0
-        self._context.submission.on_workers_gone = None
+        self._context.submission.on_worker_gone = None
+
+    def _keep_places(self, count: int) -> None:
+        """Give back the places in the client's limit above *count*."""
+        while self._held > count:
+            self._held -= 1
+            self._context.session.limit.release()
+
+    @property
+    def _wanted(self) -> int:
+        """How many workers the batch may have: no more than items that have not ended."""
+        total = self._state.total
+        return self._count if total is None else min(self._count, total - self._state.ended)
 
     async def halt(self) -> None:
         """Start no more workers, and wait for the request that is under way."""
@@ -190,16 +212,17 @@ class WorkerLauncher:
         """Ask for one more worker whenever the client's limit has a place."""
         limit = self._context.session.limit
         while limit.is_bounded:
-            if self._allowed >= self._count:
+            if self._allowed >= self._wanted:
                 self._may_grow.clear()
                 await self._may_grow.wait()
                 continue
             if limit.is_full:
                 self.asked.set()
             await limit.acquire()
-            if self._allowed >= self._count:  # the batch was scaled meanwhile
+            if self._allowed >= self._wanted:  # the batch was scaled, or items have ended
                 limit.release()
                 continue
+            self._held += 1
             self._allowed += 1
             if self._running is not None:
                 self._lacks_workers = True
@@ -235,6 +258,8 @@ class WorkerLauncher:
             await self._needed.wait()
             async with self._busy:
                 self._needed.clear()
+                while self._without_input:
+                    await self._refuse_without_input(self._without_input.pop())
                 if self._lacks_workers and self._allowed and not self.halted:
                     self._lacks_workers = False
                     await self._start_workers()
@@ -255,6 +280,9 @@ class WorkerLauncher:
                 number = self._round
                 if submission.listed and self._requests.all_stopped:
                     return  # `end_all` has deleted the workers, and what is open needs none
+                if self._was_accepted and self._running is None:
+                    # A supervisor that has died is replaced by one that begins the round again.
+                    await self._close_dead()
                 if await self._scale(number):
                     self._running, self._was_accepted = number, True
                     return
@@ -262,7 +290,7 @@ class WorkerLauncher:
                     return
         except KineticError as exc:
             batch = self._context.submission.identity.id
-            if exc.passing and self._was_accepted:
+            if exc.passing and self._has_started():
                 raise SubmitterLost(
                     f"this process stopped submitting batch {batch}, because the platform took no "
                     f"worker for {self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing "
@@ -271,7 +299,12 @@ class WorkerLauncher:
                     job_id=batch,
                 ) from exc
             for index in self._state.unfinished():
-                await self.report_refusal(index, exc)
+                item = self._context.submission.item(index)
+                await self.report_refusal(index, exc, item.attempt if item is not None else 1)
+
+    def _has_started(self) -> bool:
+        """Return whether the platform has ever taken workers of the batch, for any process."""
+        return self._was_accepted or self._context.submission.has_started
 
     async def _scale(self, number: int) -> int:
         """Ask for the workers of a round; return how many it has."""
@@ -289,25 +322,13 @@ class WorkerLauncher:
             return await retry(scale, FOREVER, self._outage, should_retry=is_unclear)
 
         return await retry_while_refused(
-            scale_until_answered, self._pause, may_wait=lambda: self._was_accepted
+            scale_until_answered, self._pause, may_wait=self._has_started
         )
 
     async def _open_round(self, number: int) -> bool:
-        """Open a round after round *number*; return False if no item is open.
-
-        Workers can't judge claims of another round, so this first closes those that have died.
-        """
+        """Open a round after round *number*; return False if no item is open."""
         submission, requests = self._context.submission, self._context.submission.requests
-        unfinished = self._state.unfinished()
-        await retry_forever(
-            lambda: submission.look_at_each(unfinished), "reading the items before a new round"
-        )
-        open_items = [index for index in unfinished if not submission.is_final(index)]
-        if open_items:
-            await retry_forever(
-                lambda: ending.ask(submission, open_items), "asking for dead workers"
-            )
-            open_items = [index for index in open_items if not submission.is_final(index)]
+        open_items = await self._close_dead()
         if not open_items:
             return False
         await retry_forever(requests.read, "reading requests")
@@ -317,6 +338,29 @@ class WorkerLauncher:
             await retry_forever(requests.read, "reading requests")
             logging.info("%s: %d items go on", submission.identity.id, len(open_items))
         return True
+
+    async def _close_dead(self) -> list[int]:
+        """Close the claims of workers that have died; return the items that are still open.
+
+        Workers that start from now on can't judge claims of another round, or of an earlier start.
+        """
+        submission, unfinished = self._context.submission, self._state.unfinished()
+        await retry_forever(
+            lambda: submission.look_at_each(unfinished), "reading the items before a new round"
+        )
+        open_items = [index for index in unfinished if not submission.is_final(index)]
+        if open_items:
+            await retry_forever(
+                lambda: ending.ask(submission, open_items), "asking for dead workers"
+            )
+        return [index for index in open_items if not submission.is_final(index)]
+
+    async def _refuse_without_input(self, start: scheduler.Start) -> None:
+        """End an item that a retry has reopened, and that no worker can run."""
+        try:
+            await self._context.inputs.input(start.index)
+        except NotFound as exc:
+            await self.report_refusal(start.index, exc, start.attempt)
 
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
         """Close an item that can't start because of *error*, unless a worker has begun it."""

@@ -1,0 +1,184 @@
+"""Small edits of the client of workers, each of which leaves out a rule that must be caught.
+
+A mutation replaces a piece of the source of one function while a course of events is played. So it
+fails if that piece changes: then look whether the rule moved, and move the mutation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kinetic.aio._engine import batch, cleanup, coordinator, ending, workers
+from kinetic.aio._engine.worker_launcher import WorkerLauncher
+from tests.workers.actors import Odds as CrewOdds
+
+from .scenario import Event, Plan, manned
+from .world import Odds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """A function with another piece of source, and plans that show what the rule is for."""
+
+    function: Callable[..., Any]
+    old: str
+    new: str
+    breaks: str
+    crew: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    odds: Mapping[str, float] = field(default_factory=dict[str, float])
+    events: tuple[Event, ...] | None = None
+    terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Change the function for a while."""
+        function: Any = inspect.unwrap(self.function)
+        source = textwrap.dedent(inspect.getsource(function))
+        if source.count(self.old) != 1:
+            raise AssertionError(f"{function.__qualname__} doesn't have once: {self.old}")
+        edited: dict[str, Any] = {}
+        code = compile(source.replace(self.old, self.new), function.__code__.co_filename, "exec")
+        exec(code, function.__globals__, edited)
+        original, function.__code__ = function.__code__, edited[function.__name__].__code__
+        try:
+            yield
+        finally:
+            function.__code__ = original
+
+    def change(self, plan: Plan) -> Plan:
+        """Return the plan of a seed with this mutation's odds, events, and terms."""
+        found = manned(plan)
+        assert found.crew is not None
+        events = found.events
+        if self.events is not None:  # vary the times with the seed
+            shift = plan.seed % 17 / 2
+            events = tuple(replace(event, at=event.at + shift) for event in self.events)
+        calm = {"errors": 0.2, "item_s": 20.0, "capacity": 1000, "stop_s": 1.0}
+        crew = CrewOdds(**(calm | dict(self.crew)))
+        terms = {name: found.terms[name] for name in ("max_concurrent", "retries")}
+        plain: dict[str, Any] = {"lazy": False, "start_timeout": None, "limit": None}
+        return replace(
+            found,
+            crew=crew,
+            odds=replace(Odds(), **self.odds),
+            events=events,
+            terms=terms | dict(self.terms),
+            **(plain | dict(self.plan)),
+        )
+
+
+WATCH = Event(1.0, "watch", "O")
+
+EDITS: dict[str, Edit] = {
+    "resume before close": Edit(
+        function=WorkerLauncher._close_dead,
+        old="lambda: ending.ask(submission, open_items)",
+        new="lambda: asyncio.sleep(0)",
+        breaks="L1",
+        crew={"item_s": 100.0},
+        odds={"shaky_watch": 0.9},
+        events=(Event(20.0, "supervisor", "P"), Event(24.0, "kill", "A")),
+        plan={"items": 4},
+    ),
+    "no round after the last": Edit(
+        function=WorkerLauncher._start_workers,
+        old="if not await self._open_round(number):\n                return",
+        new="return",
+        breaks="L1",
+        events=(Event(0.5, "pause", "A", 700.0),),
+        plan={"lazy": True, "items": 8},
+    ),
+    "items without input go on": Edit(
+        function=WorkerLauncher.start,
+        old="start.index >= self._context.inputs.count",
+        new="False",
+        breaks="L1",
+        crew={"item_s": 100.0},
+        terms={"window": 1, "max_concurrent": 1},
+        events=(Event(10.0, "cancel", "O"), Event(60.0, "retry", "A")),
+        plan={"items": 4},
+    ),
+    "claims without a shown item are dead": Edit(
+        function=ending._find_items,
+        old="attempt not in found and executor is not None and executor in workers",
+        new="False",
+        breaks="I4",
+        crew={"slow": 0.3, "item_s": 20.0},
+        odds={"late_answer": 0.5},
+        events=(Event(5.0, "kill", "A"), WATCH, Event(60.0, "resume", "B")),
+    ),
+    "scale counts those that leave": Edit(
+        function=workers.Roster.size_for,
+        old="self.size + max(0, workers - len(self.active))",
+        new="max(self.size, workers)",
+        breaks="L1",
+        crew={"item_s": 100.0},
+        terms={"max_concurrent": 3},
+        events=(Event(10.0, "scale", "O", 1), Event(40.0, "scale", "O", 3)),
+        plan={"items": 8},
+    ),
+    "all rounds are deleted": Edit(
+        function=cleanup.delete_workers_of_ended_rounds,
+        old="labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}",
+        new="labels = {LABEL_SUBMISSION: batch}",
+        breaks="I8",
+        crew={"errors": 0.6, "item_s": 20.0},
+        terms={"retries": 0},
+        events=(WATCH, Event(60.0, "retry", "O"), Event(66.0, "collect", "A")),
+    ),
+    "an outage ends the sealing": Edit(
+        function=coordinator.BatchCoordinator._decide_next,
+        old="retry_forever(lambda: requests.append(sealing), name)",
+        new="requests.append(sealing)",
+        breaks="L1",
+        odds={"down": 0.2},
+        plan={"lazy": True},
+    ),
+    "refused for a while is refused for good": Edit(
+        function=WorkerLauncher._start_workers,
+        old="exc.passing and self._has_started()",
+        new="False",
+        breaks="I4",
+        crew={"item_s": 100.0},
+        events=(Event(5.0, "refuse", "P", 1000.0), Event(8.0, "supervisor", "P")),
+    ),
+    "a refusal ends first attempts only": Edit(
+        function=WorkerLauncher._start_workers,
+        old="item.attempt if item is not None else 1",
+        new="1",
+        breaks="L1",
+        crew={"errors": 0.5},
+        events=(Event(12.0, "refuse for good", "P", 1e6), Event(20.0, "supervisor", "P")),
+        plan={"items": 6},
+        terms={"retries": 2},
+    ),
+    "start_timeout counts while workers run": Edit(
+        function=WorkerLauncher._limit_wait,
+        old="phases != {Phase.PENDING}",
+        new="not phases",
+        breaks="I4",
+        crew={"item_s": 100.0},
+        plan={"start_timeout": 60.0, "items": 8},
+    ),
+    "more workers than wanted": Edit(
+        function=WorkerLauncher._scale,
+        old="size = roster.size_for(self._allowed)",
+        new="size = roster.size_for(self._allowed + 1)",
+        breaks="I5",
+        crew={"item_s": 100.0},
+    ),
+    "nobody goes on": Edit(
+        function=batch.Batch.watch_abandonment,
+        old="elif stuck and self.total is not None and self.sealed:",
+        new="elif False:",
+        breaks="L1",
+        crew={"item_s": 100.0},
+        events=(Event(10.0, "kill", "A"), Event(15.0, "supervisor", "P"), WATCH),
+    ),
+}

@@ -1,0 +1,157 @@
+"""Count what an item costs, over the port of the store and in messages; times aren't tested."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic._runner.job.processes import MARK
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.outcomes import digest
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._runner.protocol.workers import EXIT_DONE, Terms, WorkerId
+from kinetic._runner.worker import local, pull
+from kinetic._supervisor.protocol import Decoder
+
+SCOPE, KEY = "batches/grp-000000000000/", bytes(32)
+ITEMS = 300
+VALUE = wire.Outcome(wire.Kind.VALUE, started=1.0, ended=1.0, body=digest(b""))
+
+
+def requests_of(items: int) -> Counter[type]:
+    """Return how many operations of each kind one worker needs for a batch, in a dict as store."""
+    store: dict[str, tuple[bytes, Mapping[str, str]]] = {}
+    for number, slot in enumerate((wire.Slot(0, items), wire.Slot(total=items))):
+        name = wire.input_key(SCOPE, number)
+        store[name] = b"", slot.signed(KEY, SCOPE, name)
+    terms = Terms(workers=1, budgets=RetryBudgets())
+    worker = pull.Pull(WorkerId(0, "job", 0), "me", KEY, SCOPE, terms, lambda: 0.0)
+    counts = Counter[type]()
+    steps, answer, code = worker.steps(), None, None
+    while code is None:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as end:
+            code = end.value
+            continue
+        counts[type(operation)] += 1
+        match operation:
+            case pull.Create(name, body, metadata):
+                answer = name not in store
+                store.setdefault(name, (body, metadata))
+            case pull.Read(name):
+                answer = store.get(name)
+            case pull.List(prefix):
+                names = sorted(name for name in store if name.startswith(prefix))
+                answer = [(name, store[name][1]) for name in names]
+            case pull.Fetch():
+                answer = True
+            case pull.Wait():
+                answer = pull.Ended(VALUE, b"")
+            case _:
+                answer = None
+    assert code == EXIT_DONE
+    return counts
+
+
+def test_an_item_takes_two_objects_one_look_at_the_requests_and_no_listing() -> None:
+    few, many = requests_of(ITEMS), requests_of(2 * ITEMS)
+    more = {kind: many[kind] - few[kind] for kind in many}
+    assert more.pop(pull.List) <= 1, "one listing for a block of 500 items"
+    per_item = {kind: count / ITEMS for kind, count in more.items() if count}
+    assert per_item == {
+        pull.Create: 2.0,
+        pull.Read: 1.0,
+        pull.Fetch: 1.0,
+        pull.Ready: 1.0,
+        pull.Start: 1.0,
+        pull.Wait: 1.0,
+    }
+
+
+class Peer:
+    """The supervisor's end of a worker's connection, and the time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{folder}/socket")
+        self._listener.listen()
+        self.now = 0.0
+        self._channel: socket.socket | None = None
+        self._decoder = Decoder()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages about items that have come since the last call."""
+        if self._channel is None:
+            self._channel, _ = self._listener.accept()
+            self._channel.setblocking(False)
+        found: list[dict[str, Any]] = []
+        while True:
+            try:
+                data = self._channel.recv(1 << 16)
+            except BlockingIOError:
+                break
+            found += [header for header, _ in self._decoder.feed(data)]
+        return [it for it in found if it["op"] == "items"]
+
+    def close(self) -> None:
+        self._listener.close()
+        if self._channel is not None:
+            self._channel.close()
+
+
+@pytest.fixture
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(MARK, f"{tmp_path}:mark")
+    found = Peer(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def channel(peer: Peer) -> Iterator[local.Supervisor]:
+    found = local.Supervisor("me", single=False, clock=lambda: peer.now)
+    yield found
+    found.close()
+
+
+def test_short_items_share_messages(peer: Peer, channel: local.Supervisor) -> None:
+    messages = peer.messages()
+    for index in range(1000):
+        channel.started(index, 1, 10 * index)
+        peer.now += 0.0005
+        channel.ended(index, 1, 10 * index + 5)
+        messages += peer.messages()
+    channel.flush()
+    messages += peer.messages()
+    assert len(messages) <= 1000 * 0.0005 / local.TELL_PAUSE_S + 2
+    ended = [it for message in messages for it in message["ended"]]
+    assert ended == [[index, 1, 10 * index, 10 * index + 5] for index in range(1000)]
+    assert not any("running" in message for message in messages)
+
+
+def test_an_item_that_runs_for_long_is_told_once(peer: Peer, channel: local.Supervisor) -> None:
+    channel.started(7, 2, 100)
+    assert not peer.messages()
+    peer.now = channel.flush_at
+    channel.flush()
+    assert [it["running"] for it in peer.messages()] == [[7, 2, 100]]
+    channel.ended(7, 2, 150)
+    channel.flush()
+    assert [it["ended"] for it in peer.messages()] == [[[7, 2, None, 150]]]
+    channel.flush(urgent=True)
+    assert not peer.messages(), "there is nothing to tell"
+
+
+def test_a_worker_without_an_item_tells_at_once(peer: Peer, channel: local.Supervisor) -> None:
+    for index in range(2):
+        channel.started(index, 1, 0)
+        channel.ended(index, 1, 0)
+        channel.flush(urgent=True)
+        assert [it["urgent"] for it in peer.messages()] == [True]

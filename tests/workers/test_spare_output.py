@@ -1,0 +1,72 @@
+"""The empty output directory of an item becomes the next item's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kinetic._runner.job.outputs import SpareFolder
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Return the folder of a batch's outputs."""
+    found = tmp_path / "outputs" / "grp-0123456789ab"
+    found.mkdir(parents=True)
+    return found
+
+
+@pytest.fixture
+def spare(tmp_path: Path) -> SpareFolder:
+    return SpareFolder(str(tmp_path / "spare"))
+
+
+def made(folder: Path) -> str:
+    folder.mkdir(0o700)
+    return str(folder)
+
+
+def test_an_empty_directory_changes_its_name(base: Path, spare: SpareFolder) -> None:
+    first = made(base / "0")
+    number = os.stat(first).st_ino
+    spare.take(first)
+    assert not os.listdir(base), "it disappears with its item"
+    spare.give(str(base / "1"))
+    assert os.stat(base / "1").st_ino == number
+    assert os.listdir(base) == ["1"]
+
+
+def test_a_directory_with_files_stays(base: Path, spare: SpareFolder) -> None:
+    first = made(base / "0")
+    (base / "0" / "model").write_text("weights")
+    spare.take(first)
+    spare.give(str(base / "1"))
+    assert os.listdir(base) == ["0"]
+    assert (base / "0" / "model").read_text() == "weights"
+
+
+def test_a_file_that_comes_late_goes_back_to_its_item(
+    base: Path, spare: SpareFolder, tmp_path: Path
+) -> None:
+    spare.take(made(base / "0"))
+    (tmp_path / "spare" / "late").write_text("x")
+    spare.give(str(base / "1"))
+    assert os.listdir(base) == ["0"]
+    assert os.listdir(base / "0") == ["late"]
+
+
+def test_a_directory_that_an_item_has_changed_is_no_spare(base: Path, spare: SpareFolder) -> None:
+    first = made(base / "0")
+    os.chmod(first, 0o755)
+    spare.take(first)
+    assert not os.listdir(base)
+    spare.give(str(base / "1"))
+    assert not os.listdir(base)
+
+
+def test_a_directory_that_the_user_has_named_stays(tmp_path: Path, spare: SpareFolder) -> None:
+    folder = made(tmp_path / "mine")
+    spare.take(folder)
+    assert os.path.isdir(folder)
