@@ -5,13 +5,11 @@
    A regression: more than 60 us, more than 0.5 KiB of an item that waits, more
    than 12 times as much for 100,000 items as for 10,000.
 2. From the moment an outcome exists to the moment ``async for`` has it.
-3. The local platform: a batch, and the same jobs launched without the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import statistics
 import time
@@ -22,7 +20,6 @@ from typing import Any
 from benchmarks import figures, nothing, setting
 
 ITEMS, QUICK_ITEMS = (10_000, 100_000), (1_000, 10_000)
-LOCAL_ITEMS, QUICK_LOCAL_ITEMS = 1000, 120
 SLOTS = 2
 IN_FLIGHT = 64
 
@@ -167,109 +164,16 @@ def latency(items: int) -> None:
         figures.row(name, *(f"{cell * 1e6:.0f}" for cell in cells))
 
 
-# --- the local platform ---
-
-
-class RecordingCluster:
-    """A cluster that records the jobs that it launches."""
-
-    def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
-        self.jobs: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
-
-    async def launch(self, job: Any) -> None:
-        """Implement `Cluster.launch`; record *job*."""
-        self.jobs.append(job)
-        await self._cluster.launch(job)
-
-
-async def launch_bare(cluster: Any, jobs: list[Any]) -> None:
-    """Launch *jobs* through the port alone, as many at once as a batch does, until all ended."""
-    from kinetic.aio.ports import Phase
-
-    remaining = {job.name for job in jobs}
-    free_slots, all_ended = asyncio.Semaphore(IN_FLIGHT), asyncio.Event()
-
-    async def watch() -> None:
-        async for observation in cluster.watch({"bare": "yes"}):
-            if observation.phase is Phase.ENDED and observation.name in remaining:
-                remaining.discard(observation.name)
-                free_slots.release()
-                if not remaining:
-                    all_ended.set()
-
-    async with asyncio.TaskGroup() as group:
-        watch_task = group.create_task(watch())
-        for job in jobs:
-            await free_slots.acquire()
-            group.create_task(cluster.launch(job))
-        await all_ended.wait()
-        watch_task.cancel()
-
-
-def copy_jobs(jobs: list[Any], number: int) -> list[Any]:
-    """Return copies of *jobs* with other names, and another scope for claims and outcomes."""
-    scope, labels = f"batches/bare-{number}/", {"bare": "yes"}
-    return [
-        dataclasses.replace(
-            job,
-            name=f"bare-{number}-{position}",
-            labels=labels,
-            order=dataclasses.replace(job.order, scope=scope),
-        )
-        for position, job in enumerate(jobs)
-    ]
-
-
-async def local_round(items: int, number: int) -> tuple[float, float]:
-    """Return the jobs per second of a batch, and of the same jobs without the engine."""
-    from kinetic import aio, configuration
-    from kinetic.aio.platforms import open_platform
-
-    platform = await open_platform(configuration.resolve(backend="local"))
-    cluster = RecordingCluster(platform.cluster)
-    async with aio.Client(
-        backend="local", platform=dataclasses.replace(platform, cluster=cluster)
-    ) as client:
-        await (await client.run_async_map(nop, range(20))).wait()
-        cluster.jobs.clear()
-        started = time.perf_counter()
-        batch = await client.run_async_map(nop, range(items), max_concurrent=IN_FLIGHT)
-        await batch.wait()
-        engine_rate = items / (time.perf_counter() - started)
-        jobs = copy_jobs(cluster.jobs, number)
-        started = time.perf_counter()
-        await launch_bare(platform.cluster, jobs)
-        return engine_rate, items / (time.perf_counter() - started)
-
-
-def local(items: int, rounds: int) -> None:
-    """Print the rates of `local_round` in jobs per second, and their ratio."""
-    with setting.scratch() as scratch, setting.project(scratch), setting.home(scratch, SLOTS):
-        results = [asyncio.run(local_round(items, number)) for number in range(rounds)]
-    figures.head(f"local, {items} jobs", "median/s", "best/s", "x bare")
-    engine_rates, bare_rates = [rate for rate, _ in results], [rate for _, rate in results]
-    for name, rates in (("the jobs alone", bare_rates), ("a batch", engine_rates)):
-        median, best = statistics.median(rates), max(rates)
-        figures.row(name, f"{median:.1f}", f"{best:.1f}", f"{figures.ratio(rates, bare_rates):.2f}")
-
-
 def main() -> None:
     """Print the tables."""
     effort = figures.effort(__doc__, full=3, quick=1)
     sizes = QUICK_ITEMS if effort.quick else ITEMS
-    local_items = QUICK_LOCAL_ITEMS if effort.quick else LOCAL_ITEMS
     with setting.scratch() as scratch, setting.project(scratch), setting.home(scratch, SLOTS):
         engine(sizes, effort.rounds)
         print()
         memory(sizes[:1])
         print()
         latency(sizes[0])
-        print()
-    local(local_items, effort.rounds)
 
 
 if __name__ == "__main__":

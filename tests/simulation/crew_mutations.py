@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic.aio._engine import batch, cleanup, coordinator, ending, workers
+from kinetic.aio._engine import batch, coordinator, ending, workers
 from kinetic.aio._engine.worker_launcher import WorkerLauncher
 from tests.workers.actors import Odds as CrewOdds
 
@@ -123,10 +123,10 @@ EDITS: dict[str, Edit] = {
         events=(Event(10.0, "scale", "O", 1), Event(40.0, "scale", "O", 3)),
         plan={"items": 8},
     ),
-    "all rounds are deleted": Edit(
-        function=cleanup.delete_workers_of_ended_rounds,
-        old="labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}",
-        new="labels = {LABEL_SUBMISSION: batch}",
+    "results() deletes the workers of failed items": Edit(
+        function=batch.Batch.delete_jobs,
+        old="if not keep_logs or submission.workers is None:",
+        new="if True:",
         breaks="I8",
         crew={"errors": 0.6, "item_s": 20.0},
         terms={"retries": 0},

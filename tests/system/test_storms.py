@@ -55,7 +55,6 @@ class Storm:
         self.group = group
         self.count = count
         self.clients = clients
-        self.has_client = True  # the last one
         self.is_over = False
         self.kills: Counter[str] = Counter()
         self.killed: set[int] = set()
@@ -105,14 +104,18 @@ class Storm:
         """Find out why nothing runs: the batch is over, or it needs a client."""
         async with self.attached() as batch:
             self.is_over = batch.finished
-        self.clients[-1].kill()  # it may have ended, because it lacks inputs
-        self.start_client()
+        if not self.has_client:
+            self.start_client()
+
+    @property
+    def has_client(self) -> bool:
+        """Whether the last client runs: it ends with the batch, or if it lacks inputs."""
+        return self.clients[-1].process.poll() is None
 
     def kill_client(self) -> None:
         """Kill the client, and mostly start another."""
         self.kills["client"] += self.has_client
         self.clients[-1].kill()
-        self.has_client = False
         if self.chance.random() < 0.7:
             self.start_client()
 
@@ -120,7 +123,6 @@ class Storm:
         """Start a client that looks at the batch, or that resumes it."""
         role, marks = self.chance.choice(["look", "resume"]), self.scene.marks
         self.clients.append(self.scene.client(TOILER, role, marks, self.count, self.group))
-        self.has_client = True
 
     async def blow_during(self, fault: Fault) -> None:
         """Let the disk fail for a moment, and do something; an error names the fault."""
@@ -132,9 +134,9 @@ class Storm:
         await asyncio.sleep(max(0.0, end.when() - asyncio.get_running_loop().time()))
 
     @contextlib.asynccontextmanager
-    async def attached(self) -> Any:
+    async def attached(self, limit_s: float = DEADLINE_S) -> Any:
         """Attach to the batch for a while."""
-        async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        async with asyncio.timeout(limit_s), aio.Client(backend="local") as client:
             yield await client.attach_batch(self.group)
 
 
@@ -247,7 +249,7 @@ async def endure(
         assert "Inputs" in line or "SubmitterLost" in line or (fault and fault.message in line), (
             line
         )
-    async with storm.attached() as batch:
+    async with storm.attached(3 * DEADLINE_S) as batch:
         await batch.scale(8)
         if mode == "lazy":
             await finish(batch, str(scene.marks), count)

@@ -3,7 +3,7 @@
 Usage: ``toiler.py listed|lazy FOLDER COUNT ISOLATION`` submits a batch, and
 ``toiler.py look|resume FOLDER COUNT GROUP`` takes part in one. It prints ``ready`` before it does
 anything, then ``submitted`` and the batch's ID, then ``over`` when every item has its outcome, or
-``error`` and why it can't go on.
+``error`` and why it can't go on; then it ends.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def finish(batch: Any, folder: str, count: int) -> None:
         await batch.resume(inputs=lazily(rest))
 
 
-async def main(role: str, folder: str, count: int, subject: str) -> None:
+async def main(role: str, folder: str, count: int, subject: Any) -> None:
     inputs = [(folder, number) for number in range(count)]
     async with aio.Client(backend="local") as client:
         if role in ("listed", "lazy"):
@@ -98,4 +98,3 @@ if __name__ == "__main__":
         asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))
     except errors.KineticError as error:
         print("error", type(error).__name__, error, flush=True)
-    sys.stdin.read()

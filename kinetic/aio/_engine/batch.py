@@ -26,12 +26,7 @@ from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
-from kinetic.aio._engine.cleanup import (
-    delete_all,
-    delete_leftovers,
-    delete_workers_of_ended_rounds,
-    end_all,
-)
+from kinetic.aio._engine.cleanup import delete_all, delete_leftovers, end_all
 from kinetic.aio._engine.coordinator import BatchCoordinator, renew_shared
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
@@ -383,7 +378,7 @@ class Batch:
             or not (lease_lost or coordinator.complete)
         ):
             return
-        if not self._all_reopened_are_final:
+        if not all(map(self.submission.is_final, requests.reopened)):
             self._observe_again()
         elif lease_lost:
             self.session.watch(self.submission)  # callers may still wait for its jobs
@@ -770,26 +765,12 @@ class Batch:
         store has the end of the logs of other jobs.
         """
         submission = self.submission
-        if not self._all_reopened_are_final:
-            return
-        if submission.workers is None or (self._has_all_values and not keep_logs):
-            await self._retry_while_refused(
-                lambda: delete_all(submission, submission.requests.round)
-            )
-        elif not keep_logs:
-            await self._retry_while_refused(lambda: delete_workers_of_ended_rounds(submission))
-        if self._all_reopened_are_final:  # the requests were read
+        if all(map(submission.is_final, submission.requests.reopened)):
+            if not keep_logs or submission.workers is None:
+                await self._retry_while_refused(
+                    lambda: delete_all(submission, submission.requests.round)
+                )
             submission.note_cleaned()
-
-    @property
-    def _all_reopened_are_final(self) -> bool:
-        return all(map(self.submission.is_final, self.submission.requests.reopened))
-
-    @property
-    def _has_all_values(self) -> bool:
-        """Whether every item has its value, so that none can be retried."""
-        statuses = map(self.submission.status, range(self.known))
-        return self.sealed and all(status is JobStatus.SUCCEEDED for status in statuses)
 
     async def collect(
         self, outcomes: Mapping[int, Succeeded[Any] | Pruned], history: Sequence[Any] | None

@@ -8,7 +8,6 @@ removed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 
 from absl import logging
@@ -22,16 +21,9 @@ from kinetic.aio._engine.submission import (
     LABEL_SUBMISSION,
     Submission,
 )
-from kinetic.aio._engine.workers import rounds_over
-from kinetic.aio._net.retry import growing_pauses, retry_forever
+from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Phase
 from kinetic.errors import KineticError
-
-ROUND_ENDS_S = 5.0
-"""How long to wait for the request that says that the last round of workers is over, in seconds."""
-
-CHECK_PAUSES_S = 0.02, 1.0
-"""First and longest pause between two looks for it, in seconds."""
 
 TIMEOUT_S = 30.0
 """How long a batch waits for the platform to delete useless jobs, in seconds."""
@@ -52,24 +44,6 @@ async def delete_all(submission: Submission, last_round: int) -> None:
         return
     for number in range(last_round + 1):
         await submission.cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
-
-
-async def delete_workers_of_ended_rounds(submission: Submission) -> None:
-    """Delete the workers of rounds that are over; another process may have retried items since.
-
-    The last worker says that its round is over soon after the last item has ended.
-    """
-    log, batch = submission.requests, submission.identity.id
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ROUND_ENDS_S):
-            for pause in growing_pauses(*CHECK_PAUSES_S):
-                await log.read()
-                if log.done:
-                    break
-                await asyncio.sleep(pause)
-    for number in rounds_over(log.entries):
-        labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}
-        await submission.cluster.delete(labels=labels)
 
 
 async def end_all(submission: Submission, last_round: int) -> None:

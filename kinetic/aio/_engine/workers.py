@@ -115,17 +115,6 @@ def replay(entries: Iterable[wire.Request]) -> Requests:
     return requests
 
 
-def rounds_over(entries: Iterable[wire.Request]) -> list[int]:
-    """Return the numbers of the rounds that are over: each item was final, or another one began."""
-    requests, found = Requests(), list[int]()
-    for request in entries:
-        number = requests.round
-        requests.add(request)
-        if requests.round != number:
-            found.append(number)
-    return [*found, requests.round] if requests.done else found
-
-
 async def fit(
     submission: Submission,
     workers: Workers,
