@@ -60,6 +60,8 @@ class RecordingStore(MemoryStore):
 class InstantCluster(MemoryCluster):
     """A cluster whose worker ends each item at once; while ``holding``, only at `release_all`."""
 
+    shows_items = True
+
     def __init__(self, store: RecordingStore, *, holding: bool = False) -> None:
         super().__init__(store, _run_nothing)
         self.holding = holding
@@ -94,6 +96,18 @@ class InstantCluster(MemoryCluster):
         nothing: tuple[str, ...] = ()
         for line in nothing:
             yield line
+
+    def item_log(
+        self,
+        worker: str,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[str]:
+        """Implement `Workers.item_log`: nothing writes."""
+        return self.worker_log(worker, 0, 0, tail=tail)
 
     async def _run_items(self, job: JobSpec) -> None:
         scope, number = job.order.scope, 0

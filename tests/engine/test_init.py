@@ -38,6 +38,8 @@ warm = kinetic.run("cpu", isolation="worker", init={"model": load}, recycle=3)(u
 class IdleWorkers:
     """Workers that take no item."""
 
+    shows_items = True
+
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
         return workers
 
@@ -46,6 +48,10 @@ class IdleWorkers:
     async def worker_log(
         self, worker: str, start: int, stop: int, *, tail: int | None = None
     ) -> AsyncGenerator[str]:
+        raise errors.NotFound(worker)
+        yield ""
+
+    async def item_log(self, worker: str, marks: tuple[str, str], **_: Any) -> AsyncGenerator[str]:
         raise errors.NotFound(worker)
         yield ""
 

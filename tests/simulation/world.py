@@ -418,6 +418,8 @@ class PartyCluster:
         for line in ():
             yield line
 
+    shows_items = True
+
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
         return await self._ask_crews(
             f"scale round {number}",
@@ -440,6 +442,9 @@ class PartyCluster:
     def worker_log(
         self, worker: str, start: int, stop: int, *, tail: int | None = None
     ) -> AsyncIterator[str]:
+        return self._logs(worker)
+
+    def item_log(self, worker: str, marks: tuple[str, str], **_: Any) -> AsyncIterator[str]:
         return self._logs(worker)
 
     async def root_key(self) -> bytes:
