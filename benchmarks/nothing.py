@@ -97,13 +97,17 @@ class InstantCluster(MemoryCluster):
         for line in nothing:
             yield line
 
-    async def item_log(
-        self, worker: str, marks: tuple[str, str], **options: object
+    def item_log(
+        self,
+        worker: str,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
     ) -> AsyncGenerator[str]:
         """Implement `Workers.item_log`: nothing writes."""
-        nothing: tuple[str, ...] = ()
-        for line in nothing:
-            yield line
+        return self.worker_log(worker, 0, 0, tail=tail)
 
     async def _run_items(self, job: JobSpec) -> None:
         scope, number = job.order.scope, 0

@@ -51,6 +51,10 @@ class IdleWorkers:
         raise errors.NotFound(worker)
         yield ""
 
+    async def item_log(self, worker: str, marks: tuple[str, str], **_: Any) -> AsyncGenerator[str]:
+        raise errors.NotFound(worker)
+        yield ""
+
 
 @pytest.fixture
 async def platform() -> Platform:

@@ -444,6 +444,9 @@ class PartyCluster:
     ) -> AsyncIterator[str]:
         return self._logs(worker)
 
+    def item_log(self, worker: str, marks: tuple[str, str], **_: Any) -> AsyncIterator[str]:
+        return self._logs(worker)
+
     async def root_key(self) -> bytes:
         return ROOT
 

@@ -362,7 +362,6 @@ class Submission(ItemStates):
         if observation.phase not in (Phase.ENDED, Phase.GONE):
             self.worker_observations[observation.name] = observation
             return
-        from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS  # few jobs need it
 
         known = self.worker_observations.pop(observation.name, None)
         is_lost = observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS)
