@@ -38,6 +38,9 @@ SURPLUS_S = 30.0
 PASS_S, LONGEST_PASS_S = 5.0, 30.0
 """The pause between two passes over the open items grows from the first to the second."""
 
+BUDGET_S = 60.0
+"""How often a worker with work adds up what the items of all workers have used of a budget."""
+
 LAZY_S = 1.0
 """How often a worker without work looks for an input that a producer may store."""
 
@@ -201,6 +204,7 @@ class Pull:
         self._candidates: list[int] = []  # open items of the last pass, the next one last
         self._not_before: dict[tuple[int, int], float] = {}
         self._began = clock() - age_s
+        self._next_sum = clock() + BUDGET_S
         self._surplus_since: float | None = None
         self._lease: tuple[str, float] | None = None  # what the lease says, and since when
 
@@ -334,7 +338,7 @@ class Pull:
 
     def _list_open_blocks(self) -> Steps:
         for block in self.items.open_blocks():
-            yield from self._list_block(block)
+            self._note_retries((yield from self._list_block(block)))
             self.items.conclude(block)
 
     # --- choosing ---
@@ -559,7 +563,7 @@ class Pull:
         dead = [index for index, it in duties.items() if it is Duty.DEAD]
         for index in dead:
             yield from self._close(index)
-        self._note_retries(duties)
+        self._note_retries(dead)
         self._candidates = self._in_own_order([i for i in duties if self._may_take(i)])
         if dead or self._candidates:
             self._surplus_since = None
@@ -627,6 +631,9 @@ class Pull:
         terms, running = self.terms, False
         if self.requests.all_stopped:
             return
+        if terms.budget_s is not None and self._clock() >= self._next_sum:
+            yield from self._list_open_blocks()  # which adds the time of each new outcome
+            self._next_sum = self._clock() + BUDGET_S
         if terms.lifetime_s is not None and self._clock() - self._began >= terms.lifetime_s:
             cause, running = "timeout", True
         elif terms.budget_s is not None and self.items.spent_s >= terms.budget_s:

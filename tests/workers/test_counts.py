@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,22 @@ ITEMS = 300
 VALUE = wire.Outcome(wire.Kind.VALUE, started=1.0, ended=1.0, body=digest(b""))
 
 
-def requests_of(items: int) -> Counter[type]:
-    """Return how many operations of each kind one worker needs for a batch, in a dict as store."""
-    store: dict[str, tuple[bytes, Mapping[str, str]]] = {}
+Store = dict[str, tuple[bytes, Mapping[str, str]]]
+
+
+def store_of(items: int) -> Store:
+    """Return a store with the inputs of a batch."""
+    store: Store = {}
     for number, slot in enumerate((wire.Slot(0, items), wire.Slot(total=items))):
         name = wire.input_key(SCOPE, number)
         store[name] = b"", slot.signed(KEY, SCOPE, name)
-    terms = Terms(workers=1, budgets=RetryBudgets())
-    worker = pull.Pull(WorkerId(0, "job", 0), "me", KEY, SCOPE, terms, lambda: 0.0)
+    return store
+
+
+def requests_of(
+    worker: pull.Pull, store: Store, run: Callable[[], wire.Outcome] = lambda: VALUE
+) -> Counter[type]:
+    """Return how many operations of each kind a worker needs until it leaves."""
     counts = Counter[type]()
     steps, answer, code = worker.steps(), None, None
     while code is None:
@@ -52,15 +60,21 @@ def requests_of(items: int) -> Counter[type]:
             case pull.Fetch():
                 answer = True
             case pull.Wait():
-                answer = pull.Ended(VALUE, b"")
+                answer = pull.Ended(run(), b"")
             case _:
                 answer = None
     assert code == EXIT_DONE
     return counts
 
 
+def requests_of_all(items: int) -> Counter[type]:
+    terms = Terms(workers=1, budgets=RetryBudgets())
+    worker = pull.Pull(WorkerId(0, "job", 0), "me", KEY, SCOPE, terms, lambda: 0.0)
+    return requests_of(worker, store_of(items))
+
+
 def test_an_item_takes_two_objects_one_look_at_the_requests_and_no_listing() -> None:
-    few, many = requests_of(ITEMS), requests_of(2 * ITEMS)
+    few, many = requests_of_all(ITEMS), requests_of_all(2 * ITEMS)
     more = {kind: many[kind] - few[kind] for kind in many}
     assert more.pop(pull.List) <= 1, "one listing for a block of 500 items"
     per_item = {kind: count / ITEMS for kind, count in more.items() if count}
@@ -72,6 +86,27 @@ def test_an_item_takes_two_objects_one_look_at_the_requests_and_no_listing() -> 
         pull.Start: 1.0,
         pull.Wait: 1.0,
     }
+
+
+def test_a_busy_worker_counts_what_others_use_of_the_budget_within_a_minute() -> None:
+    """Each of its items takes 10 s, and meanwhile another worker ends one that took 100 s."""
+    terms = Terms(workers=2, budgets=RetryBudgets(), budget_s=1000.0)
+    store, now = store_of(ITEMS), 0.0
+    worker = pull.Pull(WorkerId(0, "job", 0), "me", KEY, SCOPE, terms, lambda: now)
+
+    def run() -> wire.Outcome:
+        nonlocal now
+        index, now = round(now / 5) + 1, now + 10
+        outcome = VALUE._replace(started=1.0, ended=101.0, executor="other")
+        store[wire.attempt_key(SCOPE, index, 1, "claim")] = b"", wire.claim_metadata("other")
+        name = wire.attempt_key(SCOPE, index, 1, "outcome")
+        store[name] = b"", outcome.signed(KEY, SCOPE, index, 1)
+        return VALUE._replace(ended=11.0)
+
+    requests_of(worker, store, run)
+    assert now == 120, "1000 s are used after 100 s, and it adds up after 60 s and after 120 s"
+    (stop,) = (name for name in store if "/control/" in name and b"budget" in store[name][0])
+    assert stop == wire.control_key(SCOPE, 0)
 
 
 class Peer:
