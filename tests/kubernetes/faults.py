@@ -116,9 +116,8 @@ def answer(body: Any, status: int = 200, **headers: str) -> Handler:
 
 
 def status(code: int, reason: str = "", message: str = "because", **headers: str) -> Handler:
-    """Answer with a ``Status`` as an API server sends it about an object."""
-    body: dict[str, Any] = {"kind": "Status", "status": "Failure", "code": code, "reason": reason}
-    body |= {"details": {"name": "x"}} if reason else {}
+    """Answer with a ``Status`` as an API server sends it."""
+    body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason}
     return answer({**body, "message": message}, code, **headers)
 
 

@@ -214,7 +214,10 @@ async def test_a_change_that_another_writer_has_made_is_not_repeated(
     assert len(server.seen) == 1
 
 
-UNSERVED = [answer("404 page not found\n", 404), status(404, "", "no such resource")]
+UNSERVED = [
+    answer("404 page not found\n", 404),
+    status(404, "NotFound", "the server could not find the requested resource"),
+]
 
 
 @pytest.mark.parametrize("fault", UNSERVED, ids=["a page", "a status"])

@@ -96,7 +96,6 @@ def translate_refusal(
     """
     operation = f"cannot {request} of {cluster}"
     message = answer.message
-    details: Any = answer.body.get("details") or {}
     match answer.status:
         case 401:
             return AuthError(
@@ -114,9 +113,8 @@ def translate_refusal(
             )
         case 403:
             return Refused(f"{operation}: {message}", answer=answer.body)
-        # Every server has these APIs, and names an object that it doesn't find. A server that has
-        # just restarted doesn't know its own paths for a moment.
-        case 404 if has_worked and "." not in request.right.group and not details.get("name"):
+        # A server that has just restarted doesn't know its own paths for a moment.
+        case 404 if has_worked and _is_about_path(answer, request.right):
             return Unavailable(
                 f"{operation}: the API server doesn't serve this path now ({message}); try again "
                 "later, or check the cluster's control plane",
@@ -157,6 +155,13 @@ def translate_refusal(
                 f"{operation}: the answer {status} ({message}) isn't from a Kubernetes API "
                 "server; check the server's address, and whether a proxy answers for it"
             )
+
+
+def _is_about_path(answer: HttpError, right: Right) -> bool:
+    """Return whether a 404 says that the server doesn't serve a path that every server has."""
+    if "." in right.group or "/" in right.resource:  # of another API, or an answer of a kubelet
+        return False
+    return not answer.body or "could not find the requested resource" in answer.message
 
 
 def _retry_after_s(answer: HttpError) -> float | None:
