@@ -24,6 +24,7 @@ from tests.conftest import end_processes, processes_of
 from tests.engine.privileges import without_privileges
 
 from .conftest import DEADLINE_S, ROOT, Client, Scene, report_on, soon
+from .disks import Disk, left_in, small_disk
 
 VICTIM = Path(__file__).with_name("victim.py")
 NOBODY = 65534
@@ -37,40 +38,6 @@ def project(empty_project: Path) -> Path:
 
 
 # --- the disk is full ---------------------------------------------------------------------------
-
-
-class Disk:
-    """A small disk for one test."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.ballast = path / "ballast"
-
-    def fill(self) -> None:
-        """Use up the free space."""
-        with contextlib.suppress(OSError), self.ballast.open("ab", buffering=0) as file:
-            while True:
-                file.write(b"x" * 4096)
-
-    def free(self) -> None:
-        """Release the space that `fill` took."""
-        self.ballast.unlink()
-
-
-@contextlib.contextmanager
-def small_disk(path: Path, size: str) -> Iterator[None]:
-    """Have a disk of this size at the folder *path*."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(path)]
-    try:
-        mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("only root can mount a small disk")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 @pytest.fixture
@@ -95,13 +62,6 @@ def this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def contents(path: Path) -> str:
     """Return the text of *path*, or an empty string before it exists."""
     return path.read_text() if path.exists() else ""
-
-
-def left_in(store: Path) -> list[str]:
-    """List the objects of a store, without content that submissions share."""
-    paths = [path for path in store.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    names = [str(path.relative_to(store)) for path in paths]
-    return [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
 
 
 async def test_arguments_that_do_not_fit_into_the_store(disk: Disk) -> None:

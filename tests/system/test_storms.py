@@ -26,7 +26,7 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from tests.conftest import processes_of
 
 from .conftest import DEADLINE_S, Client, Scene, children, soon
-from .test_resources import Disk, left_in, small_disk
+from .disks import Disk, left_in, small_disk
 from .toiler import RETRIES, finish
 
 TOILER = Path(__file__).with_name("toiler.py")
