@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import selectors
 import signal
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.job import processes
+from kinetic._runner.job.kernel_kills import KernelKills, kills_on_machine
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.stores.directory import DirectoryObjects
@@ -40,58 +40,6 @@ from kinetic._supervisor.parents import Change, Parent, Parents, Sweeper
 from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths
 from kinetic._supervisor.server import Connection, Server, ShuttingDown
 from kinetic.job_status import Reason
-
-MAX_COUNT_AGE_S = 10.0
-"""Maximum age, in seconds, of the stored count of kills when a job starts."""
-
-
-class KernelKills:
-    """Detect whether the kernel has killed a process for lack of memory since a recent start."""
-
-    def __init__(self, count: Callable[[], int | None]) -> None:
-        self._count = count
-        self._before = count()
-        self._read_at = 0.0
-
-    def refresh_if_stale(self, now: float) -> None:
-        """Read an old count again before a job starts: earlier kills don't concern the job."""
-        if now - self._read_at > MAX_COUNT_AGE_S:
-            self._read_at, self._before = now, self._count()
-
-    def has_increased(self) -> bool:
-        """Return whether the kernel has killed a process since the stored count was read."""
-        after = self._count()
-        return after is not None and self._before is not None and after > self._before
-
-
-def count_kills() -> int | None:
-    """Return the kernel's count of kills for lack of memory; None if the system has no count."""
-    for path in _counter_files():
-        try:
-            matched = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        if matched is not None:
-            return int(matched[1])
-    return None
-
-
-def _counter_files() -> list[Path]:
-    """Return files that may have the count: of this control group first, then of the machine."""
-    root = Path("/sys/fs/cgroup")
-    paths: list[Path] = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return paths  # macOS keeps no count
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        group = group.lstrip("/")
-        if not controllers:
-            paths.append(root / group / "memory.events")
-        elif "memory" in controllers.split(","):
-            paths.append(root / "memory" / group / "memory.oom_control")
-    return [*paths, Path("/proc/vmstat")]
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
@@ -147,7 +95,7 @@ class Supervisor:
         )
         self._sweeper = Sweeper(paths.trash, paths.spares)
         self._parents = Parents(paths, environ, self._sweeper)
-        self._kills = KernelKills(count_kills)
+        self._kills = KernelKills(kills_on_machine)
         self._timers: dict[Job, float] = {}  # when the timer of a job is due
         self._selector = selectors.DefaultSelector()
         self._orphans: set[Job] = set()  # their objects are removed at their end

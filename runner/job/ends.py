@@ -37,7 +37,9 @@ def death_of(order: wire.Order, end: End) -> Death:
         message = "the job was asked to stop" + (" and did not end in time" if end.killed else "")
         return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
     if end.out_of_memory:
-        message = "the job's process was killed: it exceeded its memory limit"
+        message = (
+            "the kernel killed the job's process: the container, or the machine, ran out of memory"
+        )
         return Death(message=message, reason="out of memory", exit_code=status)
     if status < 0:
         number = -status

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ..job.attempt import Attempt
 from ..job.opening import Opening
@@ -21,10 +21,6 @@ from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects
 from .guard import last_lines
-
-OOM_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-"""Where the kernel counts the processes that it killed for lack of memory, in cgroups v2 and v1."""
-
 
 OUTCOME_WAIT_S = 600.0
 """How long, in seconds, a process waits for the outcome if another process claimed its attempt."""
@@ -211,17 +207,3 @@ def close_attempt(
     metadata = outcome.signed(key, *attempt_id)
     created = objects.create(wire.attempt_key(*attempt_id, "outcome"), content, metadata)
     return outcome, metadata if created else None, content
-
-
-# --- a job that died without an outcome -----------------------------------------------------
-
-
-def oom_kills(paths: Sequence[str] = OOM_EVENTS) -> int:
-    """Return how many processes of this container the kernel killed for memory; 0 if unknown."""
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            for line in file:
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-    return 0

@@ -24,11 +24,12 @@ from typing import NoReturn
 
 from ..job import processes
 from ..job.ends import End, death_of
+from ..job.kernel_kills import KernelKills, kills_in_container
 from ..pauses import pauses
 from ..protocol import wire
 from ..stores.objects import open_store
 from . import job
-from .attempt import PodAttempt, oom_kills
+from .attempt import PodAttempt
 from .guard import Channel, Guard
 from .job import RUNNER_VARIABLES, Pod, read_pod
 from .worker import VARIABLES, Place, exit_code, read_place, run_worker_and_exit
@@ -110,11 +111,11 @@ def main() -> int:
         with contextlib.suppress(OSError):
             processes.remove_if_small(folder)
         return exit_code(status)
-    killed_before = oom_kills()
+    kills = KernelKills(kills_in_container)
     guard = _run_in_child(pod, folder)
     code = guard.reported
     if code is None:
-        code = _close_dead_job(pod, guard, out_of_memory=oom_kills() > killed_before)
+        code = _close_dead_job(pod, guard, out_of_memory=kills.has_increased())
     was_restarted = os.path.exists(os.path.join(folder, job.RESTARTED_MARK))
     with contextlib.suppress(OSError):  # the container's end removes large folders
         processes.remove_if_small(folder)

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from .. import remote_runner
 from ..job import processes
-from ..job.ends import End
+from ..job.kernel_kills import KernelKills, kills_in_container
 from ..job.workspace import JobPlace
 from ..protocol import signing, wire
 from ..protocol.marks import Event, mark
@@ -24,8 +24,8 @@ from ..protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS, Crew, Work
 from ..stores.objects import open_store
 from ..worker import pull
 from ..worker.interpreter import Report
-from ..worker.main import Guard, Submission, Worker
-from .attempt import oom_kills, write_receipt
+from ..worker.main import Submission, Worker
+from .attempt import write_receipt
 from .guard import Channel, last_lines
 from .job import Pod, open_stream
 
@@ -136,7 +136,7 @@ class PodWorker(Worker):
         self._pod = pod
         self._guard_channel = channel
         self._running: tuple[int, int] | None = None  # item and attempt whose output is kept
-        self._oom_kills = 0
+        self._kills = KernelKills(kills_in_container)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
 
     def _start(self, operation: pull.Start) -> None:
@@ -144,12 +144,7 @@ class PodWorker(Worker):
         self._await_end()  # the output of the last item ends before this one's begins
         self._write_mark("begins")
         self._guard_channel.forget_output()
-        self._oom_kills = oom_kills()
         super()._start(operation)
-
-    def _end_of(self, guard: Guard, report: Report) -> End:
-        end = super()._end_of(guard, report)
-        return end._replace(out_of_memory=oom_kills() > self._oom_kills)
 
     def _ended(self, report: Report) -> pull.Ended:
         return super()._ended(report)._replace(log=None)  # it is an object of its own

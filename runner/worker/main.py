@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from ..job import outputs, processes, temporary, workspace
 from ..job.ends import End
 from ..job.environment import add_to_environment
+from ..job.kernel_kills import KernelKills, kills_on_machine
 from ..protocol import wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
@@ -228,6 +229,7 @@ class Worker:
         self._temporary = temporary.find(os.fspath(place.work))
         self._temporary_in_use = False
         self._retire_by: float | None = None
+        self._kills = KernelKills(kills_on_machine)
         self._message = b""
         # Modules that items have imported, in this order; None if each item imports its own.
         self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
@@ -394,6 +396,7 @@ class Worker:
             "output_dir": submission.output_dir(operation.item),
         }
         order = wire.Order(**{**self._order_fields, **changes})  # `replace` takes ten times as long
+        self._kills.refresh_if_stale(time.monotonic())
         self._guard = Guard(order, _output_size(), interpreter)
         self._spare_output.give(order.output_dir)
         self._message = encode_message(order, self._input.content)
@@ -422,7 +425,9 @@ class Worker:
         if left is not None and self._shared_imports is not None:
             for candidate in left.imports:
                 self._shared_imports.setdefault(candidate.name, candidate)
-        end, log = self._end_of(guard, report), "" if left is not None else self._last_lines()
+        by_kernel = report.status == -signal.SIGKILL and self._kills.has_increased()
+        end = End(report.status, guard.stopped, guard.timed_out, guard.killed, by_kernel)
+        log = "" if left is not None else self._last_lines()
         found = item.result_of(guard.order, self._executor, end, left, log)
         if found.value_file is not None and found.outcome.value is not None:
             self._objects.create(found.outcome.value[0], found.value_file, {}, consume=True)
@@ -433,10 +438,6 @@ class Worker:
         self._spare_output.take(guard.order.output_dir)
         self._output_end = _output_size()
         return pull.Ended(found.outcome, found.body, (guard.output, self._output_end))
-
-    def _end_of(self, guard: Guard, report: Report) -> End:
-        """Return how the item's process ended."""
-        return End(report.status, guard.stopped, guard.timed_out, guard.killed)
 
     def _last_lines(self) -> str:
         """Return the last lines that the item has written; empty if the platform keeps its log."""

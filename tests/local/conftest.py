@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +132,22 @@ def end_supervisor(home: Path) -> None:
     pid = signal_supervisor(home, signal.SIGTERM)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
     assert not psutil.pid_exists(pid)
+
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group that may use 64 MiB."""
+    path = GROUPS / f"kinetic-test-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(64 << 20))
+    except OSError as exc:
+        pytest.skip(f"no memory control group can be made here: {exc}")
+    yield path
+    for pid in (path / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):  # the process has ended
+            (GROUPS / "cgroup.procs").write_text(pid)
+    path.rmdir()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kinetic._supervisor.supervisor import KernelKills, count_kills
+from kinetic._runner.job.kernel_kills import KernelKills, kills_on_machine
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.job_status import Reason
 
 from .conftest import eventually, run_job, spec, supervisor_pid
-
-GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 def test_a_kill_counts_for_jobs_that_were_there() -> None:
@@ -33,23 +28,7 @@ def test_without_a_counter_nothing_is_claimed() -> None:
 
 @pytest.mark.skipif(not Path("/proc/vmstat").exists(), reason="needs Linux")
 def test_this_machine_has_a_counter() -> None:
-    assert count_kills() is not None
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group that may use 64 MiB."""
-    path = GROUPS / f"kinetic-test-{os.getpid()}"
-    try:
-        path.mkdir()
-        (path / "memory.limit_in_bytes").write_text(str(64 << 20))
-    except OSError as exc:
-        pytest.skip(f"no memory control group can be made here: {exc}")
-    yield path
-    for pid in (path / "cgroup.procs").read_text().split():
-        with contextlib.suppress(ProcessLookupError):  # the process has ended
-            (GROUPS / "cgroup.procs").write_text(pid)
-    path.rmdir()
+    assert kills_on_machine() is not None
 
 
 async def test_a_job_the_kernel_killed_ran_out_of_memory(

@@ -26,7 +26,7 @@ from kinetic.errors import NotFound
 from tests.jobs import DEADLINE_S, gone, job_spec
 from tests.workers.process import KEY, SCOPE, Batch
 
-from .conftest import eventually
+from .conftest import eventually, supervisor_pid
 
 NAME = "grp-000000000000-0"
 LABELS = {"kinetic.dev/submission": "grp-000000000000", "test": "yes"}
@@ -101,6 +101,27 @@ def mark_and_wait(path: str) -> str:
 
 async def final(batch: Batch) -> None:
     await eventually(lambda: batch.requests().done)
+
+
+def use_memory(size: int) -> int:
+    """Use so many bytes; without any, end by the kernel's signal."""
+    if not size:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(bytearray(size))
+
+
+async def test_an_item_that_the_kernel_killed_ran_out_of_memory(
+    cluster: LocalCluster, tmp_path: Path, home: Path, group: Path
+) -> None:
+    await cluster.find()  # starts a supervisor
+    (group / "cgroup.procs").write_text(str(supervisor_pid(home)))
+    batch = Batch(tmp_path / "b", use_memory, [0, 256 << 20, 1])
+    await scale(cluster, batch, 1)
+    await final(batch)
+    (lost,), (greedy,), (value,) = (batch.outcomes(index) for index in range(3))
+    assert (lost.reason, lost.exit_code) == ("lost", -9)
+    assert (greedy.reason, greedy.exit_code) == ("out of memory", -9)
+    assert value.kind is wire.Kind.VALUE
 
 
 async def test_a_batch_runs_to_its_end_without_any_client(

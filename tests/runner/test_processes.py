@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kinetic._runner.job import processes
-from kinetic._runner.pod.attempt import oom_kills
+from kinetic._runner.job.kernel_kills import kills_in_container
 from tests import programs
 
 PARENT = """
@@ -140,13 +140,13 @@ VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
 
 
 @pytest.mark.parametrize(
-    ("found", "count"), [([VERSION_2, ""], 2), ([VERSION_1], 3), ([""], 0), ([], 0)]
+    ("found", "count"), [([VERSION_2, ""], 2), ([VERSION_1], 3), ([""], None), ([], None)]
 )
 def test_the_first_file_that_has_a_count_is_used(
-    tmp_path: Path, found: list[str], count: int
+    tmp_path: Path, found: list[str], count: int | None
 ) -> None:
     paths = [tmp_path / "absent"]
     for number, text in enumerate(found):
         paths.append(tmp_path / str(number))
         paths[-1].write_text(text)
-    assert oom_kills([str(path) for path in paths]) == count
+    assert kills_in_container([str(path) for path in paths]) == count
