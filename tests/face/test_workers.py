@@ -276,10 +276,12 @@ def late(value):
 
 with wait_for.run_async_map([f"{here}/never"]) as blocker:
     until(pathlib.Path("never.begun").exists)
-    for _, _, outcome in late.run_async_map([1, 2]).outcomes():
+    batch = late.run_async_map([1, 2], retries=2)
+    for _, _, outcome in batch.outcomes():
         print(type(outcome).__name__, "start_timeout" in str(outcome.error))
+    print([record["attempts"] for record in batch.records()])
 """
-    program(code).prints(*["Lost True"] * 2)
+    program(code).prints(*["Lost True"] * 2, "[3, 3]")
 
 
 def test_a_batch_whose_client_is_killed_as_soon_as_it_has_the_handle_runs(

@@ -247,11 +247,19 @@ class WorkerLauncher:
             if waiting := submission.waiting_message():
                 message += f": {waiting}"
             for index in self._state.unfinished():
-                item = submission.item(index) or wire.Item(wire.ItemState.OPEN, 1)
-                name = submission.identity.attempt_name(index, item.attempt)
-                reason = Reason.UNSCHEDULABLE
-                ended = Observation(name=name, phase=Phase.ENDED, reason=reason, message=message)
-                await ending.settle(submission, Evidence(index, item.attempt, ended))
+                await self._end_late(index, message)
+
+    async def _end_late(self, index: int, message: str) -> None:
+        """Close the attempt of an item that found no worker, and those by which it would retry."""
+        submission, number = self._context.submission, 0
+        while True:
+            item = submission.item(index) or wire.Item(wire.ItemState.OPEN, 1)
+            if item.state.final or item.attempt == number:
+                return
+            number = item.attempt
+            name, reason = submission.identity.attempt_name(index, number), Reason.UNSCHEDULABLE
+            ended = Observation(name=name, phase=Phase.ENDED, reason=reason, message=message)
+            await ending.settle(submission, Evidence(index, number, ended))
 
     async def _run(self) -> None:
         while True:
