@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 
@@ -13,15 +12,16 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: The folder can't be created, or *path* is not a folder.
     """
-    try:
-        os.mkdir(path, 0o700)  # the parent nearly always exists
-    except FileNotFoundError:
-        make_folder(os.path.dirname(os.path.abspath(path)))
-        with contextlib.suppress(FileExistsError):  # another process was quicker
-            os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise
+    while True:  # another process may remove an empty parent meanwhile
+        try:
+            os.mkdir(path, 0o700)  # the parent nearly always exists
+        except FileNotFoundError:
+            make_folder(os.path.dirname(os.path.abspath(path)))
+            continue
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+        return
 
 
 def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:

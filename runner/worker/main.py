@@ -22,7 +22,7 @@ from ..job.kernel_kills import KernelKills, kills_on_machine
 from ..protocol import wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
-from ..protocol.workers import EXIT_DONE, EXIT_REPLACE, Terms, WorkerId
+from ..protocol.workers import EXIT_REPLACE, Terms, WorkerId
 from . import item, pull
 from .child import ItemChild, encode_message
 from .imports import Candidate
@@ -270,9 +270,6 @@ class Worker:
                     return EXIT_REPLACE
         except StopIteration as end:
             code: int = end.value
-            if code == EXIT_DONE and not self._submission.terms.single:
-                # No item begins any more, so none misses the folder that has its own.
-                outputs.drop_if_empty(os.path.dirname(self._submission.output_dir(0)))
             return code
         finally:
             if self._channel is not None:

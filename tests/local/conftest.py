@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,13 @@ def group() -> Iterator[Path]:
     except OSError as exc:
         pytest.skip(f"no memory control group can be made here: {exc}")
     yield path
-    for pid in (path / "cgroup.procs").read_text().split():
-        with contextlib.suppress(ProcessLookupError):  # the process has ended
-            (GROUPS / "cgroup.procs").write_text(pid)
-    path.rmdir()
+    deadline = time.monotonic() + DEADLINE_S
+    while path.exists():
+        for pid in (path / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # the process has ended
+                (GROUPS / "cgroup.procs").write_text(pid)
+        try:
+            path.rmdir()
+        except OSError:  # a process has just forked another, or is still ending
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

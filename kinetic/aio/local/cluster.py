@@ -125,7 +125,8 @@ class LocalCluster:
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
         """Start the workers of a round; see `Workers.scale`."""
         order = f"{job.order.encode()}\n{crew.encode()}"
-        fields = {"op": "scale", "round": number, "workers": workers}
+        # The supervisor removes the folder of a worker's items, if it is empty at the worker's end.
+        fields = {"op": "scale", "round": number, "workers": workers, "output_dir": crew.outputs}
         count: int = (await self._send(job, fields, order))["workers"]
         return count
 
