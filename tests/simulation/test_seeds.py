@@ -144,6 +144,7 @@ def play_with_each_fault(seed: int, kind: str) -> int:
         number += 1
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.slow)])
