@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
+MAKE_ATTEMPTS = 4
+"""How often to try to create a folder: another process may remove its empty parent meanwhile."""
+
 
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Create a folder and its missing parents, accessible to this user only.
@@ -12,10 +15,12 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: The folder can't be created, or *path* is not a folder.
     """
-    while True:  # another process may remove an empty parent meanwhile
+    for attempt in range(MAKE_ATTEMPTS):
         try:
             os.mkdir(path, 0o700)  # the parent nearly always exists
         except FileNotFoundError:
+            if attempt == MAKE_ATTEMPTS - 1:
+                raise
             make_folder(os.path.dirname(os.path.abspath(path)))
             continue
         except FileExistsError:
