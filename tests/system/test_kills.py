@@ -182,7 +182,8 @@ async def test_an_observer_hears_of_a_death_in_a_batch(scene: Scene, victim: str
             (scene.marks / "go").touch()
             ends = await asyncio.gather(*waiting, return_exceptions=True)
             lost = [end for end in ends if isinstance(end, errors.JobLost)]
-            assert len(lost) == (1 if victim == "job" else 2)
+            # A worker that hears of its supervisor's death in time ends its item as preempted.
+            assert len(lost) in {"job": (1,), "parent": (2,), "supervisor": (1, 2)}[victim]
         submitter.hear("over")
     scene.assert_only_supervisor_left()
 
