@@ -52,7 +52,7 @@ def can_keep(folder: str) -> bool:
     """
     import mmap  # only the supervisor needs this module
 
-    probe = f"{folder}/probe"
+    probe = f"{folder}/.kinetic-probe"
     try:
         with open(probe, "w+b") as file:
             file.write(b"0")

@@ -9,10 +9,8 @@ before the job starts, and kinetic writes the content of a volume directly to it
 from __future__ import annotations
 
 import errno
-import hashlib
 import importlib
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol import manifest, stand_ins
 from ..protocol.manifest import Manifest
-from . import namespace, workspace
+from . import kept_views, namespace, workspace
 
 if TYPE_CHECKING:
     from ..protocol.wire import DataRef
@@ -36,10 +34,12 @@ SMALL_BYTES = 1 << 18
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 
-def prepare(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -> None:
+def prepare(refs: Sequence[DataRef], objects: Objects, place: JobPlace, *, first: int = 0) -> None:
     """Give this process a private view of each Data, and show volumes at their paths.
 
-    If there are volumes, the process must not have started threads yet.
+    If there are volumes, the process must not have started threads yet. In a file system that only
+    this job uses, the views are those of the job before it in this place, unless that one has
+    changed them; the number of the first is *first*.
 
     Raises:
         RuntimeError: A Data is missing in the store or can't be mounted, or a volume's path
@@ -48,7 +48,7 @@ def prepare(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -> None:
         OSError: The disk is full, or the kernel refuses a mount.
     """
     if place.exclusive:
-        paths = _fill_in_place(refs, objects, place)
+        paths = _fill_in_place(refs, objects, place, first)
     else:
         paths = _mount_views(refs, objects, place)
     stand_ins.data_paths[:] = paths
@@ -76,42 +76,41 @@ def _mount_views(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -> 
     return paths
 
 
-def _fill_in_place(refs: Sequence[DataRef], objects: Objects, place: JobPlace) -> list[str]:
+def _fill_in_place(
+    refs: Sequence[DataRef], objects: Objects, place: JobPlace, first: int
+) -> list[str]:
     """Write each Data to its path in a file system that only this job uses; return the paths."""
     paths = _fuse_paths(refs)
+    cache = os.fspath(place.cache)
+    filled: list[kept_views.View] = []
     # Start with the outer volumes: their folders must be empty, and inner volumes would fill them.
     for index, ref in sorted(enumerate(refs), key=lambda pair: pair[1].mount or ""):
         if index in paths:
             continue
-        if ref.mount is not None:
-            paths[index] = _fill_volume(ref, ref.mount, objects, place)
-        else:
-            folder = os.path.join(place.work, "data", str(index))
-            paths[index] = _make_view(ref, objects, place, folder)
+        view = kept_views.View(cache, first + index, ref)
+        if not view.is_unchanged():
+            _fill(view, ref, objects, place)
+            filled.append(view)
+        paths[index] = view.path
+    for view in filled:  # an outer volume contains the inner ones
+        view.keep()
+    kept_views.discard_from(cache, first + len(refs))
     return [paths[index] for index in range(len(refs))]
 
 
-def _fill_volume(ref: DataRef, mount: str, objects: Objects, place: JobPlace) -> str:
-    """Write a volume to its path, unless an earlier item of this container has; return the path.
-
-    All items of a container share its volumes.
-    """
-    point = os.path.normpath(mount)
-    _check_point(point, objects, place)
-    folder = os.path.dirname(point) if _names_file(ref, point) else point
-    key = hashlib.sha256(f"{point}\n{ref.uri}\n{ref.digest}".encode()).hexdigest()
-    record = Path(place.cache, "volumes", key)
-    if record.exists():
-        if path := record.read_text():
-            return path
-        if ref.is_dir:  # an item died while it filled the folder, which was empty before
-            shutil.rmtree(folder, ignore_errors=True)
-    _make_volume_folder(folder, must_be_empty=ref.is_dir)
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.touch()
-    path = _make_view(ref, objects, place, folder)
-    record.write_text(path)
-    return path
+def _fill(view: kept_views.View, ref: DataRef, objects: Objects, place: JobPlace) -> None:
+    """Write the content of *ref* to its path, in place of what an earlier item has left."""
+    view.clear()
+    folder = root = view.folder
+    if ref.mount is not None:
+        point = os.path.normpath(ref.mount)
+        _check_point(point, objects, place)
+        folder = root = os.path.dirname(point) if _names_file(ref, point) else point
+        _make_volume_folder(folder, must_be_empty=ref.is_dir)
+        if os.listdir(folder):  # other files of the image
+            root = f"{folder}/{_file_name(ref)}"
+    view.begin(root)
+    view.path = _make_view(ref, objects, place, folder)
 
 
 def _make_volume_folder(folder: str, *, must_be_empty: bool) -> None:

@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from .. import remote_runner
-from ..job import processes
+from ..job import processes, temporary
 from ..job.kernel_kills import KernelKills, kills_in_container
 from ..job.workspace import JobPlace
 from ..protocol import signing, wire
@@ -99,6 +100,9 @@ def _make_worker(pod: Pod, place: Place, folder: str, channel: Channel) -> PodWo
     work = os.path.join(folder, "work")
     os.mkdir(work, 0o700)
     os.chdir(work)
+    variables = temporary.make(work, pod.executor, {wire.SHARED_TMPDIR: folder})
+    os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
+    tempfile.tempdir = None  # the guard has found another folder
     order, crew = replace(pod.order, grace=job_grace(pod.order.grace)), place.crew
     group, base = order.group_id, crew.outputs
     submission = Submission(
@@ -140,6 +144,10 @@ class PodWorker(Worker):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
 
     def _start(self, operation: pull.Start) -> None:
+        assert self._input is not None
+        # The pod mounts only what is common to all items.
+        own_data = tuple(replace(ref, fuse=False) for ref in self._input.data)
+        self._input = self._input._replace(data=own_data)
         self._running = operation.item, operation.attempt
         self._await_end()  # the output of the last item ends before this one's begins
         self._write_mark("begins")

@@ -23,6 +23,9 @@ from . import imports, item
 from .interpreter import CALLED, DONE
 from .session import Session
 
+JOB_ID = "JOB_ID"
+"""A variable that the pod of a worker has for its batch, unless the user has captured another."""
+
 
 def encode_message(order: wire.Order, arguments: bytes) -> bytes:
     """Return what the child has to know about an item.
@@ -96,11 +99,14 @@ class ItemChild:
         self._baseline: Any = None
         self._leftovers: Any = None
         self._seeds_again = False
+        self._has_job_id = False
 
     def prepare(self) -> None:
         """Prepare the interpreter, once."""
         remote_runner.prepare_streams()
         os.chdir(self._workspace)
+        group = self._order.group_id
+        self._has_job_id = group is not None and os.environ.get(JOB_ID) == group
         function = self._context.function
         main_module.install(lambda: function, os.fspath(self._context.place.work))
         self._session = self._context.session(stays=self.stay)
@@ -119,6 +125,8 @@ class ItemChild:
         order = _copy(self._order) if self.stay else self._order
         arguments, is_bare = _decode_message(message, order)
         variables = order.variables()
+        if self._has_job_id:
+            variables[JOB_ID] = order.job_id
         add_to_environment(variables)
         if not self.stay:
             os.chdir(self._workspace)  # an item may have removed this folder

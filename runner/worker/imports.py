@@ -104,7 +104,8 @@ def state_of_process() -> int:
 
     The variables that kinetic sets for an item don't count.
     """
-    variables = sorted(it for it in os.environ.items() if not it[0].startswith("KINETIC_"))
+    of_item = ("KINETIC_", "JOB_ID")
+    variables = sorted(it for it in os.environ.items() if not it[0].startswith(of_item))
     return hash((repr(variables), os.getcwd(), repr(sys.path), repr(warnings.filters)))
 
 

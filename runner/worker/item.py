@@ -109,7 +109,8 @@ class ItemInvocation(Invocation):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         if order.data:
             shared = own.prepare_shared_data(self._objects, place)
-            views.prepare(order.data[own.shared :], self._objects, replace(place, work=folder))
+            place = replace(place, work=folder)
+            views.prepare(order.data[own.shared :], self._objects, place, first=own.shared)
             stand_ins.data_paths[:0] = shared
         if not self._has_outputs:
             self._outputs = outputs.prepare(order, 0, 1, folder)

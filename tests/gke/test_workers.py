@@ -15,6 +15,7 @@ from kinetic import aio
 from kinetic.errors import ConfigurationError, LaunchError
 from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import IMAGE, Namespace, on_cluster, until
+from tests.gke.proxy import Front
 
 DEADLINE_S = 110.0
 
@@ -24,22 +25,38 @@ def by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_CLUSTER_WORKERS", "1")
 
 
-async def test_a_batch_is_one_job(client: aio.Client, configured: Namespace) -> None:
+async def test_a_batch_is_one_job_whose_pods_fetch_data_once(
+    configured: Namespace, gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @on_cluster
-    def square(number: int) -> tuple[int, str]:
+    def square(number: int, data: str) -> tuple[int, str, str]:
         print("squares", number)
-        return number * number, os.environ["KINETIC_JOB_ID"]
+        text = Path(data).read_text()
+        if number == 5:
+            Path(data).write_text("changed")
+        return number * number, os.environ["KINETIC_JOB_ID"], text
 
-    batch = await client.run_async_map(square, range(12), max_concurrent=3, progress=False)
-    found = await batch.results(cleanup=False)
-    assert [value for value, _ in found] == [i * i for i in range(12)]
-    jobs = configured.call("GET", "batch/v1/jobs")["items"]
-    assert [job["spec"]["completions"] for job in jobs] == [3]
-    job = batch.jobs[5]
-    assert [line async for line in job.logs()] == ["squares 5"]
-    assert (await job.worker() or "").startswith("0.")
-    await batch.cleanup()
-    assert configured.call("GET", "batch/v1/jobs")["items"] == []
+    (tmp_path / "data").write_text("original")
+    data = kinetic.Data(str(tmp_path / "data"))
+    inputs = [{"number": number, "data": data} for number in range(12)]
+    async with Front(gcs_server) as front:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", front.url)
+        configured.kubelet.set_environment(STORAGE_EMULATOR_HOST=front.url)
+        async with aio.Client() as client:
+            batch = await client.run_async_map(square, inputs, max_concurrent=3, progress=False)
+            found = await batch.results(cleanup=False)
+            ids = [f"{batch.group_id}-{number}" for number in range(12)]
+            assert found == [(i * i, ids[i], "original") for i in range(12)]
+            jobs = configured.call("GET", "batch/v1/jobs")["items"]
+            assert [job["spec"]["completions"] for job in jobs] == [3]
+            job = batch.jobs[5]
+            assert [line async for line in job.logs()] == ["squares 5"]
+            assert (await job.worker() or "").startswith("0.")
+            await batch.cleanup()
+            assert configured.call("GET", "batch/v1/jobs")["items"] == []
+        counts = front.counted()
+    assert counts["get code"] <= 3
+    assert 2 <= counts["get data"] <= 2 * (3 + 1)  # of each worker, and after the change
 
 
 @on_cluster

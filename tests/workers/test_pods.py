@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ class Pods(Batch):
             "KINETIC_JOB_UID": JOB,
             "JOB_COMPLETION_INDEX": str(rank),
             "KINETIC_KEY_FILE": str(self.folder / "key"),
-            "KINETIC_POD_UID": f"uid-{rank}-{restarts}",
+            "KINETIC_POD_UID": f"{rank:08x}-{restarts}",
             "KINETIC_FAILURES": str(restarts - self.disruptions),
             "KINETIC_DISRUPTIONS": str(self.disruptions),
             "KINETIC_TERMINATION_LOG": str(folder / "termination-log"),
@@ -105,7 +106,7 @@ def test_pods_run_all_items(tmp_path: Path) -> None:
     ]
     outcome = batch.outcomes(7)[0]
     assert outcome.log is None
-    assert outcome.executor in ("uid-0-0", "uid-1-0")
+    assert outcome.executor in ("00000000-0", "00000001-0")
     assert outcome.writer.startswith(f"0.{JOB}.")
     receipts = [receipt for rank in range(2) if (receipt := batch.receipt(rank)) is not None]
     for receipt in receipts:
@@ -147,27 +148,55 @@ def test_an_error_has_the_last_lines_of_its_item_only(tmp_path: Path) -> None:
     ]
 
 
-def test_items_share_volumes_and_have_other_data_of_their_own(tmp_path: Path) -> None:
-    def read(volume: str) -> tuple[str, str]:
+def test_a_worker_downloads_data_once_and_again_after_an_item_has_changed_it(
+    tmp_path: Path,
+) -> None:
+    volume = str(tmp_path / "volume")
+
+    def read(number: int) -> list[str]:
         from kinetic_runner.protocol import stand_ins
 
-        path = Path(stand_ins.data_path(1), "a")
-        found = path.read_text(), Path(volume, "b").read_text()
-        path.write_text("changed")
+        data = stand_ins.data_path(1)
+        found = [path.read_text() for path in (Path(data, "a"), Path(volume, "b"))]
+        found += sorted(os.listdir(volume)) + sorted(os.listdir(data))
+        if number == 2:
+            Path(data, "a").write_text("2")
+        if number == 4:
+            Path(volume, "new").mkdir()
+        if number == 6:
+            shutil.rmtree(data)
         return found
 
-    volume = tmp_path / "volume"
     refs = (
-        wire.DataRef(uri="gs://kn-test/volume/", mount=str(volume)),
+        wire.DataRef(uri="gs://kn-test/volume/", mount=volume),
         wire.DataRef(uri="gs://kn-test/set/"),
     )
     with served() as server:
         server.objects["set/a"] = Stored(b"1", {}, 1)
         server.objects["volume/b"] = Stored(b"2", {}, 2)
-        batch = Pods(tmp_path, read, [str(volume)] * 2, order={"data": refs})
+        batch = Pods(tmp_path, read, range(10), order={"data": refs})
         batch.environ = {EMULATOR: server.url}
         batch.run()
-    assert [batch.value(index) for index in range(2)] == [("1", "2")] * 2
+    assert [batch.value(index) for index in range(10)] == [["1", "2", "b", "a"]] * 10
+    assert server.requests["media"] == 5  # two at first, and one after each of three changes
+
+
+def test_items_of_a_worker_find_variables_and_temporary_files_of_their_own(tmp_path: Path) -> None:
+    def look(number: int) -> tuple[str, ...]:
+        import tempfile
+
+        names = ("KINETIC_JOB_ID", "JOB_ID", "KINETIC_INDEX", "KINETIC_OUTPUT_DIR")
+        assert tempfile.gettempdir() == os.environ["TMPDIR"]
+        assert os.listdir(tempfile.gettempdir()) == []
+        tempfile.mkstemp()
+        return tuple(os.environ[name] for name in names)
+
+    batch = Pods(tmp_path, look, range(3))
+    batch.environ = {"JOB_ID": "grp-000000000000"}
+    batch.run()
+    for index in range(3):
+        job, outputs = f"grp-000000000000-{index}", f"{tmp_path}/outputs/{index}"
+        assert batch.value(index) == (job, job, str(index), outputs)
 
 
 @pytest.mark.full
