@@ -89,13 +89,10 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
 def test_the_wheel_alone_runs_a_job(wheel: Path, tmp_path: Path) -> None:
     """Install it in a fresh environment that shares only the dependencies with this one."""
     venv = tmp_path / "venv"
-    programs.python("-m", "venv", "--without-pip", venv, cwd=tmp_path)
+    programs.python("-m", "venv", venv, cwd=tmp_path)
     python = venv / "bin" / "python"
-    programs.python(
-        *("-m", "pip", "--python", python, "--disable-pip-version-check"),
-        *("install", "--no-deps", "--no-index", wheel),
-        cwd=tmp_path,
-    )
+    install = (python, "-m", "pip", "--disable-pip-version-check", "install")
+    programs.output(*install, "--no-deps", "--no-index", wheel, cwd=tmp_path)
     (site,) = venv.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     (tmp_path / "project").mkdir()
