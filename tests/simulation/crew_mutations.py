@@ -159,9 +159,9 @@ EDITS: dict[str, Edit] = {
         terms={"retries": 2},
     ),
     "start_timeout counts while workers run": Edit(
-        function=WorkerLauncher._limit_wait,
-        old="phases != {Phase.PENDING}",
-        new="not phases",
+        function=WorkerLauncher._all_wait,
+        old="== {Phase.PENDING}",
+        new="!= set()",
         breaks="I4",
         crew={"item_s": 100.0},
         plan={"start_timeout": 60.0, "items": 8},

@@ -235,8 +235,7 @@ class WorkerLauncher:
         waiting_since: float | None = None
         while limit is not None:
             await asyncio.sleep(min(limit / 4, WAIT_CHECK_S))
-            phases = {it.phase for it in submission.worker_observations.values()}
-            if phases != {Phase.PENDING}:
+            if not self._all_wait():
                 waiting_since = None
                 continue
             waiting_since = clock() if waiting_since is None else waiting_since
@@ -249,10 +248,15 @@ class WorkerLauncher:
             for index in self._state.unfinished():
                 await self._end_late(index, message)
 
+    def _all_wait(self) -> bool:
+        """Whether there are workers, and none of them runs."""
+        seen = self._context.submission.worker_observations.values()
+        return {it.phase for it in seen} == {Phase.PENDING}
+
     async def _end_late(self, index: int, message: str) -> None:
         """Close the attempt of an item that found no worker, and those by which it would retry."""
         submission, number = self._context.submission, 0
-        while True:
+        while self._all_wait():  # a worker may begin while earlier attempts are closed
             item = submission.item(index) or wire.Item(wire.ItemState.OPEN, 1)
             if item.state.final or item.attempt == number:
                 return
