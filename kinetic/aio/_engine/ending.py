@@ -472,6 +472,9 @@ def _find_evidence(
     since = doubted.since if doubted is not None else None
     if observation is None and doubted is not None and doubted.is_about(executor):
         return doubted  # this evidence has more details than the job's absence
+    if observation is None and executor in submission.worker_ends:
+        name = submission.identity.attempt_name(index, number)
+        observation = replace(submission.worker_ends[executor], name=name, receipt=None)
     if observation is None and not submission.identity.leased:
         has_later = any(
             other_index == index and other_number > number for other_index, other_number in found

@@ -112,6 +112,8 @@ class Submission(ItemStates):
         """Starts the workers that run the items; None if each attempt is a job of the platform."""
         self.worker_observations: dict[str, Observation] = {}
         """By name, the platform's last observation of each worker that waits or runs."""
+        self.worker_ends: dict[str, Observation] = {}
+        """By process, how each of these workers ended: the platform may forget why."""
         self.workers_asked = -math.inf
         """The loop's time when the platform was last asked for workers."""
         self.lost_worker = False
@@ -364,6 +366,8 @@ class Submission(ItemStates):
             return
 
         known = self.worker_observations.pop(observation.name, None)
+        if known is not None:
+            self.worker_ends[known.executor] = observation
         is_lost = observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS)
         self.lost_worker = self.lost_worker or is_lost
         if is_lost or self.listed:  # if only the store shows what it ran, that has ended, too
