@@ -258,6 +258,8 @@ def manned(plan: Plan) -> Plan:
             party = rng.choice("ABO") if kind == "scale" else "P"
             amount = rng.choice([5.0, 60.0]) if kind.startswith("refuse") else rng.randint(1, 4)
             events.append(Event(rng.random() * 120, kind, party, amount))
+    if plan.lazy and rng.random() < 0.8:  # so long that workers take the producer for dead
+        events.append(Event(rng.random() * 1.5, "pause", "A", 700.0))
     return replace(
         plan,
         crew=crew,

@@ -107,7 +107,7 @@ MANNED_FAULTS = (
     *("dies", "zombie", "twin", "frozen", "evicted", "unopened", "late", "slow", "failing"),
     *("supervisor", "refuse", "scale", "kill", "resume", "retry", "cancel", "pause", "outage"),
     *("outcome: value", "outcome: error", "outcome: lost", "outcome: cancelled"),
-    *("control: done all final", "control: leave", "control: sealed"),
+    *("control: done all final", "control: round", "control: leave", "control: sealed"),
 )
 
 

@@ -182,8 +182,10 @@ async def test_an_observer_hears_of_a_death_in_a_batch(scene: Scene, victim: str
             (scene.marks / "go").touch()
             ends = await asyncio.gather(*waiting, return_exceptions=True)
             lost = [end for end in ends if isinstance(end, errors.JobLost)]
-            # A worker that hears of its supervisor's death in time ends its item as preempted.
+            # A worker that hears of its supervisor's death in time ends its item as preempted, and
+            # the item runs again.
             assert len(lost) in {"job": (1,), "parent": (2,), "supervisor": (1, 2)}[victim]
+            assert not [it for it in ends if isinstance(it, BaseException) and it not in lost]
         submitter.hear("over")
     scene.assert_only_supervisor_left()
 

@@ -434,6 +434,10 @@ class Batch:
                         f"this client submits {self.group_id} already; you need not resume it"
                     )
                 await coordinator.over.wait()
+            # All items that it had have values. A process that slept may have stored more inputs.
+            if await self.submission.read_collected():
+                self.inputs.total = self.submission.collected
+                return
             environment = await self._load_environment()
             uploaded = uploaded_call_of(self.manifest, environment)
             identity, platform = self.submission.identity, self.session.platform
@@ -682,7 +686,12 @@ class Batch:
 
         launcher = self.coordinator.launcher if self.coordinator and self.submits else None
         if isinstance(launcher, WorkerLauncher):  # it has its places of the client's limit
-            await fit(submission, workers, lambda: launcher.allowed, allow_all)
+
+            def allowed() -> int:
+                # A launcher that loses the batch meanwhile allows none, but the workers go on.
+                return launcher.allowed if self.submits else wanted()
+
+            await fit(submission, workers, allowed, allow_all)
         else:
             submission.on_worker_gone = self._on_worker_gone
             await fit(submission, workers, wanted, allow)

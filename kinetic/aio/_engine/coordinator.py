@@ -312,7 +312,6 @@ class BatchCoordinator:
             self._stop_listening()
             self._submission.requests.listeners.remove(self._on_request)
             self._submission.closes = self.complete
-            self.launcher.free_all()
             if self.lease.lost is None:
                 async with asyncio.timeout(LEAVING_S):
                     await self.lease.release(len(self._submission.requests.entries))
@@ -324,6 +323,7 @@ class BatchCoordinator:
                 if not self.complete and not self._leaving:
                     self._abandon_waiting()
             finally:  # wake the waiters after any failure, so that none of them hangs
+                self.launcher.free_all()
                 self.pump.over.set()
                 self.over.set()
                 self.on_change()
@@ -405,11 +405,8 @@ class BatchCoordinator:
             if not self.pump.has_known_length:
                 # A worker may take this process for dead, and say that the round is over. It reads
                 # on if another request comes first.
-                requests, name = (
-                    self._submission.requests,
-                    f"sealing {self._submission.identity.id}",
-                )
-                sealing = wire.Request(kind="sealed")
+                requests, sealing = self._submission.requests, wire.Request(kind="sealed")
+                name = f"sealing {self._submission.identity.id}"
                 self._in_background(retry_forever(lambda: requests.append(sealing), name), name)
 
     @property
