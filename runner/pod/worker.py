@@ -26,7 +26,7 @@ from ..stores.objects import open_store
 from ..worker import pull
 from ..worker.interpreter import Report
 from ..worker.main import Submission, Worker
-from .attempt import write_receipt
+from .attempt import close_earlier, write_receipt
 from .guard import Channel, last_lines
 from .job import Pod, open_stream
 
@@ -103,19 +103,10 @@ def _make_worker(pod: Pod, place: Place, folder: str, channel: Channel) -> PodWo
     variables = temporary.make(work, pod.executor, {wire.SHARED_TMPDIR: folder})
     os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
     tempfile.tempdir = None  # the guard has found another folder
-    order, crew = replace(pod.order, grace=job_grace(pod.order.grace)), place.crew
-    group, base = order.group_id, crew.outputs
-    submission = Submission(
-        order=order,
-        key=pod.key,
-        terms=crew.terms,
-        job_id=lambda index: f"{group}-{index}",
-        output_dir=lambda index: f"{base}/{index}",
-        isolation=crew.isolation,
-        init=crew.init,
-        recycle=crew.recycle,
-        created=crew.created,
-    )
+    if place.crew.terms.single:  # each pod of a single job makes one attempt
+        close_earlier(pod.order, pod.key, pod.first, open_store(pod.order.store))
+    order = replace(pod.order, grace=job_grace(pod.order.grace))
+    submission = Submission.of(order, pod.key, place.crew)
     job_place = JobPlace(
         work=work,
         cache=os.path.join(folder, "cache"),
@@ -150,8 +141,9 @@ class PodWorker(Worker):
         self._input = self._input._replace(data=own_data)
         self._running = operation.item, operation.attempt
         self._await_end()  # the output of the last item ends before this one's begins
-        self._write_mark("begins")
-        self._guard_channel.forget_output()
+        if not self._submission.terms.single:
+            self._write_mark("begins")
+            self._guard_channel.forget_output()
         super()._start(operation)
 
     def _ended(self, report: Report) -> pull.Ended:
@@ -166,7 +158,8 @@ class PodWorker(Worker):
             return super()._create(operation)
         self._store_output(*attempt)
         created = super()._create(operation)
-        self._write_mark("has ended")
+        if not self._submission.terms.single:
+            self._write_mark("has ended")
         self._running = None
         if created:
             write_receipt(

@@ -47,22 +47,11 @@ def main(
         raise ValueError(f"{name!r} names no worker")
     order_line, crew_line = submission.decode().split("\n")
     order, crew = wire.Order.decode(order_line), Crew.decode(crew_line)
-    base, group = crew.outputs, order.group_id
     worker = Worker(
         me,
         executor,
         open_store(order.store),
-        Submission(
-            order=order,
-            key=key,
-            terms=crew.terms,
-            job_id=(lambda index: f"{group}-{index}") if group else (lambda index: order.job_id),
-            output_dir=(lambda index: f"{base}/{index}") if group else (lambda index: base),
-            isolation=crew.isolation,
-            init=crew.init,
-            recycle=crew.recycle,
-            created=crew.created,
-        ),
+        Submission.of(order, key, crew),
         place,
         channel=Supervisor(executor, single=crew.terms.single),
         memory_bytes=memory_bytes,

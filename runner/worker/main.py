@@ -22,7 +22,7 @@ from ..job.kernel_kills import KernelKills, kills_on_machine
 from ..protocol import wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
-from ..protocol.workers import EXIT_REPLACE, Terms, WorkerId
+from ..protocol.workers import EXIT_REPLACE, Crew, Terms, WorkerId
 from . import item, pull
 from .child import ItemChild, encode_message
 from .imports import Candidate
@@ -75,6 +75,22 @@ class Submission:
     init: wire.Input | None = None
     recycle: int | None = None
     created: float | None = None
+
+    @classmethod
+    def of(cls, order: wire.Order, key: bytes, crew: Crew) -> Submission:
+        """Return the submission of *order*, whose items run as *crew* says."""
+        base, group = crew.outputs, order.group_id
+        return cls(
+            order=order,
+            key=key,
+            terms=crew.terms,
+            job_id=(lambda index: f"{group}-{index}") if group else (lambda index: order.job_id),
+            output_dir=(lambda index: f"{base}/{index}") if group else (lambda index: base),
+            isolation=crew.isolation,
+            init=crew.init,
+            recycle=crew.recycle,
+            created=crew.created,
+        )
 
 
 class Guard:

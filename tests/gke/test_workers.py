@@ -12,7 +12,7 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic.errors import ConfigurationError, LaunchError
+from kinetic.errors import ConfigurationError
 from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import IMAGE, Namespace, on_cluster, until
 from tests.gke.proxy import Front
@@ -117,7 +117,7 @@ async def test_a_batch_ends_without_its_client(configured: Namespace, tmp_path: 
             await until(lambda: len([*tmp_path.glob("*.began")]) == 2)
         for gate in gates:
             Path(gate).touch()
-        await until(lambda: _is_complete(configured))
+        await until(lambda: _ends(configured, "Complete"))
         async with aio.Client() as client:
             batch = await client.attach_batch(batch.group_id)
             assert await batch.results() == ["1"] * 4
@@ -140,17 +140,52 @@ def double(number: int) -> int:
     return 2 * number
 
 
-@pytest.mark.full
-async def test_a_single_job_with_init_is_refused(client: aio.Client) -> None:
-    @kinetic.run(accelerator="cpu", container_image=IMAGE, init={"base": lambda: 1})
-    def add(number: int, base: int) -> int:
-        return number + base
+@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1, init={"base": lambda: 1})
+def add(number: int, base: int) -> int:
+    """Return the sum, but wait first if *number* is 2, and fail if it is 3."""
+    print(f"adds {number} to {base}", flush=True)
+    if number == 3:
+        raise ValueError(number)
+    if number == 2:
+        time.sleep(60)
+    return number + base
 
-    with pytest.raises(LaunchError, match="run_async_map"):
-        await client.run(add, 1)
-    batch = await client.run_async_map(add, [1, 2], progress=False)
+
+@pytest.mark.full
+async def test_a_single_job_with_init_is_like_any_other(
+    client: aio.Client, configured: Namespace
+) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        assert await batch.results() == [2, 3]
+        good, waits, bad = await asyncio.gather(*(client.submit(add, it) for it in (1, 2, 3)))
+        assert await good.result(cleanup=False) == 2
+        with pytest.raises(ValueError, match="3"):
+            await bad.result(cleanup=False)
+        assert await bad.status() is JobStatus.FAILED
+        assert [line async for line in good.logs()] == ["adds 1 to 1"]
+        async for line in waits.logs(follow=True):
+            assert line == "adds 2 to 1"
+            break
+        assert await waits.status() is JobStatus.RUNNING
+        await until(lambda: good.k8s_name in _ends(configured, "Complete"))
+        await until(lambda: bad.k8s_name in _ends(configured, "Failed"))
+        assert {it.job_id for it in await client.list_jobs()} == {
+            *(good.job_id, waits.job_id, bad.job_id)
+        }
+        await waits.cancel()
+        assert await waits.status() is JobStatus.NOT_FOUND
+        await until(lambda: waits.k8s_name not in str(configured.call("GET", "pods")))
+        for job in (good, waits, bad):
+            await job.cleanup()
+        assert configured.call("GET", "batch/v1/jobs")["items"] == []
+
+
+def _ends(namespace: Namespace, kind: str) -> list[str]:
+    """Return the names of the Jobs that have ended like this."""
+    return [
+        job["metadata"]["name"]
+        for job in namespace.call("GET", "batch/v1/jobs")["items"]
+        if any(it["type"] == kind for it in job["status"].get("conditions", ()))
+    ]
 
 
 @pytest.mark.full
@@ -166,12 +201,6 @@ async def test_a_worker_whose_node_goes_loses_no_item(
         name = pod["metadata"]["name"]
         await asyncio.to_thread(configured.kubelet.preempt, f"{configured.name}/{name}")
         assert await batch.results() in (["1"], ["2"])
-
-
-def _is_complete(namespace: Namespace) -> bool:
-    (job,) = namespace.call("GET", "batch/v1/jobs")["items"]
-    conditions = job["status"].get("conditions", ())
-    return any(it["type"] == "Complete" and it["status"] == "True" for it in conditions)
 
 
 @pytest.mark.full

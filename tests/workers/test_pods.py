@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.marks import mark
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import EXIT_REPLACE, Crew, Terms
 from kinetic._runner.stores.gcs import EMULATOR
 from tests.gcs.server import Stored
@@ -33,7 +37,18 @@ class Pods(Batch):
         super().__init__(folder, *args, **options)
         (folder / "key").write_bytes(KEY)
         self.disruptions = 0
+        self.is_single = False
         self.environ: dict[str, str] = {}
+
+    def make_single(self, value: Any) -> None:
+        """Make the submission a job without a batch, with one input."""
+        content = frames.pack([pickle.dumps(((value,), {}))])
+        self.objects.create("arguments", content)
+        part = wire.Input("arguments", 0, len(content), hashlib.sha256(content).hexdigest())
+        order = wire.Order.decode(self.order_text)
+        order = replace(order, job_id="job-1", group_id=None, arguments=part)
+        self.order_text, self.is_single = order.encode(), True
+        self.budgets = RetryBudgets(infrastructure=3)
 
     def start(self, rank: int) -> None:
         restarts = self._restarts[rank]
@@ -42,7 +57,9 @@ class Pods(Batch):
         (folder / "tmp").mkdir(parents=True)
         (folder / "termination-log").touch()
         crew = Crew(
-            terms=Terms(workers=self.workers, budgets=self.budgets, backoff_s=0.01),
+            terms=Terms(
+                workers=self.workers, budgets=self.budgets, backoff_s=0.01, single=self.is_single
+            ),
             outputs=str(self.folder / "outputs"),
             created=time.time(),
         )
@@ -219,7 +236,10 @@ def test_a_pod_that_is_stopped_commits_its_item_as_preempted(tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_a_replacement_closes_what_a_killed_pod_had_claimed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_single", [False, True])
+def test_a_replacement_closes_what_a_killed_pod_had_claimed(
+    tmp_path: Path, is_single: bool
+) -> None:
     def wait_once(marks: str) -> str:
         path = Path(marks)
         if not path.exists():
@@ -228,6 +248,8 @@ def test_a_replacement_closes_what_a_killed_pod_had_claimed(tmp_path: Path) -> N
         return os.environ["KINETIC_ATTEMPT"]
 
     batch = Pods(tmp_path, wait_once, [str(tmp_path / "mark")])
+    if is_single:
+        batch.make_single(str(tmp_path / "mark"))
     with running(batch):
         wait_for(tmp_path / "mark")
         batch.disruptions = 1  # its replacement hears that a node was removed
@@ -236,6 +258,7 @@ def test_a_replacement_closes_what_a_killed_pod_had_claimed(tmp_path: Path) -> N
     assert batch.codes == [(0, -signal.SIGKILL), (0, 0)]
     assert [outcome.reason for outcome in batch.outcomes(0)] == ["preempted", ""]
     assert batch.value(0) == "2"
+    assert ("kinetic" in batch.output()) is not is_single  # its log has no marks
 
 
 def test_a_pod_without_its_job_says_so(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from kinetic.aio.kubernetes.observations import cause_of_end
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
 from kinetic.aio.kubernetes.reflector import Rhythm
-from kinetic.aio.kubernetes.rounds import growth, round_manifest, size_of
+from kinetic.aio.kubernetes.rounds import growth, round_manifest, single_manifest, size_of
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
 from kinetic.aio.kubernetes.watch import find_jobs, list_jobs, watch_jobs
 from kinetic.aio.ports import JobSpec, Observation, Phase
@@ -228,12 +228,11 @@ class GkeCluster:
 
         Cancelled: the job may or may not exist; delete it by name.
         """
-        if job.crew is not None:
-            raise LaunchError(
-                f"{job.name} can't run: on a cluster, only batches take isolation='worker' and "
-                "init=; use run_async_map"
-            )
-        manifest = job_manifest(job, await self._placement_of(job))
+        placement = await self._placement_of(job)
+        if job.crew is None:
+            manifest = job_manifest(job, placement)
+        else:
+            manifest = single_manifest(job, job.crew, placement)
         if not await _is_created_by_earlier_job(self._api, self._paths, job):
             await create_job(self._api, self._paths, self._secrets, job, manifest)
 

@@ -14,6 +14,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kinetic._runner.protocol import wire
@@ -58,12 +59,27 @@ def round_manifest(
     }
     if placement.queue:
         manifest["metadata"]["annotations"] |= QUEUE_ANNOTATIONS
+    _add_crew(template["spec"], crew, number)
+    return manifest
+
+
+def single_manifest(spec: JobSpec, crew: Crew, placement: Placement) -> dict[str, Any]:
+    """Return the manifest of a job without a batch whose pod is a worker with one item.
+
+    Raises:
+        ConfigurationError: See `job_manifest`.
+    """
+    manifest = job_manifest(spec, placement)
+    _add_crew(manifest["spec"]["template"]["spec"], crew, 0)
+    return manifest
+
+
+def _add_crew(pod: Mapping[str, Any], crew: Crew, number: int) -> None:
     add_variables(
-        template["spec"],
+        pod,
         plain={"KINETIC_CREW": crew.encode(), "KINETIC_ROUND": str(number)},
         fields={"KINETIC_JOB_UID": JOB_UID},
     )
-    return manifest
 
 
 def size_of(job: Document) -> int:
