@@ -498,7 +498,8 @@ def run(*args: Any, **settings: Any) -> Any:
     """
     refuse_unknown(settings, Options, "kinetic.run has no setting")
     arguments = inspect.signature(Options).bind(*args, **settings).arguments
-    if _may_be_decorated(arguments.get("accelerator")):
+    decorated: object = arguments.get("accelerator")  # in ``@kinetic.run``
+    if callable(decorated) or hasattr(type(decorated), "__get__"):  # such as a property
         plain = _require_runnable(arguments.pop("accelerator"))
         if Options(**arguments) != Options():
             message = "kinetic.run(function) takes no settings: write kinetic.run(...)(function)"
@@ -513,11 +514,6 @@ def run(*args: Any, **settings: Any) -> Any:
         return RemoteFunction(function, options)
 
     return decorate
-
-
-def _may_be_decorated(value: object) -> bool:
-    """Return whether *value* is what ``@kinetic.run`` decorates, not the name of an accelerator."""
-    return callable(value) or hasattr(type(value), "__get__")  # such as a property
 
 
 def _warn_of_preemption(settings: Options) -> None:

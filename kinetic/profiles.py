@@ -235,7 +235,10 @@ def save(path: Path, profiles: Profiles) -> None:
     """
     document = {
         "current": profiles.current,
-        "profiles": {name: _as_document(profile) for name, profile in profiles.profiles.items()},
+        "profiles": {
+            name: {**dict.fromkeys(ALWAYS_WRITTEN), **profile.settings, **profile.extra}
+            for name, profile in profiles.profiles.items()
+        },
         **profiles.extra,
     }
     content = json.dumps(document, indent=2) + "\n"
@@ -274,8 +277,3 @@ def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def _as_document(profile: Profile) -> dict[str, Any]:
-    always = {setting: profile.settings.get(setting) for setting in ALWAYS_WRITTEN}
-    return {**always, **profile.settings, **profile.extra}

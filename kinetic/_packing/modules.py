@@ -122,7 +122,11 @@ class Modules:
             if not any(discover.is_installed(path) for path in paths):
                 self._outside[name] = paths[0]
             return PicklingMode.DEFAULT
-        if any(self._is_foreign(path) for path in paths):
+        if any(
+            discover.is_installed(path, self._base)
+            or discover.is_in_environment(os.path.dirname(path), self._base)
+            for path in paths
+        ):
             return PicklingMode.DEFAULT
         return PicklingMode.REFERENCE if self._is_found(name, paths) else PicklingMode.VALUE
 
@@ -132,12 +136,6 @@ class Modules:
         packages = {".".join(parts[: count + 1]) for count in range(len(parts))}
         registered: bool = _cloudpickle._is_registered_pickle_by_value(module)
         return registered or not self._by_value.isdisjoint(packages)
-
-    def _is_foreign(self, path: str) -> bool:
-        """Return whether a module is installed in an environment of the project."""
-        return discover.is_installed(path, self._base) or discover.is_in_environment(
-            os.path.dirname(path), self._base
-        )
 
     def _is_found(self, name: str, paths: list[str]) -> bool:
         """Return whether the job finds the module by its name, or else by its file."""

@@ -258,7 +258,9 @@ class _Scan:
         if excluded is None and folder is not None:
             line = folder.why_ignored(name, is_directory=is_plain_directory)
             is_ignored = line is not None
-            if is_ignored and not (is_plain_directory and self._may_have_shipped(folder, name)):
+            # Something in an ignored directory may ship.
+            may_ship = is_plain_directory and (folder.has_tracked(name) or self._rules.includes)
+            if is_ignored and not may_ship:
                 excluded, reason = True, f"{BY_GIT} ({line})"
         shown_name = f"{relative}/" if is_directory else relative
         if excluded:
@@ -295,10 +297,6 @@ class _Scan:
             line = parent.folder.why_ignored(name, is_directory=is_directory)
             return (None, "") if line is None else (True, f"{BY_GIT} ({line})")
         return verdict
-
-    def _may_have_shipped(self, folder: git.Folder, name: str) -> bool:
-        """Return whether something in an ignored directory may ship."""
-        return folder.has_tracked(name) or self._rules.includes
 
     def _leave_out(self, name: str, reason: str, *, is_notable: bool = False) -> None:
         self._left_out.append(LeftOut(name, reason, is_notable))

@@ -125,7 +125,10 @@ class Parent(Stream):
         changes: list[Change] = []
         for kind, serial, pid, code in fork_server.REPLY.iter_unpack(bytes(self._in[:complete])):
             if kind == fork_server.EXITED:
-                self._on_exit(serial, pid, code)
+                self._orphan_owners.pop(pid, None)
+                if (process := self._processes.get(serial)) is not None:  # not an orphan
+                    process.status = code
+                    process.give_up_at = time.monotonic() + KILL_TIMEOUT_S
             elif kind == fork_server.FORKED:
                 self._processes[serial].pid = pid
             elif kind == fork_server.REFUSED:
@@ -167,11 +170,6 @@ class Parent(Stream):
             if process.pid:
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
-
-    def _on_exit(self, serial: int, pid: int, status: int) -> None:
-        self._orphan_owners.pop(pid, None)
-        if (process := self._processes.get(serial)) is not None:  # otherwise it was an orphan
-            process.status, process.give_up_at = status, time.monotonic() + KILL_TIMEOUT_S
 
     def _kill_orphans(self) -> set[str]:
         """Queue kills of remaining processes of ended jobs; return executors that may own them."""

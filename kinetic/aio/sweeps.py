@@ -527,7 +527,9 @@ class Sweep:
                 if _prunes(self._optimizer):
                     reports = asyncio.create_task(self._follow_reports(), name="kinetic reports")
                 async for completion in outcomes:
-                    self._begin_end(completion)
+                    ending = asyncio.create_task(self._end(completion), name="kinetic trial")
+                    self._tasks.add(ending)
+                    ending.add_done_callback(self._note_failure)
                 while self._tasks:
                     await asyncio.wait(self._tasks)
         except Exception as exc:
@@ -612,12 +614,6 @@ class Sweep:
             self._told = []
         for _, completion in sorted(arrived.items()):
             await self._end(completion)
-
-    def _begin_end(self, completion: Completion[Any, Any]) -> None:
-        """Do as `_end`, and let the caller take the next outcome meanwhile."""
-        ending = asyncio.create_task(self._end(completion), name="kinetic trial")
-        self._tasks.add(ending)
-        ending.add_done_callback(self._note_failure)
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

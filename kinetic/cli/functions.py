@@ -50,7 +50,8 @@ def load_function(target: str) -> Callable[..., Any]:
     place, colon, name = target.rpartition(":")
     path = Path(place)
     is_file = path.suffix == ".py"
-    if not (colon and name.isidentifier() and (is_file or _is_module_name(place))):
+    is_module = all(part.isidentifier() for part in place.split("."))
+    if not (colon and name.isidentifier() and (is_file or is_module)):
         raise click.UsageError(
             f"{target!r} names no function: write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
         )
@@ -72,10 +73,6 @@ def load_function(target: str) -> Callable[..., Any]:
         hint = f"; it has {', '.join(functions[:5])}" if functions else ""
         raise click.UsageError(f"there is no function {name!r} in {place}{hint}")
     return cast("Callable[..., Any]", function)
-
-
-def _is_module_name(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))
 
 
 def _module_of(path: Path) -> tuple[str, Path, list[str]]:

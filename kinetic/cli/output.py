@@ -92,7 +92,9 @@ def table(
         for row in listed
     ]
     names = [column.replace("_", " ").upper() for column in columns]
-    for line in lay_out(names, cells, _terminal_width()):
+    is_cut = sys.stdout.isatty() or os.environ.get("COLUMNS")  # in a pipe, a table isn't
+    width = shutil.get_terminal_size().columns if is_cut else None
+    for line in lay_out(names, cells, width):
         click.echo(line)
 
 
@@ -135,13 +137,6 @@ def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
         for cell, width in zip(cells, widths, strict=True)
     ]
     return "  ".join(fitted).rstrip()
-
-
-def _terminal_width() -> int | None:
-    """Return the terminal's width, or COLUMNS; None for a pipe, where tables aren't cut."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
-        return shutil.get_terminal_size().columns
-    return None
 
 
 def fields(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:

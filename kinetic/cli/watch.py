@@ -62,7 +62,10 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     if progress.best is not None:
         lines.append(Text(f"best so far: {progress.best_value()}", "green"))
     if progress.rungs:
-        lines += map(Text, textwrap.wrap(_pruned_text(progress), width))
+        rungs = ", ".join(f"{count:,} at {rung:,}" for rung, count in progress.rungs)
+        share = progress.pruned / max(1, progress.ended)
+        pruned = f"pruned {share:.0%} of the ended trials; by rung: {rungs}"
+        lines += map(Text, textwrap.wrap(pruned, width))
     if view.max_concurrent is not None and not progress.finished:
         lines.append(Text(f"max_concurrent: {view.max_concurrent:,}"))
     if progress.retried_after:
@@ -85,13 +88,6 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
-
-
-def _pruned_text(progress: Progress) -> str:
-    """Format the share of pruned trials, and the rungs at which a sweep has pruned them."""
-    rungs = ", ".join(f"{count:,} at {rung:,}" for rung, count in progress.rungs)
-    share = progress.pruned / max(1, progress.ended)
-    return f"pruned {share:.0%} of the ended trials; by rung: {rungs}"
 
 
 def _waiting_text(seconds: float | None) -> str:

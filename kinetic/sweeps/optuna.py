@@ -121,7 +121,12 @@ class StudyOptimizer:
         known = self._study.get_trials(deepcopy=False)
         if number < len(known) and known[number].params == suggested:
             # The study's storage has outlived the process, so the study has the trial already.
-            self._advance(known[number])
+            # The sampler draws numbers: one with a seed would otherwise repeat its first trials.
+            for name, distribution in known[number].distributions.items():
+                with suppress(Exception):  # not every sampler samples single parameters
+                    self._study.sampler.sample_independent(
+                        self._study, known[number], name, distribution
+                    )
             is_open = not known[number].state.is_finished()
             trial_id = known[number]._trial_id
             self._known_steps[number] = {*known[number].intermediate_values}
@@ -135,12 +140,6 @@ class StudyOptimizer:
             return proposal
         self.tell(proposal.number, State.CANCELLED)
         return None
-
-    def _advance(self, trial: Any) -> None:
-        """Have the sampler draw numbers, as a sampler with a seed would repeat its first trials."""
-        for name, distribution in trial.distributions.items():
-            with suppress(Exception):  # not every sampler samples single parameters
-                self._study.sampler.sample_independent(self._study, trial, name, distribution)
 
     def end_unknown(self) -> None:
         """End the trials that an earlier process has asked for, and then not started.

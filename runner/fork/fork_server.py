@@ -122,7 +122,10 @@ def _execute_commands(
         elif command == SIGNAL and target in pids:
             os.kill(pids[target], argument)
         elif command == KILL_ORPHAN and target not in serials:
-            _kill_orphan(target)
+            # If it isn't a child any more, another process may have this ID.
+            with contextlib.suppress(OSError):
+                os.waitid(os.P_PID, target, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                os.kill(target, signal.SIGKILL)
 
 
 def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
@@ -140,13 +143,6 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
         serial = serials.pop(pid, 0)
         pids.pop(serial, None)
         reports += REPLY.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
-
-
-def _kill_orphan(pid: int) -> None:
-    """Kill orphan *pid* if it is still a child; otherwise another process may have this ID."""
-    with contextlib.suppress(OSError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.kill(pid, signal.SIGKILL)
 
 
 def _kill_group(pid: int) -> None:

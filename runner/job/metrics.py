@@ -248,7 +248,8 @@ class Reporter:
             now = time.monotonic()
             try:
                 if (self._waiting or self._sending) and now >= next_flush:
-                    next_flush = now + self._flush_pause(now)
+                    pause = max(self._pause_s, (now - self._began_at) * PAUSE_SHARE)
+                    next_flush = now + min(PAUSE_S, pause)
                     tick, look_pause = self._ticks_s[0], self._looks_s[0]
                     next_look = min(next_look, now + look_pause)
                     self._flush()
@@ -264,9 +265,6 @@ class Reporter:
                 )
             self._wake.acquire(timeout=tick)
             tick = min(tick * GROWTH, longest_tick)
-
-    def _flush_pause(self, now: float) -> float:
-        return min(PAUSE_S, max(self._pause_s, (now - self._began_at) * PAUSE_SHARE))
 
     def _flush(self, *, last: bool = False) -> None:
         """Store the waiting reports as one object; if that fails, the next call tries again."""

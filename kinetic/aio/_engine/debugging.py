@@ -206,7 +206,9 @@ def _start_forwarder(request: ForwardRequest) -> Forwarder:
     with contextlib.suppress(OSError):  # the forwarder has ended; its output says why
         process.stdin.write(request.to_line())
         process.stdin.flush()
-    _keep_reference(process)
+    # Without a reference, Python closes the forwarder's stdin, and so ends it.
+    _RUNNING.difference_update([other for other in _RUNNING if other.poll() is not None])
+    _RUNNING.add(process)
     return process
 
 
@@ -224,12 +226,6 @@ def _read_reply(process: Forwarder) -> dict[str, Any]:
 
 
 _RUNNING: set[Forwarder] = set()
-
-
-def _keep_reference(forwarder: Forwarder) -> None:
-    """Keep a reference to a forwarder: otherwise Python closes its stdin, and so ends it."""
-    _RUNNING.difference_update([process for process in _RUNNING if process.poll() is not None])
-    _RUNNING.add(forwarder)
 
 
 def end(process: Forwarder) -> None:

@@ -80,7 +80,9 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
     """Forward connections until the parent process or the job has ended."""
     platform = await open_platform(request.target)
     try:
-        await _check_reachable(platform.cluster, request)
+        with suppress(errors.Unavailable):  # fail now if kinetic can't reach the job
+            stream = await platform.cluster.dial(request.name, UNUSED_PORT, host=request.host)
+            await stream.aclose()
         listener = await _listen(request.local_port)
         async with listener:
             _write_reply({"port": listener.extra(SocketAttribute.local_port)})
@@ -105,13 +107,6 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
                     )
     finally:
         await platform.aclose()
-
-
-async def _check_reachable(cluster: Cluster, request: ForwardRequest) -> None:
-    """Check whether kinetic can reach the job, without a connection to the job's debugger."""
-    with suppress(errors.Unavailable):
-        stream = await cluster.dial(request.name, UNUSED_PORT, host=request.host)
-        await stream.aclose()
 
 
 async def _listen(port: int) -> MultiListener[SocketStream]:

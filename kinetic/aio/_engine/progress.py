@@ -157,18 +157,13 @@ class ItemCounter:
 
     async def _read(self, index: int) -> None:
         try:
-            label = f"item {index}{await _input_text(self._batch, index)}"
+            held = await self._batch.own_input_of(index)
+            label = f"item {index}" + (f" ({_shorten_input(held[0])})" if held is not None else "")
             message = f"{label}: {await _failure_message(self._batch, index)}"
         except Exception as exc:  # the counts don't need this message
             message = f"item {index}: its error can't be read: {exc}"
         self._message = (index, one_line(message))
         self.changed.set()
-
-
-async def _input_text(batch: Batch, index: int) -> str:
-    """Return the item's input, shortened, if this process still has it."""
-    held = await batch.own_input_of(index)
-    return f" ({_shorten_input(held[0])})" if held is not None else ""
 
 
 def _shorten_input(value: Any) -> str:

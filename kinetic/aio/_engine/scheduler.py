@@ -292,7 +292,9 @@ def _apply(state: State, event: Event) -> Sequence[Action]:
                 state.fresh_ranges.append((first, first + count))
             return _reopen_early(state)
         case InputsEnded(total, sealed):
-            _note_total(state, total, sealed)
+            if state.total is None and total >= len(state.marks):
+                _add_items(state, total)
+                state.total, state.sealed = total, sealed
             # The total may include items whose inputs were never stored because a stop came first.
             # A retry request can reopen these items.
             return _reopen_early(state)
@@ -324,12 +326,6 @@ def _add_items(state: State, count: int) -> None:
 
 def _is_open(state: State, index: int) -> bool:
     return 0 <= index < len(state.marks) and state.marks[index] < SUCCEEDED
-
-
-def _note_total(state: State, total: int, sealed: bool) -> None:
-    if state.total is None and total >= len(state.marks):
-        _add_items(state, total)
-        state.total, state.sealed = total, sealed
 
 
 def _apply_item(state: State, index: int, item: wire.Item) -> Sequence[Action]:

@@ -311,7 +311,9 @@ class Session:
                 submission, group = self._take_group()
                 self._schedule_settler()  # another task works while this one waits for the store
                 if len(group) > LIST_ABOVE:
-                    group = await _without_final(submission, group)
+                    with contextlib.suppress(KineticError):  # `settle` then reads each item
+                        await submission.look_at_each({evidence.index for evidence in group})
+                    group = [one for one in group if not submission.is_final(one.index)]
                 for evidence in group:
                     await ending.settle(submission, evidence)
                     count += 1
@@ -340,13 +342,6 @@ def _slow_pauses(submission: Submission) -> Iterator[float]:
     blocks = (submission.known_open + wire.BLOCK_SIZE - 1) // wire.BLOCK_SIZE
     first = min(longest, max(first, blocks / BLOCKS_PER_S))
     return growing_pauses(first, longest, 1.5, jitter=SPREAD)
-
-
-async def _without_final(submission: Submission, group: list[Evidence]) -> list[Evidence]:
-    """Read all items in one listing; return the evidence about items that aren't final."""
-    with contextlib.suppress(KineticError):  # if this fails, the caller reads each item by itself
-        await submission.look_at_each({evidence.index for evidence in group})
-    return [evidence for evidence in group if not submission.is_final(evidence.index)]
 
 
 def _is_stopped(submission: Submission, evidence: Evidence) -> bool:

@@ -163,8 +163,9 @@ class GoogleClient:
         """
         from yarl import URL
 
-        server = self._server_url(request.api)
-        url = URL(server + request.path, encoded=True).update_query(request.query)
+        variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{request.api.upper()}"
+        server = self._environ.get(variable) or f"https://{request.api}.googleapis.com"
+        url = URL(server.rstrip("/") + request.path, encoded=True).update_query(request.query)
         body = None if request.body is None else json.dumps(request.body).encode()
 
         async def send(token: str) -> dict[str, Any]:
@@ -236,10 +237,6 @@ class GoogleClient:
         if operation.get("error"):
             raise OperationFailed(operation)
         return operation
-
-    def _server_url(self, api: str) -> str:
-        variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}"
-        return (self._environ.get(variable) or f"https://{api}.googleapis.com").rstrip("/")
 
 
 def _status_request(api: str, operation: Mapping[str, Any]) -> GoogleRequest:

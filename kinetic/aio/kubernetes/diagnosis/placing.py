@@ -54,7 +54,8 @@ def placement_cause(pod: Pod) -> Cause:
     nodes = pod.facts.nodes
     cause = claim_cause(pod, message)
     # A message about nodes counts some of them. It matters only if another node would fit.
-    if cause is not None and ("node(s)" not in message or _would_fit(pod.spec, nodes)):
+    would_fit = nodes is None or any(fits(pod.spec, node) for node in nodes)
+    if cause is not None and (would_fit or "node(s)" not in message):
         return cause
     if not (is_refused or message):
         return Cause(summary="no scheduler has looked at the pod yet")
@@ -73,11 +74,6 @@ def placement_cause(pod: Pod) -> Cause:
     if nodes is None:
         return _with_autoscaler(pod, _cause_from_message(pod.spec, message))
     return _with_autoscaler(pod, _cause_from_nodes(pod.spec, nodes, message))
-
-
-def _would_fit(spec: Document, nodes: Sequence[Document] | None) -> bool:
-    """Return whether a pod of this *spec* fits an empty node, or the nodes aren't known."""
-    return nodes is None or any(fits(spec, node) for node in nodes)
 
 
 def _cause_from_message(spec: Document, message: str) -> Cause:
