@@ -87,14 +87,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose the tier and the worker of a test by its fixtures.
 
     A test that needs the control plane belongs to the full tier, unless it has the mark of another
-    one. One worker runs all of these, because a control plane takes seconds to start. Tests that
-    share their jobs (`crew`) run on one worker per module.
+    one. One worker runs those of tests/gke, and another one all others: they take equally long, and
+    a control plane takes seconds to start. Tests that share their jobs (`crew`) run on one worker
+    per module.
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         has_other_tier = any(item.get_closest_marker(tier) for tier in ("everyday", "node", "slow"))
         if "control_plane" in fixtures or item.get_closest_marker("control_plane") is not None:
-            item.add_marker(pytest.mark.xdist_group("control plane"))
+            of_gke = " of gke" if "tests/gke/" in item.nodeid else ""
+            item.add_marker(pytest.mark.xdist_group(f"control plane{of_gke}"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(CONTROL_PLANE_TEST_S))
             if not has_other_tier:
