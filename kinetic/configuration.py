@@ -63,6 +63,7 @@ VARIABLES: Mapping[str, str] = {
     "KINETIC_CLUSTER_WORKERS": "1: workers run the items of batches on gke, as an experiment (off)",
     "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
     "KINETIC_RUN_AS_USER": "the user ID of pods; 0 is root (the image's)",
+    "KINETIC_POD_ANNOTATIONS": "annotations of pods, as NAME=VALUE,NAME=VALUE (none)",
     "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
     "KINETIC_BILLING_PROJECT": "the project that pays if the requester pays for a bucket",
     "KINETIC_STORE_CLAIM": "the PersistentVolumeClaim that holds KINETIC_STORE (a hostPath)",
@@ -115,7 +116,8 @@ class Target:
     ``why`` is a phrase that says how the backend was chosen; equality ignores it. ``store`` is a
     bucket or directory instead of the backend's own, ``kube_context`` a context of the kubeconfig
     instead of the cluster's own address. ``run_as_user`` is the user ID of pods. None: the image's
-    user or, if the store is a directory, this process's user. ``store_claim`` is the
+    user or, if the store is a directory, this process's user. ``pod_annotations`` has the name and
+    the value of each annotation that pods get. ``store_claim`` is the
     PersistentVolumeClaim by which pods mount the store's directory. None: pods mount the same path
     of their node.
     """
@@ -131,6 +133,7 @@ class Target:
     output_dir: str | None
     kube_context: str | None
     run_as_user: int | None = None
+    pod_annotations: tuple[tuple[str, str], ...] = ()
     store_claim: str | None = None
 
     @property
@@ -230,6 +233,7 @@ def resolve(
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
         run_as_user=_parse_user_id(*settings.find("run_as_user")),
+        pod_annotations=checked_annotations(*settings.find("pod_annotations")),
         store_claim=settings.value("store_claim"),
     )
 
@@ -261,6 +265,29 @@ def _parse_user_id(text: str | None, origin: str) -> int | None:
             f"run_as_user from {origin} must be the number of a user, such as 1000, not {text!r}"
         )
     return int(text)
+
+
+_ANNOTATION = re.compile(r"(?:[a-z0-9.-]{1,253}/)?[a-z0-9](?:[\w.-]{0,61}[a-z0-9])?", re.A | re.I)
+
+
+def checked_annotations(text: str | None, origin: str) -> tuple[tuple[str, str], ...]:
+    """Return the name and the value of each annotation in ``NAME=VALUE,NAME=VALUE``.
+
+    Raises:
+        ConfigurationError: *text*, which is from *origin*, has another form.
+    """
+    found: dict[str, str] = {}
+    for entry in (text or "").split(",") if text else ():
+        name, separator, value = (part.strip() for part in entry.partition("="))
+        if not separator or _ANNOTATION.fullmatch(name) is None:
+            raise ConfigurationError(
+                f"pod_annotations from {origin} must be annotations such as "
+                f"sidecar.istio.io/inject=false, with commas between them; {entry!r} is none"
+            )
+        if name.startswith("kinetic.dev/"):
+            raise ConfigurationError(f"pod_annotations from {origin} can't set kinetic's {name!r}")
+        found[name] = value
+    return tuple(found.items())
 
 
 def ship(root: Path, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:

@@ -42,6 +42,7 @@ SETTINGS = (
     "base_image_repo",
     "output_dir",
     "run_as_user",
+    "pod_annotations",
     "ship",
 )
 """The settings of a profile; kinetic writes the first four into every profile."""

@@ -82,6 +82,11 @@ def profile() -> None:
 )
 @click.option("--run-as-user", metavar="NUMBER", help="User ID of the pods. Default: the image's.")
 @click.option(
+    "--pod-annotations",
+    metavar="NAME=VALUE,…",
+    help="Annotations of the pods, such as sidecar.istio.io/inject=false. Default: none.",
+)
+@click.option(
     "--ship",
     type=click.Choice(["all", "git"]),
     help="What ships of a project. git: not what git ignores. Default: all.",
@@ -96,22 +101,25 @@ def _create(
     output_dir: str | None,
     store_claim: str | None,
     run_as_user: str | None,
+    pod_annotations: str | None,
     ship: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
     """Create a profile with the options given. The first profile becomes the current one."""
-    from kinetic.configuration import BACKENDS, checked_zone
+    from kinetic.configuration import BACKENDS, checked_annotations, checked_zone
     from kinetic.profiles import Profile
 
     if options.backend is not None and options.backend.strip().lower() not in BACKENDS:
         raise click.BadParameter(f"choose {', '.join(BACKENDS)}", param_hint="--backend")
     checked_zone(options.zone, "--zone")
+    checked_annotations(pod_annotations, "--pod-annotations")
     profile_settings = {
         "base_image_repo": base_image_repo,
         "output_dir": output_dir,
         "store_claim": store_claim,
         "run_as_user": run_as_user,
+        "pod_annotations": pod_annotations,
         "ship": ship,
     }
     created = Profile.checked(name, {**options.given(), **profile_settings})

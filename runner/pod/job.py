@@ -201,7 +201,13 @@ def wait_for_claimant(name: str, objects: Objects, timeout_s: float = 600.0) -> 
 
 KEY_FILE = "/var/run/kinetic/key"
 TERMINATION_LOG = "/dev/termination-log"
-RUNNER_VARIABLES = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_KEY_FILE")
+RUNNER_VARIABLES = (
+    "KINETIC_ORDER",
+    "KINETIC_FAILURES",
+    "KINETIC_DISRUPTIONS",
+    "KINETIC_KEY_FILE",
+    "KINETIC_POD_NAME",
+)
 """Variables of the runner, which the job doesn't get."""
 
 
@@ -209,14 +215,15 @@ RUNNER_VARIABLES = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", 
 class Pod:
     """The environment of a pod: its order, with this attempt's number, and its key.
 
-    ``first`` is the number of the attempt that the job's first pod made. ``receipt`` is the file
-    for the receipt, and ``group`` the name of the LeaderWorkerSet that the pod belongs to; each may
-    be empty.
+    ``name`` is the pod's own, and empty in a set of hosts. ``first`` is the number of the attempt
+    that the job's first pod made. ``receipt`` is the file for the receipt, and ``group`` the name
+    of the LeaderWorkerSet that the pod belongs to; each may be empty.
     """
 
     order: wire.Order
     key: bytes
     executor: str
+    name: str
     first: int
     receipt: str
     hosts: Hosts | None = None
@@ -246,6 +253,7 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
         order=replace(order, attempt=order.attempt + failures + disruptions),
         key=Path(environ.get("KINETIC_KEY_FILE", KEY_FILE)).read_bytes(),
         executor=executor,
+        name=environ.get("KINETIC_POD_NAME", ""),
         first=order.attempt,
         receipt=receipt if os.path.exists(receipt) else "",
         hosts=Hosts.of(environ),

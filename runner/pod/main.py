@@ -8,84 +8,29 @@ first process commits a failure.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib.util
 import math
 import os
 import pwd
 import signal
-import ssl
 import sys
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
 from ..job import processes
 from ..job.ends import End, death_of
 from ..job.kernel_kills import KernelKills, kills_in_container
-from ..pauses import pauses
 from ..protocol import wire
+from ..protocol.workers import EXIT_DONE
 from ..stores.objects import open_store
 from . import job
 from .attempt import PodAttempt
 from .guard import Channel, Guard
 from .job import RUNNER_VARIABLES, Pod, read_pod
+from .own_pod import OwnPod, delete_worker_set
 from .worker import VARIABLES, Place, exit_code, read_place, run_worker_and_exit
-
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where Kubernetes mounts the service account; KINETIC_POD_ACCOUNT_FOLDER overrides this path."""
-
-SETS = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets"
-
-
-def delete_worker_set(name: str) -> bool:
-    """Delete the LeaderWorkerSet *name* in the pod's namespace; return whether that worked.
-
-    Retry for ten minutes, and log a failure.
-    """
-    status, answer = 0, ""
-    for pause in pauses(1.0, 30.0, total_s=600.0):
-        try:
-            status, answer = _request(name)
-        except (OSError, http.client.HTTPException, KeyError) as exc:
-            status, answer = 0, f"{type(exc).__name__}: {exc}"
-        if status in (200, 202, 404):
-            return True
-        if status == 403:
-            problem = f"may not delete its own LeaderWorkerSet {name}, which keeps its hosts busy"
-            _log(f"{problem}; delete it, and apply the Roles of `kinetic doctor --manifest`")
-            return False
-        time.sleep(pause)
-    _log(f"cannot delete its own LeaderWorkerSet {name} ({status or answer}); delete it")
-    return False
-
-
-def _request(name: str) -> tuple[int, str]:
-    """Ask the API server to delete the LeaderWorkerSet; return the HTTP status and answer."""
-    account = Path(os.environ.get("KINETIC_POD_ACCOUNT_FOLDER", ACCOUNT))
-    namespace = (account / "namespace").read_text().strip()
-    connection = http.client.HTTPSConnection(
-        os.environ["KUBERNETES_SERVICE_HOST"],
-        int(os.environ.get("KUBERNETES_SERVICE_PORT", "443")),
-        timeout=30.0,
-        context=ssl.create_default_context(cafile=str(account / "ca.crt")),
-    )
-    try:
-        connection.request(
-            "DELETE",
-            f"{SETS.format(namespace=namespace)}/{name}?propagationPolicy=Background",
-            headers={"Authorization": f"Bearer {(account / 'token').read_text().strip()}"},
-        )
-        answer = connection.getresponse()
-        return answer.status, answer.read(4096).decode(errors="replace")
-    finally:
-        connection.close()
-
-
-def _log(message: str) -> None:
-    print(f"kinetic: this job {message}", file=sys.stderr)
 
 
 def main() -> int:
@@ -107,12 +52,14 @@ def main() -> int:
     folder = tempfile.mkdtemp(prefix="kinetic-run-")
     _provide_user(folder)
     if place is not None:
-        status = _run_in_child(pod, folder, place).status
+        guard, own_pod = _run_in_child(pod, folder, place)
         with contextlib.suppress(OSError):
             processes.remove_if_small(folder)
-        return exit_code(status)
+        status = exit_code(guard.status)
+        own_pod.remove(whole=status == EXIT_DONE)
+        return status
     kills = KernelKills(kills_in_container)
-    guard = _run_in_child(pod, folder)
+    guard, own_pod = _run_in_child(pod, folder)
     code = guard.reported
     if code is None:
         code = _close_dead_job(pod, guard, out_of_memory=kills.has_increased())
@@ -124,6 +71,7 @@ def main() -> int:
         if is_first and not delete_worker_set(pod.group) and not was_restarted:
             return code  # nothing deletes the set: the container's end has the client look
         signal.sigwait([signal.SIGTERM])  # the set restarts a host that ends before SIGTERM
+    own_pod.remove(whole=code == wire.EXIT_VALUE)
     return code
 
 
@@ -178,7 +126,7 @@ def _refuse_call(arguments: bytes) -> NoReturn:
     raise AssertionError("the job's process has ended, so nothing calls its function")
 
 
-def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> Guard:
+def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> tuple[Guard, OwnPod]:
     """Run the job, or a worker, in a child process; return its guard when it has ended."""
     channel, guard_pid = Channel(), os.getpid()
     # Each process unblocks the signals after it has installed its handlers.
@@ -196,10 +144,11 @@ def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> Guard:
         job.run_job_and_exit(pod, folder, channel, guard_pid)
     os.close(sink)
     channel.job_end.close()
+    own_pod = OwnPod(pod.executor, pod.name)  # its thread, like any other, inherits blocked signals
     order = pod.order
     start = wire.start_allowance(order.debug_s)
     # A worker itself limits the time of its items, and ends them.
     timeout, grace = (order.timeout, order.grace) if place is None else (None, math.inf)
     guard = Guard(pid, source, channel, timeout=timeout, start=start, grace=grace)
     guard.watch()
-    return guard
+    return guard, own_pod

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import yaml
+
+from kinetic.aio.kubernetes.rights import runner_role
+
 from .fixtures import Namespace
 
 __all__ = ["await_granted", "permit_runner"]
@@ -14,20 +18,11 @@ ROLES = "rbac.authorization.k8s.io/v1"
 
 
 def permit_runner(namespace: Namespace) -> None:
-    """The pods' service account may delete their own set, which it does through the API server."""
-    rule = {
-        "apiGroups": ["leaderworkerset.x-k8s.io"],
-        "resources": ["leaderworkersets"],
-        "verbs": ["delete"],
-    }
-    name: dict[str, Any] = {"apiVersion": ROLES, "metadata": {"name": "kinetic-runner"}}
-    namespace.call("POST", f"{ROLES}/roles", name | {"kind": "Role", "rules": [rule]})
-    whom = {"kind": "ServiceAccount", "name": "kinetic", "namespace": namespace.name}
-    which = {"kind": "Role", "name": "kinetic-runner", "apiGroup": "rbac.authorization.k8s.io"}
-    binding = name | {"kind": "RoleBinding", "subjects": [whom], "roleRef": which}
-    namespace.call("POST", f"{ROLES}/rolebindings", binding)
-    user = f"system:serviceaccount:{namespace.name}:kinetic"
-    await_granted(namespace, {"rules": [rule]}, user)
+    """Let the pods' service account delete its own set, Job, or pod, by the Role of the docs."""
+    documents = [*yaml.safe_load_all(runner_role(namespace.name, "kinetic"))]
+    for document in documents:
+        namespace.call("POST", f"{ROLES}/{document['kind'].lower()}s", document)
+    await_granted(namespace, documents[0], f"system:serviceaccount:{namespace.name}:kinetic")
 
 
 def await_granted(namespace: Namespace, role: dict[str, Any], user: str) -> None:

@@ -186,6 +186,23 @@ def beside(
     return JobFacts(job=a_job(), pods=[pod], events=events)
 
 
+def mixed(added: Json, program: Json, phase: str = "Running") -> JobFacts:
+    """A pod to which a webhook added a container, before the program's."""
+    pod = a_pod(program, phase=phase)
+    pod["spec"]["containers"][0]["name"] = "kinetic"
+    pod["spec"]["containers"].insert(0, {"name": "proxy", "image": "mesh.io/proxy:1"})
+    states = {"proxy": added, "kinetic": program}
+    pod["status"]["containerStatuses"] = [{"name": name, "state": states[name]} for name in states]
+    return JobFacts(job=a_job(), pods=[pod])
+
+
+UNPULLED = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+RUNNING = {"running": {"startedAt": BORN}}
+CREATED = {"waiting": {"reason": "ContainerCreating"}}
+DONE = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": BORN, "finishedAt": BORN}}
+DIED = {"terminated": {"exitCode": 3, "reason": "Error", "startedAt": BORN, "finishedAt": BORN}}
+
+
 def deleted(code: int, *nodes: Json, committed: str = "", **conditions: str) -> JobFacts:
     """A Job that failed because a user deleted its pod, which then ended with *code*."""
     end = {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:00:09Z"}
@@ -330,6 +347,15 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("its node died before it started the pod", replace(one_pod(), nodes=[a_node("n1", ready="Unknown")]), Reason.NODE_LOST, OPEN, ("its node n1 does not answer", "Kubernetes replaces the pod")),
     ("its node is gone before it started the pod", replace(one_pod(), nodes=[a_node("n2")], hosts={"n1": None}), Reason.NODE_LOST, OPEN, ("its node n1 does not exist", "Kubernetes replaces the pod")),
     ("its node is newer than the list of nodes", replace(one_pod(), nodes=[a_node("n2")], hosts={"n1": a_node("n1")}), None, OPEN, ("being created",)),
+    # Containers of others.
+    ("another's image, before the program starts", mixed(UNPULLED, CREATED, "Pending"), Reason.SETUP, BLOCKED, ("'proxy', which the cluster added", "mesh.io/proxy:1", "KINETIC_POD_ANNOTATIONS")),
+    ("another's image, while the program runs", mixed(UNPULLED, RUNNING), Reason.SETUP, OPEN, ("running", "'proxy', which the cluster added")),
+    ("the program's image, while another runs", mixed(RUNNING, UNPULLED), Reason.IMAGE_PULL, FINAL, (f"the image {IMAGE} cannot be pulled",)),
+    ("the images of both", mixed(UNPULLED, UNPULLED, "Pending"), Reason.IMAGE_PULL, FINAL, (f"the image {IMAGE} cannot be pulled",)),
+    ("the program has ended, another runs", mixed(RUNNING, DONE), None, FINAL, ("succeeded",)),
+    ("the program has ended, another has no image", mixed(UNPULLED, DONE, "Pending"), None, FINAL, ("succeeded",)),
+    ("the program has succeeded, another failed", mixed(DIED, DONE, "Failed"), None, FINAL, ("succeeded",)),
+    ("the program has failed, another succeeded", mixed(DONE, DIED, "Failed"), Reason.USER_ERROR, FINAL, ("exit code 3",)),
     # Ends.
     ("out of memory without a limit", exited(137, "OOMKilled"), Reason.OUT_OF_MEMORY, FINAL, ("has no memory limit", "larger machine")),
     ("a sidecar ran out of memory", exited(1, sidecar=True), Reason.USER_ERROR, FINAL, ("exit code 1", "gke-gcsfuse-sidecar")),

@@ -206,7 +206,7 @@ def test_the_container_cannot_gain_privileges() -> None:
     }
     pod = pod_of()
     assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
-    assert pod["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is True  # the pod may have to remove itself
     assert pod["serviceAccountName"] == "kinetic"
 
 
@@ -233,6 +233,14 @@ def test_data_in_a_bucket_is_mounted_read_only() -> None:
     assert mounts["/data"]["readOnly"] and mounts["/_kinetic/fuse-data/1"]["readOnly"]
     plain = job_manifest(order(), AT)["spec"]["template"]["metadata"]["annotations"]
     assert "gke-gcsfuse/volumes" not in plain
+
+
+def test_only_pods_have_the_annotations_of_pods_and_kinetic_ones_win() -> None:
+    given = {"sidecar.istio.io/inject": "false", "kinetic.dev/name": "other"}
+    job = job_manifest(order(), replace(AT, pod_annotations=given))
+    found = job["spec"]["template"]["metadata"]["annotations"]
+    assert found["sidecar.istio.io/inject"] == "false" and found["kinetic.dev/name"] != "other"
+    assert "sidecar.istio.io/inject" not in job["metadata"]["annotations"]
 
 
 def test_any_user_of_an_image_can_read_the_key() -> None:

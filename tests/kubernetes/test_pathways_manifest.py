@@ -49,7 +49,7 @@ def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
         assert hosts_env["KINETIC_ORDER"] == single_env["KINETIC_ORDER"]
         added = {"KINETIC_HOST", "KINETIC_HOSTS", "KINETIC_COORDINATOR"}
         added |= {"KINETIC_LWS", "TPU_PROCESS_PORT"} if kind == "lws" else set()
-        removed = {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS"}
+        removed = {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_POD_NAME"}
         assert set(hosts_env) ^ set(single_env) == added | removed
         (container,) = pod["spec"]["containers"]
         assert container["resources"]["limits"]["google.com/tpu"] == "4"

@@ -198,6 +198,7 @@ class Api(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         self.requests.append((self.path, self.headers["Authorization"], self.command))
+        self.rfile.read(int(self.headers["Content-Length"]))
         status = self.answers.pop(0)
         body = {403: json.dumps({"message": REFUSAL})}.get(status, "{}").encode()
         self.send_response(status)

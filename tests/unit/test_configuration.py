@@ -93,6 +93,18 @@ def test_the_user_of_pods_is_a_number_from_variable_or_profile(machine: Machine)
             machine.resolve()
 
 
+def test_annotations_of_pods_are_checked_before_any_job(machine: Machine) -> None:
+    assert machine.resolve().pod_annotations == ()
+    machine.profile(pod_annotations="sidecar.istio.io/inject=false")
+    assert machine.resolve().pod_annotations == (("sidecar.istio.io/inject", "false"),)
+    machine.environ["KINETIC_POD_ANNOTATIONS"] = "a=, example.com/B_c=x=y"
+    assert machine.resolve().pod_annotations == (("a", ""), ("example.com/B_c", "x=y"))
+    for invalid in ("a", "=b", "a b=c", "a/b/c=d", "a=b,", "kinetic.dev/name=x"):
+        machine.environ["KINETIC_POD_ANNOTATIONS"] = invalid
+        with pytest.raises(ConfigurationError, match="KINETIC_POD_ANNOTATIONS"):
+            machine.resolve()
+
+
 SHARED = {"GOOGLE_CLOUD_PROJECT": "shared"}
 
 
@@ -275,7 +287,7 @@ def test_every_variable_in_the_source_is_documented() -> None:
         *("KINETIC_ORDER_FD", "KINETIC_LOCAL_PROCESS"),
         *("KINETIC_BOOTSTRAP", "KINETIC_RUNNER_PACKAGES"),
     }
-    in_pods = {"ORDER", "DISRUPTIONS", "FAILURES", "NODE", "POD_BEGAN", "POD_UID"}
+    in_pods = {"ORDER", "DISRUPTIONS", "FAILURES", "POD_BEGAN", "POD_NAME", "POD_UID"}
     in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
     in_pods |= {"CREW", "JOB_UID", "ROUND"}
     internal |= {f"KINETIC_{name}" for name in in_pods}

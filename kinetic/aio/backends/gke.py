@@ -87,6 +87,7 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
         ttl_s=configuration.number("KINETIC_JOB_TTL_S", defaults.ttl_s, environ),
         queue=environ.get("KINETIC_QUEUE", defaults.queue),
         run_as_user=user,
+        pod_annotations=dict(target.pod_annotations),
         claim=target.store_claim or defaults.claim,
         priority_class=environ.get("KINETIC_PRIORITY_CLASS", defaults.priority_class),
     )

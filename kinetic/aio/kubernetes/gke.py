@@ -210,7 +210,6 @@ class GkeCluster:
         self._paths = Paths(namespace)
         self._secrets = secrets = Secrets(api, self._paths)
         self.root_key, self.keep_secret, self.secret = secrets.root_key, secrets.keep, secrets.kept
-        self.drop_secret, self.finish = secrets.drop, secrets.finish
         self._classes = ComputeClasses(api) if use_compute_classes else None
         self._diagnostics = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
@@ -235,6 +234,26 @@ class GkeCluster:
             manifest = single_manifest(job, job.crew, placement)
         if not await _is_created_by_earlier_job(self._api, self._paths, job):
             await create_job(self._api, self._paths, self._secrets, job, manifest)
+
+    async def drop_secret(self, names: Collection[str]) -> None:
+        """Drop the secrets of these names; see `Cluster.drop_secret`."""
+        await self._secrets.drop(names)
+        await self._end_mixed_rounds(names)
+
+    async def finish(self, name: str, fence: int) -> None:
+        """Drop what pods of a batch need, because all its jobs have ended; see `Cluster.finish`."""
+        await self._secrets.finish(name, fence)
+        await self._end_mixed_rounds([name])
+
+    async def _end_mixed_rounds(self, names: Collection[str]) -> None:
+        """Delete the rounds of ended batches whose pods other containers might keep running.
+
+        This client may close before the workers end, and they may lack the right to delete.
+        """
+        prefixes = tuple(f"{object_name(name)}-r" for name in names)
+        over = {name for name in self._diagnostics.mixed_rounds if name.startswith(prefixes)}
+        self._diagnostics.mixed_rounds -= over
+        await self.delete(names=over)
 
     # --- workers (`kinetic.aio.ports.Workers`) ---
 

@@ -318,6 +318,7 @@ class Placement:
     0 means root. ``claim`` names the PersistentVolumeClaim with the directory of the store. If it
     is empty, each node has that directory at the same path. ``compute_class`` names the
     ComputeClass whose nodes run the pods. If it is empty, any node that fits may run them.
+    ``annotations`` are for the object and its pods, ``pod_annotations`` for pods only.
     """
 
     namespace: str = "default"
@@ -331,6 +332,7 @@ class Placement:
     claim: str = ""
     compute_class: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    pod_annotations: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
@@ -345,6 +347,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     own_labels = {key: label_value(value) for key, value in spec.labels.items()}
     labels = usual_labels(placement.secret) | own_labels | identity
     annotations = _kinetic_annotations(spec, placement)
+    pod_annotations = {**placement.pod_annotations, **_pod_annotations(spec, annotations)}
     queue = {"kueue.x-k8s.io/queue-name": placement.queue} if placement.queue else {}
     return {
         "apiVersion": "batch/v1",
@@ -365,7 +368,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             "ttlSecondsAfterFinished": placement.ttl_s,
             **({"suspend": True} if placement.queue else {}),
             "template": {
-                "metadata": {"labels": labels, "annotations": _pod_annotations(spec, annotations)},
+                "metadata": {"labels": labels, "annotations": pod_annotations},
                 "spec": _pod_spec(spec, placement),
             },
         },
@@ -439,7 +442,8 @@ def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "serviceAccountName": placement.service_account,
-        "automountServiceAccountToken": False,
+        # Without the token, the runner could not remove a pod that other containers keep running.
+        "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
         "securityContext": _pod_security(user, claim=placement.claim),
@@ -585,7 +589,7 @@ def _container(spec: JobSpec, placement: Placement, mounts: list[dict[str, Any]]
 
 _FIELDS = {
     "KINETIC_POD_UID": "metadata.uid",
-    "KINETIC_NODE": "spec.nodeName",
+    "KINETIC_POD_NAME": "metadata.name",
     "KINETIC_FAILURES": f"metadata.annotations['{FAILURE_COUNTS[0]}']",
     "KINETIC_DISRUPTIONS": f"metadata.annotations['{FAILURE_COUNTS[1]}']",
 }

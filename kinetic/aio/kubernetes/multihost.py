@@ -190,6 +190,10 @@ class GroupTable(Table):
             return ""
         return str((labels.get(JOB) if pods else get_dict(document, "metadata").get("name")) or "")
 
+    def is_over_with(self, pod: Pod) -> bool:
+        """Return True: a table holds a pod only if its whole set is over."""
+        return True
+
     def _is_own(self, entry: Entry, pod: Document) -> bool:
         """Return whether the present set of this name made *pod*."""
         current_set = entry.job or entry.facts.current_or_last_job
@@ -212,6 +216,8 @@ class GroupTable(Table):
         previous = entry.reported.get(observation.name)
         entry.reported[observation.name] = observation
         self._note_waiting(entry, observation)
+        if entry.verdict.is_over:
+            self._note_held(entry)
         if observation.phase is Phase.GONE:
             del self.entries[entry.name]
             self._hinted.pop(entry.name, None)

@@ -1,4 +1,7 @@
-"""Find out and report why jobs wait, and end jobs that can never start."""
+"""Find out and report why jobs wait, and end jobs that can never start.
+
+Also end pods that only containers of others keep running.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +31,10 @@ from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
 from kinetic.aio.kubernetes.observations import ENDED, cause_of_end, text_of_end
+from kinetic.aio.kubernetes.rights import runner_role
 from kinetic.aio.kubernetes.secrets import missing_own_secret
 from kinetic.aio.kubernetes.tables import Entry, Table
-from kinetic.errors import AuthError, BackendError, NotFound
+from kinetic.errors import AuthError, BackendError, Conflict, NotFound
 from kinetic.job_status import Reason
 
 POD_GROUP = "kueue.x-k8s.io/pod-group-name"
@@ -78,6 +83,7 @@ class Diagnostics:
 
     *stop* is the change to a Job's spec that ends its pods and keeps the Job. For a set, which runs
     a job on several hosts, *makers* returns kind and name of the objects that create its pods.
+    ``mixed_rounds`` is that of each `Table`.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class Diagnostics:
         self._nodes_until = 0.0
         self._unavailable_until: dict[str, float] = {}
         self._reported_texts: set[str] = set()
+        self.mixed_rounds = set[str]()
 
     def report(self, name: str, verdict: Diagnosis) -> None:
         """Log the text of *verdict* for the job *name*, unless the same text was logged before."""
@@ -140,6 +147,37 @@ class Diagnostics:
             f"{self._paths.jobs}/{name}",
             body={"metadata": metadata, "spec": self._stop},
             content_type="application/merge-patch+json",
+        )
+
+    async def end_held(self, pod: Pod, job: Document | None, *, whole: bool) -> None:
+        """End *pod*, whose program has ended; if *whole*, delete its *job* with all its pods.
+
+        Kubernetes would replace a pod whose program has succeeded, because its other containers
+        fail when they are stopped.
+        """
+        kind, target = (self._paths.jobs, job) if whole else (self._paths.pods, pod.document)
+        body = {"preconditions": {"uid": uid(target)}, "propagationPolicy": "Background"}
+        with suppress(NotFound, Conflict):  # it is gone, or another of its name is there
+            await self._api.call(
+                "DELETE", f"{kind}/{get_dict(target, 'metadata')['name']}", body=body
+            )
+
+    def report_held(self, pod: Pod) -> None:
+        """Log once which containers hold pods of this kind, and which right a runner may lack."""
+        holders = ", ".join(pod.holders)
+        if holders in self._reported_texts:
+            return
+        self._reported_texts.add(holders)
+        advice = "set KINETIC_POD_ANNOTATIONS to what keeps them out of kinetic's pods"
+        if pod.spec.get("automountServiceAccountToken"):
+            role = runner_role(self._paths.namespace, str(pod.spec.get("serviceAccountName")))
+            advice += f", or have an administrator run `kubectl apply -f -` with this:\n{role}"
+        logging.warning(
+            "pod %s has ended, but containers that the cluster added go on (%s), so this client "
+            "ends the pod. Without a client, it would stay: %s",
+            pod.metadata.get("name"),
+            holders,
+            advice,
         )
 
     async def _read_events(self, entry: Entry, live_pods: Sequence[Document]) -> list[Document]:
@@ -294,6 +332,7 @@ class PendingMonitor:
 
     def __init__(self, table: Table, diagnostics: Diagnostics, changed: Callable[[], None]) -> None:
         self._table = table
+        table.mixed_rounds = diagnostics.mixed_rounds
         self._diagnostics = diagnostics
         self._changed = changed
         self._ended: set[str] = set()
@@ -314,7 +353,23 @@ class PendingMonitor:
                 if await self._check(entry):
                     self._changed()
                     await asyncio.sleep(self._diagnostics.patience.pause_s)
+            await self.end_held()
             await asyncio.sleep(TICK_S)
+
+    async def end_held(self) -> None:
+        """End each pod that only other containers hold; the log names a failure."""
+        for entry in [*self._table.held.values()]:
+            if (pod := self._table.holding_pod(entry)) is None:
+                continue
+            self._diagnostics.report_held(pod)
+            try:
+                await self._diagnostics.end_held(
+                    pod, entry.job, whole=self._table.is_over_with(pod)
+                )
+            except BackendError as exc:
+                logging.warning("can't end pod %s: %s", pod.metadata.get("name"), exc)
+            else:
+                self._table.held.pop(entry.name, None)
 
     async def _check(self, entry: Entry) -> bool:
         """Log why a job waits. Inquire about it, or end it. Return whether this sent a request."""

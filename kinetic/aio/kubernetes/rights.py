@@ -40,21 +40,21 @@ _CLUSTER_RULES = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
 
 
 @cache
-def _namespace_rules() -> list[dict[str, list[str]]]:
-    """Return the rules of the Role ``kinetic`` in `MANIFEST`: what a user of kinetic may do."""
+def _rules_of(role: str) -> list[dict[str, list[str]]]:
+    """Return the rules of *role* in `MANIFEST`: ``kinetic`` is for users, the other for pods."""
     import yaml  # imported here, because only a refused request needs it
 
     for document in yaml.safe_load_all(MANIFEST.read_text()):
-        if document["kind"] == "Role" and document["metadata"]["name"] == "kinetic":
+        if document["kind"] == "Role" and document["metadata"]["name"] == role:
             return list(document["rules"])
-    raise LookupError(f"{MANIFEST} has no Role kinetic")
+    raise LookupError(f"{MANIFEST} has no Role {role}")
 
 
 def rights(namespace: str) -> list[Right]:
     """Return every right that kinetic uses, in *namespace* and on resources outside namespaces."""
     return [
         Right(verb=verb, group=rule["apiGroups"][0], resource=rule["resources"][0], namespace=scope)
-        for rules, scope in ((_namespace_rules(), namespace), (_CLUSTER_RULES, ""))
+        for rules, scope in ((_rules_of("kinetic"), namespace), (_CLUSTER_RULES, ""))
         for rule in rules
         for verb in rule["verbs"]
     ]
@@ -100,27 +100,39 @@ def role(right: Right, user: str) -> str:
 
     A right outside any namespace needs a ClusterRole.
     """
-    import yaml
-
-    rules = [*(_namespace_rules() if right.namespace else _CLUSTER_RULES)]
+    rules = [*(_rules_of("kinetic") if right.namespace else _CLUSTER_RULES)]
     wanted = {"apiGroups": [right.group], "resources": [right.resource], "verbs": [right.verb]}
     if not any(all(value in rule[field] for field, (value,) in wanted.items()) for rule in rules):
         rules.append(wanted)
-    kind = "Role" if right.namespace else "ClusterRole"
+    return _role_and_binding("kinetic", rules, right.namespace, user, binding_of(user))
+
+
+def runner_role(namespace: str, account: str) -> str:
+    """Return YAML of the Role of pods, and of its binding to their service *account*."""
+    name, user = "kinetic-runner", f"system:serviceaccount:{namespace}:{account}"
+    return _role_and_binding(name, _rules_of(name), namespace, user, name)
+
+
+def _role_and_binding(
+    name: str, rules: list[dict[str, list[str]]], namespace: str, user: str, binding: str
+) -> str:
+    import yaml
+
+    kind = "Role" if namespace else "ClusterRole"
     api = "rbac.authorization.k8s.io"
-    scope = {"namespace": right.namespace} if right.namespace else {}
+    scope = {"namespace": namespace} if namespace else {}
     documents = (
         {
             "apiVersion": f"{api}/v1",
             "kind": kind,
-            "metadata": {"name": "kinetic", **scope},
+            "metadata": {"name": name, **scope},
             "rules": rules,
         },
         {
             "apiVersion": f"{api}/v1",
             "kind": f"{kind}Binding",
-            "metadata": {"name": binding_of(user), **scope},
-            "roleRef": {"apiGroup": api, "kind": kind, "name": "kinetic"},
+            "metadata": {"name": binding, **scope},
+            "roleRef": {"apiGroup": api, "kind": kind, "name": name},
             "subjects": [subject(user)],
         },
     )

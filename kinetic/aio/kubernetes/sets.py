@@ -37,7 +37,7 @@ HOST = "host"
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation, and label, with the index of a Job's pod: the number of its host."""
 
-_SINGLE_HOST_VARIABLES = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS")
+_SINGLE_HOST_VARIABLES = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_POD_NAME")
 _NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
 
@@ -80,6 +80,7 @@ class Kind:
         metadata: dict[str, Any] = {**job["metadata"], "name": name}
         for section in (metadata, pod["metadata"]):
             section["labels"] = {**section["labels"], JOB: name}
+        pod["spec"]["automountServiceAccountToken"] = False  # only the leader removes a set
         (container,) = pod["spec"]["containers"]
         container["env"] = [
             *(

@@ -11,6 +11,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     age_key,
     annotations_of,
     get_dict,
+    get_list,
     labels_of,
     uid,
 )
@@ -188,11 +189,17 @@ class Table:
 
     If ``reports_orphans`` is True, a pod whose Job isn't in the table has lost its Job, and `news`
     reports the pod. Otherwise, `news` waits for the Job, unless the pod is being deleted.
+
+    ``waiting`` has the jobs that wait. ``held`` has those whose program has ended in a pod that
+    other containers keep on its node. ``mixed_rounds`` has the Jobs of rounds whose pods have other
+    containers.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, Entry] = {}
+        self.held: dict[str, Entry] = {}
+        self.mixed_rounds = set[str]()
         self.reports_orphans = False
         self._listed: set[bool] = set()  # True after a list of pods, False after one of jobs
         self._changed_names: dict[str, None] = {}
@@ -291,6 +298,7 @@ class Table:
                 yield from self._changes(entry)
                 if name not in self.entries:
                     self.waiting.pop(name, None)
+                    self.held.pop(name, None)
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
         """Yield the changes of *entry* since the last observations that clients got."""
@@ -315,6 +323,7 @@ class Table:
             yield from self._report_gone(entry)
             return
         self._note_waiting(entry, current[-1])
+        self._note_held(entry)
         has_ended = has_job_ended(entry.facts, verdict)
         if has_ended:
             current += unstarted_ends(entry.reported, current, verdict)
@@ -334,6 +343,25 @@ class Table:
         del self.entries[entry.name]
         for observation in entry.reported.values():
             yield replace(observation, phase=Phase.GONE, last=True)
+
+    def _note_held(self, entry: Entry) -> None:
+        """Keep *entry* in ``held`` while containers beside its program hold a pod."""
+        self.held.pop(entry.name, None)
+        for pod in entry.facts.pods:
+            if len(get_list(get_dict(pod, "spec"), "containers")) < 2:
+                continue  # a shortcut for most pods, because this runs often
+            if RANK_SEPARATOR in entry.name:
+                self.mixed_rounds.add(entry.name.partition(RANK_SEPARATOR)[0])
+            if Pod(pod).holders and not entry.facts.is_gone_or_deleting:
+                self.held[entry.name] = entry
+
+    def holding_pod(self, entry: Entry) -> Pod | None:
+        """Return a pod of *entry* whose program has ended, but that other containers hold."""
+        return next((pod for pod in map(Pod, entry.facts.pods) if pod.holders), None)
+
+    def is_over_with(self, pod: Pod) -> bool:
+        """Return whether the whole Job is over when *pod* has ended; else Kubernetes decides."""
+        return pod.succeeded
 
     def _note_waiting(self, entry: Entry, observation: Observation) -> None:
         """Keep *entry* in ``waiting`` while its last attempt waits; time each attempt anew."""

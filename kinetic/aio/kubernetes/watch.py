@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 
-from kinetic._tasks import all_or_none
+from kinetic._tasks import all_or_none, release
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.manifests import Paths, by_items, by_labels
 from kinetic.aio.kubernetes.pending import SAMPLE_SIZE, Diagnostics, PendingMonitor
@@ -123,3 +123,5 @@ async def watch_jobs(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        if table.held:  # the last item may have ended just now
+            await release(monitor.end_held(), operation="ending pods that others hold")

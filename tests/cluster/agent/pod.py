@@ -163,14 +163,13 @@ class Pod:
 
     async def _bring_to_end(self, work: asyncio.Task[None]) -> None:
         """SIGTERM, and SIGKILL when its time is over."""
-        running = [one for one in self.containers if one.running]
-        if not running:
-            work.cancel()
-            await asyncio.wait({work})
-            return
-        for one in running:
+        for one in self.containers:
             one.terminate()
         while not work.done():
+            if not any(one.running for one in self.containers):  # others may wait for an image
+                work.cancel()
+                await asyncio.wait({work})
+                return
             left = max(0.0, self._deadline - asyncio.get_running_loop().time())
             news = asyncio.create_task(self._news.wait(), name="news")
             both = {work, news}
@@ -261,6 +260,9 @@ class Pod:
                 run.cancel()
                 await asyncio.wait({run})
             if self._ending is not None or self.object["spec"]["restartPolicy"] == "Never":
+                if any(other.exit_code is None for other in self.containers):
+                    self._news.set()  # the pod goes on without it
+                    await self._report()
                 return
             seconds = self._kubelet.back_off_s * 2 ** min(one.restarts, 5)
             await self._report()

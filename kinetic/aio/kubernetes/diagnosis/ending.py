@@ -24,9 +24,9 @@ from kinetic.job_status import Reason
 
 def failure(pod: Pod) -> Cause | None:
     """Return why *pod*, which ended or no longer exists, failed; None if it succeeded."""
-    phase, failed = pod.status.get("phase"), pod.failed_container
-    if pod.ended and (phase == "Succeeded" or (failed is None and phase != "Failed")):
+    if pod.succeeded:
         return None
+    failed = pod.failed_container
     committed_reason = str(pod.end.get(OUTCOME) or "")
     if committed_reason == Reason.DEADLINE:
         return Cause(summary="the function ran longer than its timeout", reason=Reason.DEADLINE)

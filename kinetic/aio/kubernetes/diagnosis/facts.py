@@ -180,6 +180,9 @@ def _event_key(event: Document) -> tuple[object, ...]:
 OUTCOME = "kinetic"
 """The field that `trim` adds to a container's end: the reason in the outcome of the attempt."""
 
+CONTAINER = "kinetic"
+"""The same as in `manifests`: the container that runs the function."""
+
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that mean that its program never started."""
 
@@ -253,18 +256,53 @@ class Pod:
 
     @cached_property
     def programs(self) -> Sequence[Container]:
-        """The containers that aren't init containers; the first of them decides the pod's state."""
-        return [container for container in self.containers if not container.init]
+        """The container that runs the function, which alone decides the pod's state.
+
+        Controllers of the cluster may have added others. In a pod without a container of kinetic's
+        name, it is the first one.
+        """
+        containers = [container for container in self.containers if not container.init]
+        if len(containers) < 2:
+            return containers
+        return [found for found in containers if found.name == CONTAINER] or containers[:1]
+
+    @property
+    def added(self) -> Sequence[Container]:
+        """The containers beside the program; Kubernetes waits for their end, as for the program."""
+        return [found for found in self.containers if not (found.init or found in self.programs)]
 
     @property
     def ended(self) -> bool:
-        """Whether no program of the pod runs or will run."""
+        """Whether the pod's program doesn't run, and won't run; other containers don't matter."""
         if self.status.get("phase") in ("Succeeded", "Failed"):
             return True
         if not self.status.get("containerStatuses"):
             return False  # a shortcut for most pods, because this runs often
         never = self.spec.get("restartPolicy") == "Never"
         return never and all(program.state("terminated") is not None for program in self.programs)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the program ended with 0, even if a container beside it makes the pod fail."""
+        phase = self.status.get("phase")
+        ended_well = self.ended and self.end.get("exitCode") == 0
+        return phase == "Succeeded" or (ended_well and (phase != "Failed" or bool(self.added)))
+
+    @property
+    def holders(self) -> Sequence[str]:
+        """The names of containers that hold the pod although its program has ended.
+
+        They run on, or they failed beside a program that succeeded: then the Job replaces the pod.
+        """
+        phase = self.status.get("phase")
+        if not self.ended or self.terminating or phase == "Succeeded":
+            return ()
+        is_failed = phase == "Failed"
+        return [
+            container.name
+            for container in self.added
+            if (self.succeeded if is_failed else container.state("terminated") is None)
+        ]
 
     @property
     def gone(self) -> bool:

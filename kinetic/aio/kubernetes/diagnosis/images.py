@@ -77,5 +77,15 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
         quote=gist(message),
         arch=arch,
     )
-    secret_problem = gist(pod.last_message("FailedToRetrieveImagePullSecret"))
-    return replace(cause, more=[secret_problem])
+    cause = replace(cause, more=[gist(pod.last_message("FailedToRetrieveImagePullSecret"))])
+    if container in pod.programs:
+        return cause
+    # The user didn't choose this image, and an administrator may mend it while the pod waits.
+    summary = f"container {container.name!r}, which the cluster added to the pod: {cause.summary}"
+    advice = (
+        f"tell the cluster's administrator ({cause.next_step}), or set KINETIC_POD_ANNOTATIONS to "
+        "what keeps that container out of kinetic's pods"
+    )
+    return replace(
+        cause, summary=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.BLOCKED
+    )

@@ -20,7 +20,8 @@ def why_not_started(pod: Pod) -> Cause | None:
         problem = "does not exist" if pod.node_removed else "does not answer"
         summary = f"its node {pod.spec.get('nodeName')} {problem}, so nothing starts it"
         return Cause(summary=summary, reason=Reason.NODE_LOST, advice=REPLACED)
-    causes = (container_obstacle(pod, container) for container in pod.containers)
+    containers = sorted(pod.containers, key=lambda container: container not in pod.programs)
+    causes = (container_obstacle(pod, container) for container in containers)
     cause = next((cause for cause in causes if cause is not None), None) or _preparation_cause(pod)
     return cause or _predecessor_cause(pod)
 
