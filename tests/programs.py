@@ -42,3 +42,21 @@ def output(*command: str | Path, **options: object) -> str:
 def python(*arguments: str | Path, **options: object) -> str:
     """Run this interpreter, such as ``python("-c", code)``, and return what it prints."""
     return output(sys.executable, *arguments, **options)
+
+
+def mypy(*arguments: str | Path, timeout: float = 110) -> CompletedProcess[str]:
+    """Check types strictly. All tests share the options, so each uses the cache of the one before.
+
+    Missing libraries don't matter. Run the tests that call this in the group `MYPY`, because two
+    processes can't share the cache.
+    """
+    options = (
+        *("--strict", "--ignore-missing-imports", "--follow-imports=silent", "--config-file="),
+        *("--allow-untyped-decorators", "--no-warn-return-any"),
+        "--disable-error-code=empty-body",  # in documentation, `...` is a body
+        *("--cache-dir", ROOT / ".mypy_cache" / "tests"),
+    )
+    return run(sys.executable, "-m", "mypy", *options, *arguments, timeout=timeout)
+
+
+MYPY = "mypy"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import programs
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 FILES = (HERE / "positive.py", HERE / "negative.py")
 EXPECTED = {
     (path.name, number)
@@ -24,16 +24,7 @@ Found = dict[tuple[str, int], str]
 
 
 def mypy() -> Found:
-    options = ["--strict", "--output=json", "--follow-imports=silent", "--no-error-summary"]
-    cache = ROOT / ".mypy_cache" / "typing-tests"
-    result = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, f"--cache-dir={cache}", *FILES],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    result = programs.mypy("--output=json", "--no-error-summary", *FILES)
     assert result.returncode in (0, 1), result.stderr + result.stdout
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     return {
@@ -44,14 +35,8 @@ def mypy() -> Found:
 
 
 def pyright() -> Found:
-    result = subprocess.run(
-        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, *FILES],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    command = (sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable)
+    result = programs.run(*command, *FILES)
     assert result.returncode in (0, 1), result.stderr + result.stdout
     return {
         (Path(report["file"]).name, report["range"]["start"]["line"] + 1): report["message"]
@@ -60,6 +45,7 @@ def pyright() -> Found:
     }
 
 
+@pytest.mark.xdist_group(programs.MYPY)
 @pytest.mark.parametrize("check", [mypy, pytest.param(pyright, marks=pytest.mark.full)])
 def test_a_type_checker_reports_exactly_the_marked_lines(check: Callable[[], Found]) -> None:
     found = check()
