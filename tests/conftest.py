@@ -78,8 +78,8 @@ settings.load_profile("any machine")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return 1.5 workers per core: tests wait a third of their time."""
-    return max(1, round(1.5 * (os.cpu_count() or 1)))
+    """Return 2.5 workers per core: tests wait more than half of their time."""
+    return round(2.5 * (os.cpu_count() or 1))
 
 
 @pytest.hookimpl(tryfirst=True)

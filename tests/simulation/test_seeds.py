@@ -30,8 +30,10 @@ from .scenario import (
     play,
 )
 
-SEEDS, BLOCK = 1000, 100
-MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(2 * BLOCK, SEEDS, BLOCK)]
+SEEDS, BLOCK = 400, 100
+"""How many courses of each kind the everyday and the full run play at most, and per test."""
+
+MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(BLOCK, SEEDS, BLOCK)]
 
 
 def play_all(seeds: range, *changes: Callable[[Plan], Plan]) -> Counter[str]:
@@ -49,7 +51,7 @@ def play_all(seeds: range, *changes: Callable[[Plan], Plan]) -> Counter[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", [0, BLOCK, *MORE])
+@pytest.mark.parametrize("first", [0, *MORE])
 def test_every_course_keeps_the_protocol(first: int) -> None:
     counts = play_all(range(first, first + BLOCK))
     for fault in ("pause", "kill", "outage", "resume", "twice", "dies", "zombie", "lost", "retry"):
@@ -64,8 +66,9 @@ def test_courses_with_many_requests_keep_the_protocol() -> None:
     play_all(range(BLOCK), crowded)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", [0, *MORE])
+@pytest.mark.parametrize("first", [0, BLOCK])
 def test_collecting_loses_and_repeats_nothing(first: int) -> None:
     counts = play_all(range(first, first + BLOCK), collecting)
     assert counts["collected"] > BLOCK / 4, "hardly anything was collected"
@@ -77,12 +80,11 @@ def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_PRICES", str(tmp_path / "prices.json"))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("priced")
-@pytest.mark.parametrize("first", [0, *MORE])
-def test_a_budget_is_kept_whoever_submits(first: int) -> None:
-    counts = play_all(range(first, first + BLOCK), budgeted)
-    assert counts["control: stop budget"], "no budget was spent"
+def test_a_budget_is_kept_whoever_submits() -> None:
+    assert play_all(range(BLOCK), budgeted)["control: stop budget"], "no budget was spent"
 
 
 FEW = 20
@@ -96,7 +98,7 @@ def test_workers_need_no_client() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, 500, BLOCK))
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_every_course_with_workers_keeps_the_protocol(first: int) -> None:
     counts = play_all(range(first, first + BLOCK), manned)
     rare = [kind for kind in MANNED_FAULTS if not counts[kind]]
@@ -113,10 +115,9 @@ MANNED_FAULTS = (
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, 300, BLOCK))
 @pytest.mark.parametrize("change", [crowded, collecting, forged])
-def test_requests_to_workers_keep_the_protocol(change: Callable[[Plan], Plan], first: int) -> None:
-    play_all(range(first, first + BLOCK), change, manned)
+def test_requests_to_workers_keep_the_protocol(change: Callable[[Plan], Plan]) -> None:
+    play_all(range(BLOCK), change, manned)
 
 
 @pytest.mark.full
@@ -157,7 +158,8 @@ def test_no_single_notification_is_needed(seeds: range, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("carrier", [(), (manned,)])
-@pytest.mark.parametrize("changes", [(), (collecting,), (crowded,), (forged,)])
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize("changes", [(), (collecting,), (crowded,), (forged,), (budgeted,)])
 def test_many_courses_keep_the_protocol(
     changes: tuple[Callable[[Plan], Plan], ...], carrier: tuple[Callable[[Plan], Plan], ...]
 ) -> None:

@@ -45,8 +45,9 @@ def pyright() -> Found:
     }
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group(programs.MYPY)
-@pytest.mark.parametrize("check", [mypy, pytest.param(pyright, marks=pytest.mark.full)])
+@pytest.mark.parametrize("check", [mypy, pyright])
 def test_a_type_checker_reports_exactly_the_marked_lines(check: Callable[[], Found]) -> None:
     found = check()
     unexpected = {line: message for line, message in found.items() if line not in EXPECTED}

@@ -31,7 +31,7 @@ def test_leaving_out_a_rule_breaks_its_invariant(name: str) -> None:
         assert report.violation is None, report.text()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_protocol_survives_the_plans_of_mutations(name: str) -> None:
     for seed in range(100):

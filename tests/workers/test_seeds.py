@@ -13,7 +13,7 @@ import pytest
 
 from .scenario import CALM_AFTER, FAULTS, play
 
-SEEDS, BLOCK = 3000, 300
+SEEDS, BLOCK = 900, 300
 MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(BLOCK, SEEDS, BLOCK)]
 REQUESTS = (
     *("retry", "grow", "leave", "collect", "suspend", "stop", "stop item", "cleanup", "jobgone"),
