@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
 from kinetic._runner.protocol import wire
+from kinetic.aio._engine.ids import worker_name
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import NoLog, NotFound
@@ -128,8 +129,7 @@ async def _worker_log(
     worker = WorkerId.parse(attempt.worker if outcome is None else outcome.writer)
     if workers is None or worker is None:
         raise NotFound(f"attempt {number} of {identity.job_id(index)} has no output")
-    round_name = identity.round_name(worker.round)
-    name = f"{round_name}.{worker.job}.{worker.rank}.{worker.restarts}"
+    name = worker_name(identity.id, worker)
     if outcome is None:
         place = identity.key, identity.scope, identity.job_id(index), number
         begin, end = mark(*place, "begins"), mark(*place, "has ended")

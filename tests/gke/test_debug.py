@@ -91,6 +91,25 @@ async def test_the_function_stops_at_a_breakpoint_once_the_user_may_forward_port
     cleanup_port_forward(forwarder)
 
 
+@pytest.mark.full
+async def test_an_item_of_a_batch_stops_at_a_breakpoint(
+    configured: Namespace, project: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forwarder ends with the item, while the worker waits for the debugger of the next."""
+    monkeypatch.setenv("KINETIC_CLUSTER_WORKERS", "1")
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        doubled = project.doubled.options(accelerator="cpu")
+        batch = await client.run_async_map(doubled, [1, 2], max_concurrent=1, progress=False)
+        forwarder, port = await attached(batch.jobs[0])
+        frame, seen = await asyncio.to_thread(stopped_at, port, project.__file__, 10)
+        assert (frame["name"], frame["source"]["path"]) == ("doubled", project.__file__)
+        assert seen == {"x": "1", "y": "2"}
+        assert await batch.jobs[0].result() == 2
+        assert await asyncio.to_thread(forwarder.wait, 60) == 0
+        await batch.cancel()
+    cleanup_port_forward(forwarder)
+
+
 @pytest.mark.usefixtures("groups")
 async def test_attaching_to_a_chosen_host_starts_all_hosts(
     client: aio.Client, project: ModuleType

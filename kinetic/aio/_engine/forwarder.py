@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO
 
 import anyio
@@ -18,7 +18,10 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.stapled import MultiListener
 
 from kinetic import errors
-from kinetic.aio.platforms import open_platform
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import WorkerId
+from kinetic.aio._engine.ids import attempt_of, scope_of, worker_name
+from kinetic.aio.platforms import Platform, open_platform
 from kinetic.aio.ports import Cluster, Phase
 from kinetic.configuration import Target
 
@@ -80,6 +83,8 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
     """Forward connections until the parent process or the job has ended."""
     platform = await open_platform(request.target)
     try:
+        name, outcome = await _find_job(platform, request.name)
+        request = replace(request, name=name)
         with suppress(errors.Unavailable):  # fail now if kinetic can't reach the job
             stream = await platform.cluster.dial(request.name, UNUSED_PORT, host=request.host)
             await stream.aclose()
@@ -88,7 +93,7 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
             _write_reply({"port": listener.extra(SocketAttribute.local_port)})
             end_tasks = [
                 asyncio.create_task(_until_closed(stdin), name="kinetic forwarder: its starter"),
-                asyncio.create_task(_until_ended(platform.cluster, request), name="its job"),
+                asyncio.create_task(_until_ended(platform, request, outcome), name="its job"),
             ]
 
             async def serve_connection(connection: SocketStream) -> None:
@@ -107,6 +112,24 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
                     )
     finally:
         await platform.aclose()
+
+
+async def _find_job(platform: Platform, name: str) -> tuple[str, str]:
+    """Return the job that carries out the attempt *name*, and the object that shows its end.
+
+    These are the attempt's worker and outcome. If the platform shows the attempt itself, they are
+    *name* and an empty text.
+    """
+    attempt = attempt_of(name)
+    if attempt is None or platform.workers is None or platform.workers.shows_items:
+        return name, ""
+    group_id, index, number = attempt
+    scope = scope_of(group_id)
+    claim = await platform.store.look(wire.attempt_key(scope, index, number, "claim"))
+    worker = None if claim is None else WorkerId.parse(claim.metadata.get("worker", ""))
+    if worker is None:
+        return name, ""
+    return worker_name(group_id, worker), wire.attempt_key(scope, index, number, "outcome")
 
 
 async def _listen(port: int) -> MultiListener[SocketStream]:
@@ -128,11 +151,13 @@ async def _until_closed(stdin: BinaryIO) -> None:
         transport.close()
 
 
-async def _until_ended(cluster: Cluster, request: ForwardRequest) -> None:
-    """Return when the job has ended."""
+async def _until_ended(platform: Platform, request: ForwardRequest, outcome: str) -> None:
+    """Return when the job has ended, or the object *outcome* exists."""
     while True:
         try:
-            observations = await cluster.find(names=[request.name])
+            if outcome and await platform.store.look(outcome) is not None:
+                return
+            observations = await platform.cluster.find(names=[request.name])
             if not any(
                 observation.name == request.name and observation.phase not in ENDED_PHASES
                 for observation in observations

@@ -6,16 +6,20 @@ import re
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kinetic._messages import one_line
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.errors import ConfigurationError, NotFound
 
+if TYPE_CHECKING:
+    from kinetic._runner.protocol.workers import WorkerId
+
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
 _FULL_ID = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
 _ITEM = re.compile(r"(grp-.+)-([0-9]+)", re.ASCII)
+_ATTEMPT = re.compile(r"(grp-.+)-([0-9]+)-([0-9]+)", re.ASCII)
 
 
 def item_of(job_id: str) -> tuple[str, int] | None:
@@ -29,6 +33,24 @@ def item_of(job_id: str) -> tuple[str, int] | None:
             f"Its first job is '{job_id}-0', for attach() or `kinetic jobs`"
         )
     return None
+
+
+def attempt_of(name: str) -> tuple[str, int, int] | None:
+    """Return batch, item, and number of the attempt that a platform calls *name*.
+
+    None for the attempt of a single job, and for a name that isn't one of an attempt.
+    """
+    found = _ATTEMPT.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def worker_name(group_id: str, worker: WorkerId) -> str:
+    """Return the platform's name of a worker of a batch."""
+    return f"{_round_name(group_id, worker.round)}.{worker.job}.{worker.rank}.{worker.restarts}"
+
+
+def _round_name(submission_id: str, number: int) -> str:
+    return f"{submission_id}-r{number}"
 
 
 def require_batch_id(group_id: str) -> None:
@@ -150,7 +172,7 @@ class Identity:
 
     def round_name(self, number: int) -> str:
         """Return the platform's name of a round of workers; it begins each worker's name."""
-        return f"{self.id}-r{number}"
+        return _round_name(self.id, number)
 
     def attempts_to_ask(self, attempt: int) -> Collection[int]:
         """Return the attempts to ask the platform about when *attempt* is the open one.

@@ -34,7 +34,7 @@ from kinetic.aio.kubernetes.manifests import (
     by_jobs,
 )
 from kinetic.aio.kubernetes.multihost import host_of
-from kinetic.aio.kubernetes.observations import controller, failures_before, name_of
+from kinetic.aio.kubernetes.observations import name_of
 from kinetic.aio.kubernetes.reflector import Changed, Listed, Rhythm, follow_both, list_both
 from kinetic.aio.ports import LogPiece, LogPieces
 from kinetic.errors import NotFound, Refused, Throttled, Unavailable
@@ -336,15 +336,11 @@ class _AttemptView:
 class _WorkerView(_AttemptView):
     """The pod of the worker called *name*."""
 
-    def __init__(self, api: Api, paths: Paths, name: str, rhythm: Rhythm, *, follow: bool) -> None:
-        super().__init__(api, paths, name, rhythm, follow=follow)
-        self._round, self._job_uid, self._rank, restarts = name.rsplit(".", 3)
-        self._restarts = int(restarts)
-
     @property
     def _selector(self) -> str:
-        (selector,) = by_jobs([self._round])
-        return f"{selector},{RANK}={self._rank}"
+        round_name, _, rank, _ = self.name.rsplit(".", 3)
+        (selector,) = by_jobs([round_name])
+        return f"{selector},{RANK}={rank}"
 
     def check_exists(self) -> None:
         """Check that the pod exists.
@@ -358,14 +354,6 @@ class _WorkerView(_AttemptView):
     @property
     def _is_complete(self) -> bool:
         return True
-
-    def _pods_of(self, index: int | None) -> list[Document]:
-        return [
-            pod
-            for pod in self._pods.values()
-            if controller(pod).get("uid") == self._job_uid
-            and failures_before(pod) == self._restarts
-        ]
 
 
 async def item_log(

@@ -71,8 +71,11 @@ def other_attempt_name(name: str, attempt: int, other: int) -> str:
 
 
 def items_of(name: str) -> list[str]:
-    """Return the names of the items that an attempt called *name* may belong to."""
-    return [*dict.fromkeys((name, re.sub(r"-[0-9]+$", "", name)))]
+    """Return the names of the items that an attempt called *name* may belong to.
+
+    For a worker, the item is its round.
+    """
+    return [*dict.fromkeys((name.partition(".")[0], re.sub(r"-[0-9]+$", "", name)))]
 
 
 @functools.lru_cache(4096)

@@ -26,6 +26,7 @@ from kinetic.aio.kubernetes.manifests import (
     KIND,
     LABELS,
     NAME,
+    RANK,
     WORKER,
     other_attempt_name,
 )
@@ -158,9 +159,11 @@ def rank_of(entry_name: str) -> int:
 
 
 def name_of(document: Document) -> str:
-    """Return the name of the attempt for which a Job was created, or that a pod runs."""
+    """Return the name of the attempt or round of a Job, or of the attempt or worker of a pod."""
     object_name = get_dict(document, "metadata").get("name")
     name = str(annotations_of(document).get(NAME) or object_name or "")
+    if (rank := labels_of(document).get(RANK)) and labels_of(document).get(KIND) == WORKER:
+        return f"{name}.{controller(document).get('uid')}.{rank}.{failures_before(document)}"
     first = _parse_number(_labels(document).get(ATTEMPT))
     if first is None:
         return name

@@ -13,9 +13,9 @@ import anyio
 from anyio.abc import ByteStream
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import age_key, get_dict
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age_key, get_dict, labels_of
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.manifests import Paths, by_items
+from kinetic.aio.kubernetes.manifests import KIND, WORKER, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
 from kinetic.aio.kubernetes.reflector import list_all
@@ -33,7 +33,7 @@ PIECE_BYTES = 32 * 1024
 
 
 async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> ByteStream:
-    """Connect to *port* in the pod of host number *host* of the attempt called *name*.
+    """Connect to *port* in the pod of host number *host* of the attempt or worker called *name*.
 
     Raises:
         NotFound: No such pod runs.
@@ -44,7 +44,7 @@ async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> B
     running = [
         pod
         for pod in (await list_all(api, paths.pods, selector)).items
-        if name_of(pod) == name and (host_of(pod) or 0) == host
+        if name_of(pod) == name and (_is_worker(pod) or (host_of(pod) or 0) == host)
         if not Pod(pod).ended and get_dict(pod, "status").get("phase") == "Running"
     ]
     if not running:
@@ -56,6 +56,11 @@ async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> B
     pod = str(get_dict(max(running, key=age_key), "metadata").get("name"))
     path = f"{paths.pods}/{pod}/portforward"
     return _Tunnel(await api.tunnel(path, PROTOCOL, query={"ports": str(port)}), pod, port)
+
+
+def _is_worker(pod: Document) -> bool:
+    """Return whether the index of *pod* is a rank, and no host's number."""
+    return labels_of(pod).get(KIND) == WORKER
 
 
 class _Tunnel(ByteStream):
