@@ -167,7 +167,7 @@ class Objects(Protocol):
         ...
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Return ``work(item)`` for all *items*, in order; threads may call *work* at once."""
+        """Return ``work(item)`` for all *items*, in order; threads may call *work* concurrently."""
         ...
 
 

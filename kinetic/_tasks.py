@@ -54,7 +54,7 @@ T = TypeVar("T")
 class _OneLoopStream(AsyncGenerator[T, None]):
     """Pass on the items of an async generator, on one event loop.
 
-    `asyncio.run` closes the generators of its loop. Without this class, an iteration that goes on
+    `asyncio.run` closes the generators of its loop. Without this class, an iteration that continues
     in a second loop would end early, and raise nothing.
     """
 

@@ -32,7 +32,7 @@ class Data:
     and dicts, or as a volume. The function gets the plain path of a directory or file. A job may
     write to that path; its changes reach neither the store nor another job.
 
-    kinetic reads a local path once, when it first hashes or ships the path: this object stands for
+    kinetic reads a local path once, when it first hashes or ships the path: this object represents
     those contents. After a change, create another `Data`. kinetic leaves out symbolic links to
     directories, and ships a link to a file as that file. It keeps empty directories, and the
     permission to execute.

@@ -289,7 +289,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         )
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the function here, in this process, as if it were not decorated.
+        """Call the undecorated function in this process.
 
         The functions of ``init`` make their arguments for this call; afterwards, their generators
         go on behind the ``yield``. The call fails if a generator does.
@@ -453,7 +453,7 @@ def run(*args: Any, **settings: Any) -> Any:
     - ``f.run_async(...)``: start it and return a `JobHandle` at once.
     - ``f.run_async_map(inputs, ...)``: run it once per input and return a `BatchHandle`.
     - ``f.sweep(optimizer, ...)``: search for the best arguments and return a `Sweep`.
-    - ``f.local(...)``: call it here, as if it were not decorated.
+    - ``f.local(...)``: call the undecorated function here.
     - ``f.options(...)``: a copy with other settings.
 
     Args:
@@ -478,7 +478,7 @@ def run(*args: Any, **settings: Any) -> Any:
         init: Functions that make arguments: ``{"model": load_model}``. Calls leave these arguments
             out. Each process, or interpreter with ``isolation="worker"``, calls them once. What
             a generator function has after its ``yield`` runs at the end.
-        recycle: With ``isolation="worker"``: start a new interpreter after so many items.
+        recycle: With ``isolation="worker"``: start a new interpreter after this many items.
 
     In this version, ``isolation``, ``init``, and ``recycle`` are for batches on ``local``.
 

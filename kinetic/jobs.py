@@ -323,14 +323,14 @@ class JobHandle(JobRecord, Generic[T]):
         first may take six.
 
         Args:
-            timeout: Seconds for the whole loop; after that, the job goes on. None: no limit.
+            timeout: Seconds for the whole loop; after that, the job continues. None: no limit.
 
         Raises:
             ConfigurationError: *timeout* isn't a number of at least 0, or None.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             NotFound: There is no such job.
 
-        After a break or Ctrl-C: the job goes on.
+        After a break or Ctrl-C: the job continues.
 
         Example::
 
@@ -789,7 +789,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             cleanup: If every item has its value, remove the jobs, inputs, outcomes, and logs. This
                 handle keeps the values; other processes can't read them. A batch with failures
                 keeps its objects and logs, for `retry_failed` and for you; on a cluster, it loses
-                its pods, and so all but the last MiB of each log.
+                its pods, and so each log except its last MiB.
             return_exceptions: Put the exception into the list where an item has no value.
                 `outcomes` distinguishes it from an exception that the function returned. A pruned
                 item always has its `kinetic.Pruned` in the list.
@@ -988,7 +988,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """Run again the items that failed, were lost, or were cancelled; any process can do this.
 
         Returns how many items run again. The batch's submitter starts them; without a submitter,
-        this process resumes the batch. The time of a ``batch_timeout`` starts anew.
+        this process resumes the batch. The time of a ``batch_timeout`` starts again.
 
         Args:
             indices: Run only the items with these indices. None: all of them.
@@ -1151,7 +1151,7 @@ class Sweep:
 
     A ``with`` block stops unfinished trials when you leave it. Iterating yields each trial once,
     when it has ended, and first those of earlier processes; ``async for`` works in any event loop.
-    The sweep goes on also while you don't iterate. You get a sweep from ``f.sweep(...)``.
+    The sweep also continues while you don't iterate. You get a sweep from ``f.sweep(...)``.
 
     Args:
         sweep: The sweep in `kinetic.aio`; don't create one yourself.
@@ -1404,7 +1404,7 @@ def sweep(
             *resume* is false.
         SubmissionError: The function or its project can't be shipped.
 
-    Ctrl-C: nothing of a new sweep is left. A sweep that was continued goes on.
+    Ctrl-C: kinetic removes a new sweep. A sweep that was continued stays.
 
     Example::
 
@@ -1570,7 +1570,7 @@ def collect(*, everything: bool = False) -> Collection:
 
     In the store, kinetic removes code, functions, requirements, and `Data` that nothing refers
     to and nothing has used for a day. It also removes the remains of batches whose process
-    died, the names of sweeps whose batches are gone, and build contexts from the bucket of
+    died, the names of sweeps without batches, and build contexts from the bucket of
     builds. A job refers to its content until it ends, a batch until `results` or `cleanup`. To
     remove a job's or batch's own objects, call ``cleanup(gcs=True)`` on it.
 
@@ -1581,7 +1581,7 @@ def collect(*, everything: bool = False) -> Collection:
     Args:
         everything: Also remove what was used within a day, if no unfinished job and no batch
             needs it. Don't use this while another process submits to a bucket: its job may
-            fail because its code is gone. Default: False.
+            fail because its code no longer exists. Default: False.
 
     Returns:
         The removed contents, by folder.

@@ -23,7 +23,7 @@ class Progress:
         elapsed: Seconds since the batch was submitted.
         rate: Items that ended per second, over the last 30 s or the last 20 items.
         eta: Seconds until the last item ends at this rate; None while unknown.
-        first_failure: One line about the first item that failed for good; empty if none failed.
+        first_failure: One line about the first item that failed finally; empty if none failed.
         best: In a sweep, the item with the best value so far, and this value; None without one.
         rungs: In a sweep, pairs of a rung of the pruner, which is a step, and how many trials were
             pruned after they had reached it, and no later one. If kinetic doesn't know the rungs,

@@ -154,7 +154,7 @@ SMALL_BYTES = 1024 * 1024
 """A changed file of at most this size ships again with the next call; see `Packer`."""
 
 MAX_CHANGED_BYTES = 64 * 1024 * 1024
-"""If more than this changed, or was shipped as overlays beyond the archive's size, pack anew."""
+"""Pack again if more bytes than this changed, or were shipped as overlays beyond the archive."""
 
 IGNORED_BYTES = 50 * MEGABYTE
 """If git ignores more than this of what ships, a warning names the setting ``ship``."""

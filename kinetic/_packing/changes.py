@@ -1,6 +1,6 @@
 """Find what a job needs so that a call sees the project's modules as a direct call does.
 
-The job imports these modules anew. A search goes from the functions and classes of the call to the
+The job imports these modules itself. A search goes from functions and classes of the call to the
 names that their code uses, and on to what containers and instances have. The job then
 
 - imports all modules that the search has reached, in the order of this process, with what they

@@ -137,7 +137,7 @@ class Job:
     A worker that has given its slots back is ``paused``: it runs, and waits for slots in the queue.
     ``asked_back`` says that it was asked to do so after its item.
     ``item`` is what a worker runs: an entry of its own, which has the ``worker`` and takes no slot.
-    ``heard`` says that a client that looks for this job has got its end.
+    ``heard`` says that a client that looks for this job has received its end.
     ``log`` is where the output of an item is: the worker's name, the first byte in its log, the
     path of the outcome, and at last the end of the output.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
@@ -270,7 +270,7 @@ class Table:
 
     @property
     def knows_unheard_end(self) -> bool:
-        """Whether a job has ended otherwise than by itself, and no client has got to know it."""
+        """Whether a job was ended by something else, and no client knows that yet."""
         return any(not job.heard for job in self._ended_jobs.values())
 
     @property
@@ -419,7 +419,7 @@ class Table:
                 return []
             already_stopping = job.stopping is not None
             job.stopping = Stop.DELETED
-            # If the supervisor dies before the job has ended, nobody else knows its log.
+            # If the supervisor dies before the job has ended, no other process knows its log.
             actions: list[Action] = [RemoveLog(job.name), Report(job)]
             return actions if already_stopping else [*actions, *self._ask_to_end(job)]
         if job.state is State.QUEUED:

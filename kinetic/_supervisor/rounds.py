@@ -78,7 +78,7 @@ class Rounds:
 
     @property
     def single_worker(self) -> str:
-        """The name of the only worker of a job without a batch; nobody replaces it."""
+        """The name of the only worker of a job without a batch; no worker replaces it."""
         return str(WorkerId(0, self._job, 0))
 
     def scale(self, header: JobHeader, body: bytes, number: int, workers: int) -> Iterator[Start]:

@@ -59,7 +59,7 @@ class Connection:
 
     @property
     def has_news(self) -> bool:
-        """Whether the client must still hear of a job."""
+        """Whether the client still needs news of a job."""
         return bool(self.changes or self.ends)
 
     def pump(self, now: float, *, immediately: bool) -> None:

@@ -201,7 +201,7 @@ class LoopThread:
             raise error
 
     def start_task(self, function: Hook) -> None:
-        """Have the loop await ``function()``, and return at once; do nothing on a closed loop."""
+        """Have the loop await ``function()``, without waiting; do nothing on a closed loop."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._spawn, function)
 

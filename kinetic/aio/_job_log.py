@@ -98,7 +98,7 @@ async def lines(
                 if item.attempt == number and not (found_log or may_begin):
                     raise missing
                 if not attempt_ended and not _is_hopeless(ref):
-                    # The log may be about to appear: look once more after the attempt's end.
+                    # The log may be about to appear: look again after the attempt's end.
                     attempt_ended = _is_past(item, number)
                     if not attempt_ended:
                         await _wait_for_change(ref, next(pauses))

@@ -4,7 +4,7 @@ The holder renews the lease. An observer never compares clocks with the holder: 
 own clock how long the lease stays unchanged. That clock also runs while a laptop sleeps. An
 observer on the holder's machine also sees when the holder's process ends.
 
-No object except a lease is ever overwritten. A process that has lost the lease may no longer
+kinetic overwrites no object except a lease. A process that has lost the lease may no longer
 start attempts.
 """
 

@@ -56,7 +56,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
     An ``async with`` block stops unfinished items when you leave it; `detach` lets them continue.
     Without the block kinetic stops nothing. A handle from `Client.attach_batch` or
     `Client.list_batches` only observes and stops nothing either, until you `resume` the batch.
-    On this machine, a batch whose inputs are stored goes on without any process of yours.
+    On this machine, a batch whose inputs are stored continues without any process of yours.
 
     Args:
         batch, attached, progress, poll_timeout: Set by the client; don't make a handle yourself.
@@ -710,7 +710,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             cleanup: If every item has its value, remove the jobs, inputs, outcomes, and logs. This
                 handle keeps the values; other processes can't read them. A batch with failures
                 keeps its objects and logs, for `retry_failed` and for you; on a cluster, it loses
-                its pods, and so all but the last MiB of each log.
+                its pods, and so each log except its last MiB.
             return_exceptions: Put the exception into the list where an item has no value.
                 `outcomes` distinguishes it from an exception that the function returned. A pruned
                 item always has its `kinetic.Pruned` in the list.
@@ -997,7 +997,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """Run again the items that failed, were lost, or were cancelled; any process can do this.
 
         Returns how many items run again. The batch's submitter starts them; without a submitter,
-        this process resumes the batch. The time of a ``batch_timeout`` starts anew.
+        this process resumes the batch. The time of a ``batch_timeout`` starts again.
 
         Args:
             indices: Run only the items with these indices. None: all of them.

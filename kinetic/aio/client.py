@@ -392,7 +392,7 @@ class Client:
                 *resume* is false.
             SubmissionError: The function or its project can't be shipped.
 
-        Cancelled: nothing of a new sweep is left. A sweep that was continued goes on.
+        Cancelled: kinetic removes a new sweep. A sweep that was continued stays.
 
         Example::
 
@@ -583,7 +583,7 @@ class Client:
 
         In the store, kinetic removes code, functions, requirements, and `Data` that nothing refers
         to and nothing has used for a day. It also removes the remains of batches whose process
-        died, the names of sweeps whose batches are gone, and build contexts from the bucket of
+        died, the names of sweeps without batches, and build contexts from the bucket of
         builds. A job refers to its content until it ends, a batch until `results` or `cleanup`. To
         remove a job's or batch's own objects, call ``cleanup(gcs=True)`` on it.
 
@@ -594,7 +594,7 @@ class Client:
         Args:
             everything: Also remove what was used within a day, if no unfinished job and no batch
                 needs it. Don't use this while another process submits to a bucket: its job may
-                fail because its code is gone. Default: False.
+                fail because its code no longer exists. Default: False.
 
         Returns:
             The removed contents, by folder.

@@ -628,14 +628,14 @@ class JobHandle(JobRecord, Generic[T]):
         first may take six.
 
         Args:
-            timeout: Seconds for the whole loop; after that, the job goes on. None: no limit.
+            timeout: Seconds for the whole loop; after that, the job continues. None: no limit.
 
         Raises:
             ConfigurationError: *timeout* isn't a number of at least 0, or None.
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             NotFound: There is no such job.
 
-        Closed or cancelled: the job goes on.
+        Closed or cancelled: the job continues.
 
         Example::
 
@@ -798,7 +798,7 @@ class JobHandle(JobRecord, Generic[T]):
             self._cleaned = True
             return
         if ref.submission.workers is not None and self.group_id is not None:
-            if k8s:  # the worker goes on with other items
+            if k8s:  # the worker continues with other items
                 await self.cancel(cleanup_timeout)
             return
         objects = gcs and self.group_id is None

@@ -1,7 +1,8 @@
 """A sweep: an optimizer proposes the inputs of a batch, and learns from its outcomes.
 
-The batch is the log. Each input has, beside the arguments, a label with what the optimizer was told
-before it proposed them. So a later process can bring another optimizer into the same state.
+The batch is the log. Each input has, beside the arguments, a label with the outcomes that the
+optimizer received before it proposed them. So a later process can bring another optimizer into the
+same state.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Sweep:
     """A search for the arguments with the best value: the trials, and the batch that runs them.
 
     An ``async with`` block stops unfinished trials when you leave it. ``async for`` yields each
-    trial once, when it has ended, and first those of earlier processes. The sweep goes on also
+    trial once, when it has ended, and first those of earlier processes. The sweep also continues
     while you don't iterate. You get a sweep from `kinetic.aio.sweep`.
 
     Args:
@@ -154,9 +155,9 @@ class Sweep:
         self._trials: list[Trial] = []
         self._ended: list[int] = []
         self._told: list[int] = []
-        """The trials that the optimizer was told since it last proposed one."""
+        """The trials whose outcomes the optimizer received since its last proposal."""
         self._steps: dict[int, int] = {}
-        """Open trial → the last step that the optimizer was told."""
+        """Open trial → the last step that the optimizer received."""
         self._best: Trial | None = None
         self._first = 0
         """The number of the batch's first trial; other trials are in earlier batches."""
@@ -393,7 +394,7 @@ class Sweep:
     def _tell_cancelled(self) -> None:
         """Tell the optimizer that no open trial will have a value."""
         for number in [*self._asked]:
-            with contextlib.suppress(Exception):  # tell it of the others, too
+            with contextlib.suppress(Exception):  # tell it about the other trials
                 self._tell(number, State.CANCELLED)
 
     # --- proposing ---

@@ -315,7 +315,7 @@ def _convert(text: str | None, value: Any, annotation: Any, location: str) -> An
 
 
 def _unwrap(annotation: Any) -> Any:
-    """Return what an `Annotated`, a `NewType`, or an alias stands for."""
+    """Return the type behind an `Annotated`, a `NewType`, or an alias."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]

@@ -154,7 +154,7 @@ class Google:
 
 
 def _check(name: str, probe: Callable[[], Awaitable[Finding]]) -> Check:
-    """Return a check that is skipped if Google refuses its request for good."""
+    """Return a check that is skipped if Google refuses its request permanently."""
 
     async def probe_if_permitted() -> Finding:
         try:

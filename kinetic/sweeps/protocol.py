@@ -77,10 +77,10 @@ class Optimizer(Protocol):
     """What proposes the trials of a sweep, and learns from their values.
 
     kinetic calls the methods one after the other, in one thread that does nothing else. An
-    exception of a method ends the proposals; running trials go on. If an optimizer has an attribute
-    ``prunes`` that is false, kinetic never calls `report`. An attribute ``rungs``, a pair of the
-    first rung and the ratio of a rung to the one before, says by which steps reports and progress
-    count pruned trials. Default: (1, 2).
+    exception of a method ends the proposals; running trials continue. If an optimizer has an
+    attribute ``prunes`` that is false, kinetic never calls `report`. An attribute ``rungs``, a pair
+    of the first rung and the ratio of a rung to the one before, says by which steps reports and
+    progress count pruned trials. Default: (1, 2).
     """
 
     direction: Direction

@@ -162,7 +162,7 @@ class ASHA:
 
 
 class _Search:
-    """A search whose proposals depend on nothing but their number."""
+    """A search whose proposals depend only on their number."""
 
     def __init__(
         self, space: Mapping[str, Domain], direction: Direction, pruner: ASHA | None

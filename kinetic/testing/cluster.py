@@ -238,7 +238,7 @@ class MemoryCluster:
         reason: Reason | None = Reason.LOST,
         message: str = "killed by SIGKILL",
     ) -> None:
-        """End a job at once, as if the platform had lost it, and cancel the job's task.
+        """End a job immediately, like a platform that loses it, and cancel the job's task.
 
         The task can still commit an outcome while it is cancelled, as `carry_out` does.
 

@@ -103,7 +103,7 @@ def end_without_reports() -> bool:
 def finish(outcome: wire.Outcome, body: Spooled) -> tuple[wire.Outcome, Spooled]:
     """End the reports; return the outcome and its body with the reports that aren't stored yet.
 
-    If the function was told that it is pruned, the outcome is replaced by a pruned one.
+    If the function learned that it was pruned, a pruned outcome replaces this one.
     """
     global _reporter
     metrics.sink = _Ignored

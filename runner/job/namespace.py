@@ -139,7 +139,7 @@ def bind(source: str, target: str, *, read_only: bool = False) -> None:
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:
-    """Show *lower* at *target*; what a process writes there goes to *upper*.
+    """Show *lower* at *target*; writes of processes there go to *upper*.
 
     *work* is an empty directory for the kernel, on the file system of *upper*.
 

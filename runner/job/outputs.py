@@ -108,7 +108,7 @@ class SpareFolder:
             status = os.lstat(folder)
             is_own = status.st_mode == stat.S_IFDIR | 0o700 and status.st_uid == os.geteuid()
             if is_own and not os.listdir(folder):
-                os.rename(folder, self._path)  # it replaces nothing but an empty directory
+                os.rename(folder, self._path)  # it replaces only an empty directory
                 self._former = folder
                 return
         drop_if_empty(folder)

@@ -1,8 +1,8 @@
 """The folder for temporary files of a job or worker on this machine: its ``TMPDIR``.
 
 It lies in the user's folder for temporary files, whose disk the user has chosen, and whose path is
-short enough for sockets. A link in the job's folder names it. So whoever removes the job's folder
-finds it, also after a crash.
+short enough for sockets. A link in the job's folder names it. So a process that removes the job's
+folder finds it, also after a crash.
 """
 
 from __future__ import annotations

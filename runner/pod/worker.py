@@ -121,7 +121,7 @@ class PodWorker(Worker):
     """A worker that stores the end of each item's output, before the item's outcome.
 
     So the output outlives the pod. The last outcome is also the pod's termination message. The
-    pod's log has two lines that nobody can forge around the output of each item; see `mark`.
+    pod's log has two lines that no item can forge around the output of each item; see `mark`.
     """
 
     def __init__(

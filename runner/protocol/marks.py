@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 
 def parse_mark(line: str) -> Mark | None:
-    """Return what *line* says; None if it is no mark."""
+    """Parse *line*; return None if it isn't a mark."""
     if not line.startswith("kinetic: attempt ") or (match := _MARK.fullmatch(line)) is None:
         return None
     attempt, group_id, index, event = match.groups()

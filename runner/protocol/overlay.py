@@ -22,7 +22,7 @@ class Change(NamedTuple):
 
 
 def encode(changes: Mapping[str, Change | None]) -> bytes:
-    """Return the overlay of *changes*; None stands for a removed path."""
+    """Return the overlay of *changes*; None represents a removed path."""
     header = {
         path: change and (change.mode, None if change.content is None else len(change.content))
         for path, change in changes.items()

@@ -33,7 +33,7 @@ PYTHON = "python"
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 ONE_READ_BYTES = 64 * 1024
-"""Read a pickle up to this size at once; a `_Reader` would take ten times as long."""
+"""Read a pickle up to this size in one step; a `_Reader` would take ten times as long."""
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """The most bytes that one call writes or reads."""
@@ -81,7 +81,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         super().__init__(sink, **arguments)  # pyright: ignore[reportUnknownMemberType]
 
     def reducer_override(self, obj: object) -> Any:
-        """Return how to pickle *obj*; the C pickler asks for all but the plainest types."""
+        """Return how to pickle *obj*; the C pickler asks for all types except the plainest."""
         kind = type(obj)
         if issubclass(kind, BaseException):
             return exceptions.reduce(cast("BaseException", obj))

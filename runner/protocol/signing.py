@@ -1,4 +1,4 @@
-"""Sign objects: without a submission's key, nobody can create, change, or move valid objects."""
+"""Sign objects: creating, changing, or moving a valid object needs the submission's key."""
 
 from __future__ import annotations
 

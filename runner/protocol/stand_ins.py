@@ -78,7 +78,7 @@ def importable(name: str) -> types.ModuleType | None:
 
 
 def attribute(module: types.ModuleType, name: str, wrappers: int) -> Any:
-    """Return what *module* has under a dotted *name*, without so many of its *wrappers*."""
+    """Return the value of a dotted *name* in *module*, without that many of its *wrappers*."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part)

@@ -22,7 +22,7 @@ from .frames import MALFORMED
 from .retry_budgets import RetryBudgets
 
 ALL_FINAL, NO_PRODUCER = "all final", "no producer"
-"""The causes of a ``done`` request: every item is final; nobody stores the rest of the inputs."""
+"""The causes of a ``done`` request: every item is final; no process stores the other inputs."""
 
 EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS = 0, 43, 44
 """Exit codes of a worker. 0: every item is final, and the platform may end the other workers. 44:

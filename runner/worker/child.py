@@ -176,7 +176,7 @@ class ItemChild:
         has_result = code != wire.EXIT_SETUP and not item.has_folder(self._item.order)
         if has_result and remote_runner.exits_at_once():
             remote_runner.flush()
-            self._report(DONE)  # the I/O process goes on while the kernel ends this process
+            self._report(DONE)  # the I/O process continues while the kernel ends this process
         report = (lambda: self._report(DONE)) if has_result else _report_nothing
         remote_runner.exit_process(code, report)
 

@@ -62,7 +62,7 @@ def main(
 TELL_PAUSE_S = 0.01
 """The least pause between two messages about items, in seconds: short items share a message.
 
-After this time, the supervisor hears of an item that still runs.
+After this time, the worker reports an item that still runs to the supervisor.
 """
 
 
@@ -79,12 +79,12 @@ class Supervisor:
         self.asked_back = False
         self.gpus: str | None = None
         self._buffer = b""
-        # Items that the supervisor must hear of, with the beginning and the end of their output.
+        # Items to report to the supervisor, with the beginning and the end of their output.
         self._running: tuple[int, int, int] | None = None
         self._ended: list[tuple[int, int, int | None, int | None]] = []
         self._told_at = -math.inf
         self.flush_at = math.inf
-        """When to call `flush`, by the clock; infinite if there is nothing to tell."""
+        """When to call `flush`, by the clock; infinite if there is nothing to report."""
         directory = os.environ.get(MARK, "").rpartition(":")[0]
         folder = os.open(directory, os.O_RDONLY)
         try:
@@ -135,7 +135,7 @@ class Supervisor:
         self._send({"op": "idle"})
 
     def started(self, index: int, attempt: int, output: int) -> None:
-        """Tell that an attempt begins, at *output* bytes of the worker's output file."""
+        """Note that an attempt begins, at *output* bytes of the worker's output file."""
         if self._single:
             return
         now = self._clock()
@@ -145,18 +145,18 @@ class Supervisor:
         self.flush_at = min(self.flush_at, now + TELL_PAUSE_S)
 
     def ended(self, index: int, attempt: int, output: int | None) -> None:
-        """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
+        """Note that an attempt has its outcome; its output ends at *output* bytes, if it began."""
         if self._single:
             self._send({"op": "leaving", "executor": self._executor})
             return
         start: int | None = None
-        if self._running is not None:  # the supervisor needn't hear that it ran
+        if self._running is not None:  # the worker needn't report that it ran
             start, self._running = self._running[2], None
         self._ended.append((index, attempt, start, output))
         self.flush_at = min(self.flush_at, self._told_at + TELL_PAUSE_S)
 
     def flush(self, *, urgent: bool = False) -> None:
-        """Tell now which items began and ended; if *urgent*, clients hear of it at once, too."""
+        """Report which items began and ended; if *urgent*, clients get this immediately."""
         if self.flush_at == math.inf:
             return
         self._told_at, self.flush_at = self._clock(), math.inf

@@ -188,13 +188,13 @@ class Channel(Protocol):
         """Give the slots back, and ask for others."""
 
     def started(self, index: int, attempt: int, output: int) -> None:
-        """Tell that an attempt begins, at *output* bytes of the worker's output file."""
+        """Note that an attempt begins, at *output* bytes of the worker's output file."""
 
     def ended(self, index: int, attempt: int, output: int | None) -> None:
-        """Tell that an attempt has its outcome; its output ends at *output* bytes, if it began."""
+        """Note that an attempt has its outcome; its output ends at *output* bytes, if it began."""
 
     def flush(self, *, urgent: bool = False) -> None:
-        """Tell now what `started` and `ended` have noted; if *urgent*, clients hear of it, too."""
+        """Report what `started` and `ended` have noted; if *urgent*, also to clients."""
 
 
 class Worker:
@@ -491,7 +491,7 @@ class Worker:
     def _ready(self, operation: pull.Ready) -> pull.News | None:
         """Let other submissions have the slots for a while, if the platform asks for them.
 
-        Return None if this worker may run an item, or what it has to look at before.
+        Return None if this worker may run an item; otherwise the news to look at before.
         """
         channel = self._channel
         # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.

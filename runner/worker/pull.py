@@ -45,7 +45,7 @@ LAZY_S = 1.0
 """How often a worker without work looks for an input that a producer may store."""
 
 SILENCE_S = 600.0
-"""A producer whose lease stays unchanged for so long counts as dead."""
+"""A producer whose lease stays unchanged for this long counts as dead."""
 
 LONGEST_BACKOFF_S, MOST_DOUBLINGS = 60.0, 20
 """Limits of the pause before a retry, which begins with `Terms.backoff_s`."""
@@ -297,7 +297,7 @@ class Pull:
             if request.kind in ("stop", "retry"):
                 self.items.read_requests(request.items or [*request.bases] or None)
             if request.kind == "retry":
-                self._began = self._clock()  # the time of `lifetime_s` starts anew
+                self._began = self._clock()  # the time of `lifetime_s` starts again
 
     def _leave_if_over(self) -> None:
         if self.requests.removing:
@@ -602,7 +602,7 @@ class Pull:
         """Return whether others are responsible for all that is open."""
         fresh_is_others = self._shall_leave()
         if self.items.total is None and not fresh_is_others:
-            return False  # an input may come that is nobody's
+            return False  # an input may come that no worker has taken
         return all(
             it is Duty.OTHERS or (it is Duty.FRESH and fresh_is_others) for it in duties.values()
         )
@@ -627,7 +627,7 @@ class Pull:
     # --- stops ---
 
     def _stop_by_terms(self) -> Steps:
-        """Append the stop that the submission's terms ask for, if nobody has."""
+        """Append the stop that the submission's terms ask for, unless it is there."""
         terms, running = self.terms, False
         if self.requests.all_stopped:
             return
@@ -680,7 +680,7 @@ class Pull:
     # --- a job without a batch ---
 
     def _work_on_single_job(self) -> Steps:
-        """Run the only item. No registration is needed: nobody else waits for this rank."""
+        """Run the only item. No registration is needed: no other process waits for this rank."""
         failure = yield Open()
         if failure == REMOVED:
             raise Leave(EXIT_SURPLUS)

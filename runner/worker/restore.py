@@ -1,6 +1,6 @@
 """Restore what an item has changed in an interpreter that the next item uses, too.
 
-`Baseline` restores what is cheap to restore. `Leftovers` reports what nobody can take back:
+`Baseline` restores what is cheap to restore. `Leftovers` reports what can't be taken back:
 threads, processes, and open files.
 """
 

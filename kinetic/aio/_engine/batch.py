@@ -688,7 +688,7 @@ class Batch:
         if isinstance(launcher, WorkerLauncher):  # it has its places of the client's limit
 
             def allowed() -> int:
-                # A launcher that loses the batch meanwhile allows none, but the workers go on.
+                # A launcher that has lost the batch allows none, but the workers continue.
                 return launcher.allowed if self.submits else wanted()
 
             await fit(submission, workers, allowed, allow_all)

@@ -252,7 +252,7 @@ class BatchCoordinator:
     async def _until_complete(self) -> None:
         """Carry out decisions until the batch is complete, or this process must leave it.
 
-        After releasing the lease, read the requests to stop or retry once more. If there
+        After releasing the lease, read the requests to stop or retry again. If there
         is a new request, take the lease again and continue.
         """
         while True:
@@ -366,7 +366,7 @@ class BatchCoordinator:
             await self.pump.end()
 
     async def leave(self) -> None:
-        """Store the pulled inputs, start nothing, and release the lease; running jobs go on.
+        """Store the pulled inputs, start nothing, and release the lease; running jobs continue.
 
         A list is stored whole, so a window doesn't limit it any more.
         """

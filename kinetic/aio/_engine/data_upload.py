@@ -106,7 +106,7 @@ async def renew(store: Store, name: str) -> bool:
     try:
         manifest = await anyio.to_thread.run_sync(Manifest.from_bytes, content)
     except ValueError:
-        return False  # the manifest is damaged, which is as bad as if it were absent
+        return False  # a damaged manifest counts as absent
     files = {file for _, file in manifest.objects(name.split("/")[1])}
     return not (await store.renew(files) or await store.renew([name]))
 

@@ -145,7 +145,7 @@ class Source:
     async def aclose(self) -> None:
         """Stop pulling; an async generator runs its ``finally``.
 
-        A thread that blocks in an iterator goes on.
+        A thread that blocks in an iterator continues.
         """
         self._stopped = True
         if self._thread_work is not None:

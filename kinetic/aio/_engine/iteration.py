@@ -45,7 +45,7 @@ class Consumer:
 
     Use it as an async context manager, and iterate over it once. A batch may have many consumers.
 
-    With *ordered*, items come in the order of their indices; until its turn, the value of an item
+    With *ordered*, items come in the order of their indices; before its turn, the value of an item
     that has ended stays in the store. With *windowed*, the batch starts at most ``window`` items
     beyond those counted by `note_delivered`. *display* is active while the block runs. After
     *timeout* seconds, the block raises `ResultTimeout`, but not while an item is ready. Until

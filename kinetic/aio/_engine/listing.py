@@ -36,7 +36,7 @@ a batch's item, or of a job that was retried, can be hours older.
 """
 
 NO_TIME = "~"
-"""Stands for an unknown time, and sorts after every time in ISO 8601."""
+"""Represents an unknown time, and sorts after every time in ISO 8601."""
 
 SECOND_LENGTH = len("2026-01-01T00:00:00")
 """Length of a time in ISO 8601 without fractions of a second and time zone."""

@@ -127,7 +127,7 @@ class Submission(ItemStates):
         self.abandoned: KineticError | None = None
         """The error for waiters of items that no process submits any more; None if none is set."""
         self._stuck: set[int] | None = None
-        """The items that ``abandoned`` concerns; None stands for all items."""
+        """The items that ``abandoned`` concerns; None means all items."""
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._errors: dict[int, Exception] = {}
 

@@ -123,8 +123,8 @@ async def fit(
 ) -> None:
     """Have as many workers in the current round as *wanted* says, if any of them lives.
 
-    Several processes may do this at once: each follows the last request to scale. *allow* says how
-    many more workers this process may ask for.
+    Several processes may do this concurrently: each follows the last request to scale. *allow* says
+    how many more workers this process may ask for.
     """
     log = submission.requests
     while True:

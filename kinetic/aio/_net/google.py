@@ -118,7 +118,7 @@ def refusal_error(
 
 
 def is_disabled(refusal: HttpError) -> bool:
-    """Return whether Google refused because the API is disabled, or was enabled only just now."""
+    """Return whether Google refused because the API is disabled, or was enabled a moment ago."""
     return bool(reasons(refusal) & {"SERVICE_DISABLED", "accessNotConfigured"})
 
 

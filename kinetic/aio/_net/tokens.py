@@ -105,7 +105,7 @@ async def with_token(
 class TokenCache(Generic[T]):
     """Cache the credentials that *renew* returns.
 
-    Concurrent callers wait for the same renewal. If one caller is cancelled, the renewal goes on.
+    Concurrent callers wait for the same renewal. If one caller is cancelled, the renewal continues.
     An early renewal runs in the background. *name* is the issuer's name in messages.
     """
 
@@ -170,7 +170,7 @@ class TokenCache(Generic[T]):
         except (AuthError, ConfigurationError) as exc:
             if not self._has_renewed or isinstance(exc, Revoked):
                 raise
-            # Without a network, a plugin for credentials fails as if it had no credentials.
+            # Without a network, a plugin for credentials reports that it has none.
             raise Unavailable(f"{exc} (an earlier renewal succeeded)", retryable=True) from exc
         self._has_renewed = True
         return fresh.value

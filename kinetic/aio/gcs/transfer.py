@@ -171,7 +171,7 @@ async def write(
         return int(answer["generation"])
 
     refusal = HttpError(PRECONDITION_FAILED)
-    for _ in range(2):  # the object may change between a refusal and the look at it
+    for _ in range(2):  # the object may change between the refusal and this request
         try:
             return await client.perform(
                 verb, name, upload_once, expected=(PRECONDITION_FAILED,), large=is_large

@@ -29,7 +29,7 @@ INSTALL_S = 10
 """About how long a pod takes to install the runner and its packages, in seconds."""
 
 _PYTHON = re.compile(r"(?:(?:[^/]+/)*library/)?python:(?P<version>3\.\d+)(?:[.-].*)?")
-"""The official images of Python, whose names tell their version."""
+"""The official images of Python; their names contain the version."""
 
 NOTICE = (
     "%s %s kinetic's runner. A job without it installs it first, from a package index, which takes "

@@ -74,7 +74,7 @@ Wait = tuple[str, float]
 
 
 def refusal_error(action: str, refusal: HttpError) -> BackendError:
-    """Return kinetic's error for a request that Google refuses for good."""
+    """Return kinetic's error for a request that Google refuses permanently."""
     message = f"can't {action}: {refusal.message}"
     if advice := refusal_advice(refusal):
         return Refused(f"{message}; {advice}, and run the command again", answer=refusal.body)

@@ -204,7 +204,7 @@ async def _check_cluster(google: GoogleClient, setup: Setup, result: Preflight) 
     cluster = found.clusters.get(setup.location)
     if cluster is None:
         found.check_complete()
-    # `up` makes a cluster in these states anew.
+    # `up` makes a cluster in these states again.
     is_new = cluster is None or cluster.get("status") in ("ERROR", "STOPPING")
     if is_new and setup.shape == "standard":
         await _choose_machine(google, site, result)

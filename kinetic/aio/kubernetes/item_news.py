@@ -36,7 +36,7 @@ LAST_S = 60
 """How much of a log to read at first, in seconds."""
 
 IDLE_S = 300.0
-"""After so many seconds of silence, connect again: the connection may be dead."""
+"""After this many seconds of silence, connect again: the connection may be dead."""
 
 
 async def with_items(

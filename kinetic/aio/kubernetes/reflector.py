@@ -87,7 +87,7 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
     ended.
 
     Raises:
-        BackendError: The server refuses the read for good.
+        BackendError: The server refuses the read permanently.
     """
     listed = asyncio.Event()
 
@@ -140,7 +140,7 @@ async def reflect(
     seconds.
 
     Raises:
-        BackendError: The server refuses the read for good.
+        BackendError: The server refuses the read permanently.
     """
     clock = asyncio.get_running_loop().time
     version, relist_at = "", 0.0

@@ -126,7 +126,7 @@ def translate_refusal(
             return AlreadyThere(
                 f"{operation}: {message}; choose another name, or remove the existing object"
             )
-        # Nobody else can change an object that doesn't exist yet: the server has lost a race with
+        # No client can change an object that doesn't exist yet: the server has lost a race with
         # itself, such as for the use of a quota (kubernetes/kubernetes#67761).
         case 409 if request.method == "POST":
             return Unavailable(f"{operation}: {message}; try again later", retryable=True)

@@ -98,7 +98,7 @@ async def watch_jobs(
     """Yield each job's state, then its changes, forever; a slow reader misses some changes.
 
     Raises:
-        BackendError: The server refuses the read for good.
+        BackendError: The server refuses the read permanently.
     """
     table, changed = make_table(), asyncio.Event()
     monitor = PendingMonitor(table, diagnostics, changed.set)

@@ -22,7 +22,7 @@ class JobFacts:
     """Everything known of one job, as the API returned it.
 
     ``nodes`` is None if the nodes are not known. ``hosts`` has nodes that kinetic read by name,
-    because ``nodes`` lacks them; None stands for a node that doesn't exist. ``claims`` has the
+    because ``nodes`` lacks them; None represents a node that doesn't exist. ``claims`` has the
     PersistentVolumeClaims of waiting pods. ``workload`` is Kueue's object for the Job.
     ``deleted_pods`` and ``deleted_job`` are the last versions of pods and of the Job that no longer
     exist. `merge_facts` keeps them, because Kubernetes often deletes a pod soon after it failed.
@@ -326,7 +326,7 @@ class Pod:
 
     @property
     def terminating(self) -> bool:
-        """Whether the deletion of the pod was requested: one without a node is gone at once."""
+        """Whether the deletion of the pod was requested: one without a node disappears then."""
         gone_at_once = self.gone and not self.spec.get("nodeName")
         return gone_at_once or bool(self.metadata.get("deletionTimestamp"))
 
@@ -353,7 +353,7 @@ class Pod:
     def failed_container(self) -> Container | None:
         """The failed program or, if no program ran, the failed init container; else None.
 
-        A sidecar is no candidate: Kubernetes restarts it, whatever its exit code.
+        A sidecar doesn't count: Kubernetes restarts it after any exit code.
         """
         candidates = self.programs if self.ran else self.containers
         failed = (

@@ -80,7 +80,7 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
     cause = replace(cause, more=[gist(pod.last_message("FailedToRetrieveImagePullSecret"))])
     if container in pod.programs:
         return cause
-    # The user didn't choose this image, and an administrator may mend it while the pod waits.
+    # The user didn't choose this image, and an administrator may fix it while the pod waits.
     summary = f"container {container.name!r}, which the cluster added to the pod: {cause.summary}"
     advice = (
         f"tell the cluster's administrator ({cause.next_step}), or set KINETIC_POD_ANNOTATIONS to "
