@@ -154,7 +154,7 @@ async def test_a_platform_without_workers_refuses_the_options(
         for call in calls:
             with pytest.raises(errors.ConfigurationError) as caught:
                 await call()
-            assert str(caught.value).startswith(f"{named} works on backend='local' only")
+            assert str(caught.value).startswith(f"{named} works on backend='local'")
     assert await platform.store.list("") == []
 
 

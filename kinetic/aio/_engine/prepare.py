@@ -460,9 +460,7 @@ def _refuse_options(session: Session, options: Options) -> None:
         options.isolation == "worker" or options.init is not None
     ):
         asked = "isolation='worker'" if options.isolation == "worker" else "init"
-        raise ConfigurationError(
-            f"{asked} works on backend='local' and 'gke' only, in this version"
-        )
+        raise ConfigurationError(f"{asked} works on backend='local' and backend='gke' only")
     if (capacity := session.platform.capacity) is not None:
         _refuse_excess(capacity, options)
 
