@@ -10,6 +10,10 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("layout")  # one process parses all files, once
+
 ROOT = Path(__file__).parents[1]
 VAGUE_NAMES = {"base", "common", "core", "helpers", "manager", "misc", "shared", "tools", "utils"}
 
