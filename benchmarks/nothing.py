@@ -89,6 +89,9 @@ class InstantCluster(MemoryCluster):
         """Implement `Workers.grow`: one worker is enough."""
         return workers
 
+    async def extend(self, name: str, seconds: float) -> None:
+        """Implement `Workers.extend`: the round has no deadline."""
+
     async def worker_log(
         self, worker: str, start: int, stop: int, *, tail: int | None = None
     ) -> AsyncGenerator[str]:

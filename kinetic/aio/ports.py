@@ -405,6 +405,10 @@ class Workers(Protocol):
         """
         ...
 
+    async def extend(self, name: str, seconds: float) -> None:
+        """Let the round *name* go on for *seconds* from now: a retry gives it this time again."""
+        ...
+
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Tell the workers with *labels* that the store has changed."""
         ...

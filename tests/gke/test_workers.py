@@ -206,16 +206,25 @@ async def test_a_worker_whose_node_goes_loses_no_item(
 @pytest.mark.full
 async def test_a_batch_is_scaled(client: aio.Client, configured: Namespace, tmp_path: Path) -> None:
     gates = [str(tmp_path / name) for name in "abcd"]
-    batch = await client.run_async_map(speak, gates, max_concurrent=1, progress=False)
+    batch = await client.run_async_map(
+        speak.options(timeout=500), gates, max_concurrent=1, batch_timeout=1000, progress=False
+    )
     async with asyncio.timeout(DEADLINE_S):
         await until(lambda: len([*tmp_path.glob("*.began")]) == 1)
+        (job,) = configured.call("GET", "batch/v1/jobs")["items"]
+        assert job["spec"]["activeDeadlineSeconds"] == 1060
+        assert "activeDeadlineSeconds" not in job["spec"]["template"]["spec"]
+        await (await batch.job(3)).cancel()
+        assert await batch.retry_failed() == 1
+        (job,) = configured.call("GET", "batch/v1/jobs")["items"]
+        assert 1060 < job["spec"]["activeDeadlineSeconds"] < 1060 + DEADLINE_S
         assert await batch.scale(3) == 3
         await until(lambda: len([*tmp_path.glob("*.began")]) == 3)
         workers = await batch.workers()
         assert [(it.number, it.state) for it in workers] == [(k, "running") for k in range(3)]
         for gate in gates:
             Path(gate).touch()
-        assert await batch.results() == ["1"] * 4
+        assert await batch.results() == ["1", "1", "1", "2"]
 
 
 @kinetic.run(accelerator="cpu", container_image="example.test/unfit:1", cpu=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from kinetic._runner.protocol.marks import mark, parse_mark
 from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
 from kinetic.aio.kubernetes.manifests import FAILURE_COUNTS, KIND, RANK, WORKER, Placement
 from kinetic.aio.kubernetes.reflector import Changed, Listed
-from kinetic.aio.kubernetes.rounds import growth, round_manifest, size_of
+from kinetic.aio.kubernetes.rounds import extension, growth, round_manifest, size_of
 from kinetic.aio.kubernetes.tables import Table
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from tests.kubernetes.orders import order
@@ -51,6 +52,19 @@ def test_a_worker_learns_its_name_and_its_crew() -> None:
     assert found["KINETIC_ROUND"] == "0"
     uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
     assert found["KINETIC_JOB_UID"] == {"fieldRef": {"fieldPath": uid}}
+
+
+def test_a_deadline_ends_a_round_a_minute_after_its_time_and_later_after_a_retry() -> None:
+    crew = replace(CREW, terms=Terms(workers=3, lifetime_s=100.0))
+    job = round_manifest(spec(), crew, number=0, workers=3, placement=AT)
+    assert job["spec"]["activeDeadlineSeconds"] == 160
+    assert "activeDeadlineSeconds" not in manifest()["spec"]
+    assert extension(job, 100.0) == {}  # the time begins with the Job's start
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=30)
+    job["status"] = {"startTime": began.isoformat()}
+    change = extension(job, 100.0)["spec"]["activeDeadlineSeconds"]
+    assert 190 <= change <= 200
+    assert extension({**job, "spec": {}}, 100.0) == {}
 
 
 def test_a_queue_may_admit_a_part_of_a_round() -> None:

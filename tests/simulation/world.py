@@ -431,6 +431,9 @@ class PartyCluster:
             f"grow {name}", lambda crews: crews.grow(self.party, name, workers)
         )
 
+    async def extend(self, name: str, seconds: float) -> None:
+        """Do nothing: only the workers themselves limit their time."""
+
     async def tell(self, labels: Mapping[str, str]) -> None:
         await self._ask_crews("tell", lambda crews: crews.tell(labels))
 

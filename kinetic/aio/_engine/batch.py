@@ -37,10 +37,11 @@ from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._engine.worker_launcher import WorkerLauncher
-from kinetic.aio._engine.workers import count_workers, describe, fit
+from kinetic.aio._engine.workers import count_workers, describe, fit, replay
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import (
+    BackendError,
     ConfigurationError,
     Conflict,
     KineticError,
@@ -610,8 +611,20 @@ class Batch:
                 opens_round=submission.requests.done,
             )
             if await submission.requests.append_at(slot, request):
+                await self._extend_round()
                 await submission.look_at_all(bases)  # from now on, these items are open
                 return len(bases)
+
+    async def _extend_round(self) -> None:
+        """Give the current round the whole ``batch_timeout`` again.
+
+        If that fails, the round may end too early, and a client that waits opens another.
+        """
+        workers, limit = self.submission.workers, self.manifest["terms"].get("batch_timeout")
+        if workers is not None and limit is not None:
+            number = replay(self.submission.requests.entries).round
+            with contextlib.suppress(BackendError):
+                await workers.extend(self.submission.identity.round_name(number), limit)
 
     async def _is_lease_free(self) -> bool:
         """Return whether no living process has the lease; wait until that is certain."""

@@ -40,7 +40,13 @@ from kinetic.aio.kubernetes.observations import cause_of_end
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
 from kinetic.aio.kubernetes.reflector import Rhythm
-from kinetic.aio.kubernetes.rounds import growth, round_manifest, single_manifest, size_of
+from kinetic.aio.kubernetes.rounds import (
+    extension,
+    growth,
+    round_manifest,
+    single_manifest,
+    size_of,
+)
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
 from kinetic.aio.kubernetes.watch import find_jobs, list_jobs, watch_jobs
 from kinetic.aio.ports import JobSpec, Observation, Phase
@@ -316,6 +322,14 @@ class GkeCluster:
                 lines = str(end.get("message") or "").strip().splitlines()
                 why = lines[-1] if lines else f"exit code {wire.EXIT_FINAL}"
                 raise LaunchError(f"the workers of {name} can't run: {why}", reason="setup")
+
+    async def extend(self, name: str, seconds: float) -> None:
+        """Let a round go on for *seconds* from now; see `Workers.extend`."""
+        path = f"{self._paths.jobs}/{object_name(name)}"
+        with contextlib.suppress(NotFound):
+            if change := extension(await self._api.call("GET", path), seconds):
+                content_type = "application/merge-patch+json"
+                await self._api.call("PATCH", path, body=change, content_type=content_type)
 
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Do nothing: the workers look at the store by themselves."""

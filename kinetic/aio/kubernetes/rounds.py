@@ -14,6 +14,9 @@ it.
 
 from __future__ import annotations
 
+import datetime
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +28,9 @@ from kinetic.aio.ports import JobSpec
 
 UNLIMITED = 2**31 - 1
 """A limit that is never reached; Kubernetes takes no larger one."""
+
+BACKSTOP_S = 60.0
+"""How long after ``batch_timeout`` Kubernetes ends a round that hasn't ended, in seconds."""
 
 JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"
 """The field of a pod that has the uid of its Job."""
@@ -57,6 +63,8 @@ def round_manifest(
         "podFailurePolicy": {"rules": failure_rules(wire.EXIT_FINAL, EXIT_SURPLUS)},
         "successPolicy": {"rules": [{"succeededCount": 1}]},
     }
+    if crew.terms.lifetime_s is not None:
+        job["activeDeadlineSeconds"] = _backstop(crew.terms.lifetime_s)
     if placement.queue:
         manifest["metadata"]["annotations"] |= QUEUE_ANNOTATIONS
     _add_crew(template["spec"], crew, number)
@@ -89,6 +97,21 @@ def size_of(job: Document) -> int:
     ):
         return 0
     return int(get_dict(job, "spec").get("completions") or 0)
+
+
+def extension(job: Document, seconds: float) -> dict[str, Any]:
+    """Return the change to *job* after which its deadline lets it run for *seconds* from now."""
+    limit = get_dict(job, "spec").get("activeDeadlineSeconds")
+    started = get_dict(job, "status").get("startTime")
+    if not limit or not started:  # without a start, the time hasn't begun
+        return {}
+    age = time.time() - datetime.datetime.fromisoformat(started).timestamp()
+    return {"spec": {"activeDeadlineSeconds": max(limit, _backstop(age + seconds))}}
+
+
+def _backstop(seconds: float) -> int:
+    """Return a deadline by which workers that live for *seconds* have ended themselves."""
+    return min(math.ceil(seconds + BACKSTOP_S), UNLIMITED)
 
 
 def growth(job: Document, workers: int) -> dict[str, Any]:

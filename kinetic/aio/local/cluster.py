@@ -135,6 +135,9 @@ class LocalCluster:
         count: int = (await self._ask({"op": "grow", "name": name, "workers": workers}))["workers"]
         return count
 
+    async def extend(self, name: str, seconds: float) -> None:
+        """Do nothing: only the workers themselves limit their time."""
+
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Tell the workers with *labels* that the store has changed."""
         await self._ask({"op": "news", "labels": labels})
