@@ -21,9 +21,10 @@ from typing import Any, Self
 from absl import logging
 
 from kinetic._runner.protocol.frames import MALFORMED
+from kinetic._runner.protocol.google_refusals import is_retained
 from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.aio.ports import Store, displaced
-from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
+from kinetic.errors import BackendError, Conflict, NotFound, Refused, SubmitterLost
 
 RENEW_S = 10.0
 """Seconds between two renewals by the holder."""
@@ -148,7 +149,11 @@ class HeldLease:
             await self._changed.wait()
 
     async def keep(self, period: float = RENEW_S) -> None:
-        """Renew the lease every *period* seconds until cancelled; sooner after a failure."""
+        """Renew the lease every *period* seconds until cancelled; sooner after a failure.
+
+        Raises:
+            Refused: The bucket keeps each object as it is, so no later renewal can succeed.
+        """
         pause = period
         while True:
             await asyncio.sleep(pause)
@@ -156,6 +161,8 @@ class HeldLease:
             try:
                 await self.renew()
             except BackendError as exc:
+                if isinstance(exc, Refused) and is_retained(exc.answer.get("error")):
+                    raise
                 logging.warning("can't renew the lease of %s: %s", _batch_id(self.scope), exc)
                 pause = min(period, RETRY_S)
 

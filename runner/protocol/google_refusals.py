@@ -17,7 +17,23 @@ def _rule(pattern: str, advice: str) -> tuple[re.Pattern[str], str]:
     return re.compile(pattern, re.IGNORECASE), advice
 
 
+_RETAINED = (
+    _rule(
+        r"retentionPolicyNotMet|retention policy|retention period|object retention",
+        "wait until the retention period ends, or ask the bucket's owner to change it; for "
+        "kinetic's store, use a bucket without a retention policy",
+    ),
+    _rule(
+        r"ActiveHold|active \S+ hold|hold is released|hold is removed",
+        "ask the owner of the object to release the hold; for kinetic's store, use a bucket "
+        "without a default hold",
+    ),
+)
+"""Refusals to replace or delete an object because its bucket keeps it (Google, "Retention policies
+and retention policy locks", and "Object holds")."""
+
 _RULES = (
+    *_RETAINED,
     _rule(
         r"requester pays|no user project|userProjectMissing",
         f"set {BILLING_PROJECT} to the project that pays for the requests",
@@ -52,14 +68,6 @@ _RULES = (
         "check that the key is enabled, and that the account that the message names may use it",
     ),
     _rule(
-        r"retentionPolicyNotMet|retention policy|retention period|object retention",
-        "wait until the retention period ends, or ask the bucket's owner to change it",
-    ),
-    _rule(
-        r"ActiveHold|active \S+ hold|hold is released|hold is removed",
-        "ask the owner of the object to release the hold",
-    ),
-    _rule(
         r"billing (account|is)|BILLING_DISABLED|accountDisabled|AccountProblem",
         "link the project to an active billing account",
     ),
@@ -85,6 +93,18 @@ def reasons(error: object) -> frozenset[str]:
 def advice(text: str) -> str:
     """Return what to do about a refusal with these reasons and message; "" if it's unknown."""
     return next((said for pattern, said in _RULES if pattern.search(text)), "")
+
+
+def is_retained(error: object) -> bool:
+    """Return whether *error*, the error document of an answer, says that a bucket keeps an object.
+
+    For an object that kinetic writes again and again, no waiting helps.
+    """
+    if not isinstance(error, Mapping):
+        return False
+    document = cast("Mapping[str, Any]", error)
+    text = " ".join((*sorted(reasons(document)), str(document.get("message"))))
+    return any(pattern.search(text) for pattern, _ in _RETAINED)
 
 
 def missing_permission(api: str, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,38 @@ async def test_a_missing_cluster_fails_and_the_buckets_are_still_checked(
     assert report["bucket of builds"].state is State.FAILED
     assert report["bucket of builds: use"].because == "bucket of builds"
     assert not store.objects
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "advice"),
+    [
+        ({"retentionPolicy": {"retentionPeriod": "60"}}, "for 60 s", "--clear-retention-period"),
+        (
+            {"retentionPolicy": {"retentionPeriod": "60", "isLocked": True}},
+            "locked retention policy",
+            "KINETIC_STORE",
+        ),
+        ({"defaultEventBasedHold": True}, "hold", "--no-default-event-based-hold"),
+    ],
+)
+async def test_the_doctor_writes_nothing_to_a_bucket_that_keeps_objects(
+    store: GcsServer, settings: dict[str, Any], said: str, advice: str
+) -> None:
+    store.settings = settings
+    target = GcsStore("gs://kn-test", {"STORAGE_EMULATOR_HOST": store.url}, limits=bucket.LIMITS)
+    try:
+        report = await run_checks(bucket.checks("bucket", target, after=()))
+        assert not store.requests["create"]
+        store.fail("bucket", times=1, status=403, text="no storage.buckets.get access")
+        unreadable = await run_checks(bucket.checks("bucket", target, after=()))
+    finally:
+        await target.aclose()
+    found = report["bucket: retention"]
+    assert found.state is State.FAILED and said in found.evidence and advice in found.advice
+    assert ("clear" in found.advice) is (said == "for 60 s")
+    assert report["bucket: use"].because == "bucket: retention"
+    assert unreadable["bucket: retention"].state is State.SKIPPED
+    assert unreadable["bucket: use"].state is State.OK
 
 
 async def test_an_object_that_cannot_be_removed_fails_the_check() -> None:

@@ -116,6 +116,7 @@ class GcsServer:
         self.payers: list[str | None] = []
         self.busy = self.most = 0
         self.buckets = {"kn-test"}
+        self.settings: dict[str, Any] = {}
         self._numbers = itertools.count(1795275568707580)
         self._ended = asyncio.Event()
 
@@ -215,6 +216,8 @@ class GcsServer:
             return "ask" if "*" in _range_of(request).split("/")[0] else "put"
         if path.endswith("/o"):
             return "list"
+        if "/o/" not in path:
+            return "bucket"
         if method in ("DELETE", "PATCH"):
             return "delete" if method == "DELETE" else "renew"
         return "media" if request.query.get("alt") == "media" else "metadata"
@@ -235,6 +238,9 @@ class GcsServer:
             **({"metadata": stored.metadata} if stored.metadata else {}),
             **({"customTime": stored.custom_time} if stored.custom_time else {}),
         }
+
+    async def _on_bucket(self, request: web.Request, fault: Fault) -> web.Response:
+        return web.json_response({"kind": "storage#bucket", **self.settings})
 
     async def _on_token(self, request: web.Request, fault: Fault) -> web.Response:
         assert self.tokens is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from kinetic._runner.protocol.wire import BILLING_PROJECT
 from kinetic._runner.stores.gcs import GcsObjects, StorageError
 from kinetic._runner.stores.gcs import Limits as RunnerLimits
+from kinetic.aio import _lease
 from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError, Refused
@@ -113,6 +115,22 @@ async def test_the_client_gives_the_advice_for_the_reason(
         assert json.loads(text)["error"]["message"] in said
         assert "credentials lack" not in said and "objectUser" not in said
         assert caught.value.passing  # a batch may wait until someone changes the policy
+
+
+@pytest.mark.parametrize("kind", ["a retention policy", "a hold"])
+async def test_a_lease_that_the_bucket_keeps_ends_its_submission(
+    server: GcsServer, store: GcsStore, kind: str
+) -> None:
+    """Its holder repeats other refusals, because someone may change what forbids them."""
+    hold = await _lease.begin(store, "batches/b/", time.monotonic)
+    status, text, advice = KINDS["a key"]
+    other = server.fail("create", times=2, status=status, text=text)
+    status, text, advice = KINDS[kind]
+    server.fail("create", times=1, status=status, text=text)
+    async with asyncio.timeout(30):
+        with pytest.raises(Refused, match=advice):
+            await hold.keep(period=0.01)
+    assert other.seen == 2
 
 
 @kinds

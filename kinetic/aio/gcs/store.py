@@ -74,6 +74,16 @@ class GcsStore:
     def url(self) -> str:
         return self._client.location.url
 
+    async def settings(self) -> Mapping[str, Any]:
+        """Return the bucket's resource; this needs the permission ``storage.buckets.get``."""
+        client = self._client
+        bucket = client.location.bucket
+        return await client.perform(
+            Verb.GET,
+            bucket,
+            lambda: client.storage.get_bucket_metadata(bucket, timeout=client.timeout),
+        )
+
     async def create(
         self,
         name: str,
