@@ -24,6 +24,9 @@ KEPT_LINES = 20
 """Maximum bytes and lines from the end of the output that an outcome contains."""
 
 READ_BYTES = 65536
+MESSAGE_BYTES = 1024
+"""A message of the job is shorter."""
+
 MAX_UNWRITTEN_BYTES = 1 << 20
 """With this many unwritten bytes of output, the guard reads no more, and the job has to wait."""
 
@@ -63,11 +66,16 @@ class Channel:
         with contextlib.suppress(OSError, ValueError):
             self._ask(b"forget")
 
-    def _ask(self, question: bytes) -> int:
+    def write_line(self, line: str) -> None:
+        """In a worker: write *line* after all output so far, also if that lacks a final newline."""
+        with contextlib.suppress(OSError, ValueError):
+            self._ask(b"line", line.encode())
+
+    def _ask(self, question: bytes, text: bytes = b"") -> int:
         """Return the guard's answer; skip answers to a process that has died."""
         number = b"%d" % time.monotonic_ns()
         self.job_end.settimeout(10.0)
-        self.job_end.send(b"%b %b" % (question, number))
+        self.job_end.send(b"%b %b %b" % (question, number, text))
         while True:
             asked, answer = self.job_end.recv(64).split()
             if asked == number:
@@ -110,6 +118,7 @@ class Guard:
         self._source = source
         self._source_ended = False
         self._unwritten = bytearray()
+        self._at_line_start = True
         self._channel, self._answer_file = channel.guard_end, channel.answer_file
         self._output_tail = bytearray()
         self._timeout = timeout
@@ -201,12 +210,15 @@ class Guard:
 
     def _on_message(self) -> None:
         """Handle one message from the job; `Channel` sends them."""
-        message = self._channel.recv(64)
-        if message.startswith((b"output ", b"forget ")):
-            question, number = message.split()
+        message = self._channel.recv(MESSAGE_BYTES)
+        if message.startswith((b"output ", b"forget ", b"line ")):
+            question, number, text = message.split(b" ", 2)
             self._read_output()
             if question == b"forget":
                 self._output_tail.clear()
+            if question == b"line":
+                self._unwritten += (b"" if self._at_line_start else b"\n") + text + b"\n"
+                self._at_line_start = True
             output = self.output()
             with contextlib.suppress(OSError):  # the job has ended
                 os.pwrite(self._answer_file.fileno(), output, 0)
@@ -251,6 +263,7 @@ class Guard:
             # The extra byte shows that output was dropped.
             del self._output_tail[: -wire.LOG_BYTES - 1]
         self._unwritten += data
+        self._at_line_start = data.endswith(b"\n")
         return True
 
     def _write(self) -> None:

@@ -191,6 +191,6 @@ class PodWorker(Worker):
         assert self._running is not None
         order = self._pod.order
         job = self._submission.job_id(self._running[0])
-        line = mark(self._pod.key, order.scope, job, self._running[1], event)
-        with contextlib.suppress(OSError):
-            os.write(1, line.encode() + b"\n")
+        self._guard_channel.write_line(
+            mark(self._pod.key, order.scope, job, self._running[1], event)
+        )

@@ -12,12 +12,15 @@ import pytest
 
 import kinetic
 from kinetic import aio
+from kinetic.aio.ports import LONGEST_LINE
 from kinetic.errors import ConfigurationError
 from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import IMAGE, Namespace, on_cluster, until
 from tests.gke.proxy import Front
 
 DEADLINE_S = 110.0
+LONG = LONGEST_LINE + 5
+"""The length of a line that a log has in two pieces."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,18 +64,18 @@ async def test_a_batch_is_one_job_whose_pods_fetch_data_once(
 
 @on_cluster
 def speak(gate: str) -> str:
-    """Print a line, wait until the file *gate* exists, and print another."""
-    print("one", flush=True)
+    """Print a line, wait until the file *gate* exists, and print another without its end."""
+    print("one" if len(Path(gate).name) == 1 else "x" * LONG, flush=True)
     Path(gate + ".began").touch()
     while not Path(gate).exists():
         time.sleep(0.05)
-    print("two", flush=True)
+    print("two", end="", flush=True)
     return os.environ["KINETIC_ATTEMPT"]
 
 
 @pytest.mark.full
 async def test_the_log_of_a_running_item_is_followed(client: aio.Client, tmp_path: Path) -> None:
-    gates = [str(tmp_path / name) for name in "ab"]
+    gates = [str(tmp_path / name) for name in ("a", "long")]
     batch = await client.run_async_map(speak, gates, max_concurrent=1, progress=False)
     await until(lambda: (tmp_path / "a.began").exists())
     lines: list[str] = []
@@ -84,10 +87,15 @@ async def test_the_log_of_a_running_item_is_followed(client: aio.Client, tmp_pat
                 assert await (await batch.job(1)).status() is JobStatus.PENDING
                 (tmp_path / "a").touch()
         assert lines == ["one", "two"]
-        await until(lambda: (tmp_path / "b.began").exists())
-        assert [line async for line in (await batch.job(1)).logs()] == ["one"]
-        (tmp_path / "b").touch()
-        assert await batch.results() == ["1", "1"]
+        await until(lambda: (tmp_path / "long.began").exists())
+        long = await batch.job(1)
+        pieces = [piece async for piece in long.logs()]
+        assert (len(pieces), "".join(pieces)) == (2, "x" * LONG)
+        (tmp_path / "long").touch()
+        assert await batch.results(cleanup=False) == ["1", "1"]
+        assert [line async for line in long.logs()] == ["two"]  # the store has the last MiB
+        assert [line async for line in batch.jobs[0].logs()] == ["one", "two"]
+        await batch.cleanup()
 
 
 @pytest.mark.full
@@ -189,18 +197,24 @@ def _ends(namespace: Namespace, kind: str) -> list[str]:
 
 
 @pytest.mark.full
-async def test_a_worker_whose_node_goes_loses_no_item(
+async def test_a_worker_whose_node_goes_loses_no_item_and_no_line(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
     gate = str(tmp_path / "a")
     batch = await client.run_async_map(speak, [gate], progress=False)
+    job, lines = batch.jobs[0], list[str]()
     async with asyncio.timeout(DEADLINE_S):
-        await until(lambda: (tmp_path / "a.began").exists())
-        (tmp_path / "a").touch()
-        (pod,) = configured.call("GET", "pods")["items"]
-        name = pod["metadata"]["name"]
-        await asyncio.to_thread(configured.kubelet.preempt, f"{configured.name}/{name}")
-        assert await batch.results() in (["1"], ["2"])
+        async for line in job.logs(follow=True):
+            lines.append(line)
+            if len(lines) == 1:
+                (pod,) = configured.call("GET", "pods")["items"]
+                name = f"{configured.name}/{pod['metadata']['name']}"
+                await asyncio.to_thread(configured.kubelet.preempt, name)
+            if len(lines) == 2:
+                (tmp_path / "a").touch()
+        assert lines == ["one", "one", "two"]
+        assert [line async for line in job.logs(attempt=1)] == ["one"]  # its pod is deleted
+        assert await batch.results() == ["2"]
 
 
 @pytest.mark.full

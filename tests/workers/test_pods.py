@@ -136,7 +136,7 @@ def test_pods_run_all_items(tmp_path: Path) -> None:
 
 def test_the_log_of_a_pod_says_what_belongs_to_which_item(tmp_path: Path) -> None:
     def speak(name: str) -> None:
-        print(f"I am {name}")
+        print(f"I am {name}", end="")
 
     batch = Pods(tmp_path, speak, ["a", "b"])
     batch.run()
