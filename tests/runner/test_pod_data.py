@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner.job import namespace
-from kinetic._runner.protocol import wire
+from kinetic._runner.job import namespace, views, workspace
+from kinetic._runner.protocol import stand_ins, wire
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR
 from tests import programs
 from tests.gcs.server import GcsServer, Stored
@@ -147,6 +148,42 @@ def test_without_the_right_to_mount_a_volume_is_moved_to_its_path(
         assert (point / "of the image").exists()
     else:
         assert done.stdout == f"{point} 1\n", done.stderr
+
+
+def test_a_view_is_kept_until_it_changes(
+    server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_objects(server, set__a=b"1", set__b=b"2", conf=b"3")
+    monkeypatch.setenv(EMULATOR, server.url)
+    outer, image = tmp_path / "outer", tmp_path / "etc"
+    image.mkdir()
+    (image / "of the image").touch()
+    volumes = (
+        wire.DataRef(uri="gs://kn-test/set/", mount=str(outer)),
+        wire.DataRef(uri="gs://kn-test/set/", mount=str(outer / "inner")),
+        wire.DataRef(uri="gs://kn-test/conf", mount=str(image / "conf"), is_dir=False),
+    )
+    argument = wire.DataRef(uri="gs://kn-test/set/")
+    folders = {name: tmp_path / name for name in ("work", "cache")}
+    place = workspace.JobPlace(**folders, mounts=False, exclusive=True)
+
+    def fetched(*refs: wire.DataRef) -> int:
+        before = server.requests["media"]
+        views.prepare(refs, DirectoryObjects(tmp_path / "store"), place)
+        found = files_below(str(outer)) | files_below(str(image))
+        assert found == {"a", "b", "inner/a", "inner/b", "conf", "of the image"}
+        return server.requests["media"] - before
+
+    assert fetched(*volumes, argument) == 7
+    assert fetched(*volumes, argument) == 0
+    (outer / "inner" / "new").touch()
+    assert fetched(*volumes, argument) == 4  # the outer volume contains the inner one
+    (image / "conf").write_text("4")
+    assert fetched(*volumes, argument) == 1
+    Path(stand_ins.data_path(3), "a").unlink()
+    assert fetched(*volumes) == 0
+    assert fetched(*volumes, argument) == 2  # an item without it has removed it
+    stand_ins.data_paths.clear()
 
 
 def test_data_that_the_cluster_has_mounted_is_used_in_place(pods: Pods, tmp_path: Path) -> None:
