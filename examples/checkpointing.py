@@ -1,4 +1,4 @@
-"""Checkpoint and resume: a retry goes on from the last checkpoint of the attempt before it.
+"""Checkpoint and resume: a retry continues from the last checkpoint of the attempt before it.
 
 Every attempt of an item has the same KINETIC_OUTPUT_PATH, with the files of the earlier attempts.
 In this example the first attempt of each item dies on purpose, as on a preempted machine.

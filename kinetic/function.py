@@ -292,7 +292,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         """Call the undecorated function in this process.
 
         The functions of ``init`` make their arguments for this call; afterwards, their generators
-        go on behind the ``yield``. The call fails if a generator does.
+        continue behind the ``yield``. The call fails if a generator does.
         """
         if (init := self._options.init) is None:
             return self._plain(*self._receiver, *args, **kwargs)

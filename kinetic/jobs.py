@@ -293,7 +293,7 @@ class JobHandle(JobRecord, Generic[T]):
         except KeyboardInterrupt:
             if self._async_handle is None or not self._async_handle.log_unprinted:
                 message = (
-                    "interrupted: %s goes on. To wait for it: kinetic jobs result %s. "
+                    "interrupted: %s continues. To wait for it: kinetic jobs result %s. "
                     "To end it: kinetic jobs cancel %s"
                 )
                 logging.warning(message, self.job_id, self.job_id, self.job_id)
@@ -1210,7 +1210,7 @@ class Sweep:
         return self._aio.trials()
 
     def stop(self) -> None:
-        """Propose no more trials; open trials go on, and the iteration then ends."""
+        """Propose no more trials; open trials continue, and the iteration then ends."""
 
         async def stop() -> None:
             self._aio.stop()
@@ -1224,7 +1224,7 @@ class Sweep:
             SubmitterLost: Another process continues the sweep.
             Exception: The optimizer, or the space, has raised it; a note names the trial.
 
-        Ctrl-C: ends the wait; the sweep goes on.
+        Ctrl-C: ends the wait; the sweep continues.
         """
         try:
             PORTAL.call(self._aio.wait)
@@ -1709,7 +1709,7 @@ def _log_that_batch_continues(batch: aio.BatchHandle[Any]) -> None:
     if not batch.finished:
         _INTERRUPTIONS_LOGGED.add(batch.group_id)
         logging.warning(
-            "interrupted: batch %s goes on. To watch it: kinetic batches watch %s. "
+            "interrupted: batch %s continues. To watch it: kinetic batches watch %s. "
             "To end it: kinetic batches cancel %s",
             batch.group_id,
             batch.group_id,

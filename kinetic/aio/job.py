@@ -560,7 +560,7 @@ class JobHandle(JobRecord, Generic[T]):
             )
         except TimeoutError:
             raise ResultTimeout(
-                f"{self.job_id} has no result after {timeout:g} s; it goes on, and its handle "
+                f"{self.job_id} has no result after {timeout:g} s; it continues, and its handle "
                 "stays valid",
                 job_id=self.job_id,
             ) from None

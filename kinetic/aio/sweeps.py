@@ -236,7 +236,7 @@ class Sweep:
         return [*self._trials]
 
     def stop(self) -> None:
-        """Propose no more trials; open trials go on, and the iteration then ends."""
+        """Propose no more trials; open trials continue, and the iteration then ends."""
         self._stopped = True
         self._notify()
 
@@ -247,7 +247,7 @@ class Sweep:
             SubmitterLost: Another process continues the sweep.
             Exception: The optimizer, or the space, has raised it; a note names the trial.
 
-        Cancelled: ends the wait; the sweep goes on.
+        Cancelled: ends the wait; the sweep continues.
         """
         if self._following is not None:
             await asyncio.wait({self._following})
@@ -629,7 +629,7 @@ class Sweep:
         if number >= len(self._trials) or label["trial"] != number:
             raise Conflict(
                 f"another process has proposed item {completion.index} of {self.batch.group_id}; "
-                "the trials go on: continue the sweep with resume=True"
+                "the trials continue: resume the sweep with resume=True"
             )
         outcome = completion.outcome
         is_preempted = getattr(outcome.error, "reason", "") in INFRASTRUCTURE

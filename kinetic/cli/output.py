@@ -219,7 +219,7 @@ def read_answer(question: str) -> str:
     if not line:
         click.echo(err=True)  # ends the line of the question
         raise click.UsageError(
-            "the command needs an answer, and standard input gives none; pass --yes to go on "
+            "the command needs an answer, and standard input gives none; pass --yes to continue "
             "without a question"
         )
     return line.strip()

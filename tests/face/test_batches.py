@@ -120,7 +120,7 @@ print(batch.results())
     assert status == 0
     assert len(err.splitlines()) == 4
     for line in err.splitlines():
-        assert f"interrupted: batch {group} goes on" in line
+        assert f"interrupted: batch {group} continues" in line
         for command in ("watch", "cancel"):
             assert f"kinetic batches {command} {group}" in line
 

@@ -124,9 +124,9 @@ inverse(Unpicklable())
     [
         ("waits(here)", "waits(here)", "was cancelled and removed"),
         ("waits(Interrupts())", "waits(Interrupts())", "was cancelled and removed"),
-        ("start().results()", "start().results()", "goes on"),
-        ("for item in start().outcomes(): pass", "for item in start()", "goes on"),
-        ("batch = start(); until(lambda: False)", "until(lambda: False)", "goes on"),
+        ("start().results()", "start().results()", "continues"),
+        ("for item in start().outcomes(): pass", "for item in start()", "continues"),
+        ("batch = start(); until(lambda: False)", "until(lambda: False)", "continues"),
     ],
     ids=["call", "submission", "results", "outcomes", "elsewhere"],
 )

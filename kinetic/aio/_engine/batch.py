@@ -306,13 +306,16 @@ class Batch:
             inputs=self.inputs,
             lease=lease,
         )
+        budget_s = math.inf  # without a price, the budget has no effect
+        if settings.budget is not None and self.price is not None and self.price.usd_per_hour:
+            budget_s = settings.budget / self.price.usd_per_hour * HOUR_S
         self.coordinator = coordinator = BatchCoordinator(
             context,
             settings,
             source,
             source.length or self.manifest["total"],
             self.wake,
-            budget=self._budget_s(settings),
+            budget=budget_s,
             ends_inputs=ends_inputs,
         )
         coordinator.post(scheduler.SecondsSpent(submission.meter.seconds))
@@ -333,12 +336,6 @@ class Batch:
         """The price of the batch's accelerator at the time when the batch began."""
         fields = self.manifest["price"]
         return Price(**fields) if fields else None
-
-    def _budget_s(self, settings: MapSettings) -> float:
-        """Return how many seconds of attempts the budget pays for; infinity without a price."""
-        if settings.budget is None or self.price is None or not self.price.usd_per_hour:
-            return math.inf
-        return settings.budget / self.price.usd_per_hour * HOUR_S
 
     @property
     def cause(self) -> str:
@@ -649,7 +646,7 @@ class Batch:
             waiting = coordinator.waiting
             if waiting or not (coordinator.complete or coordinator.all_requested):
                 logging.warning(
-                    "%s: this process no longer submits %s. Running jobs go on; %d items wait. "
+                    "%s: this process no longer submits %s. Running jobs continue; %d items wait. "
                     "To submit the rest: kinetic batches resume %s",
                     reason,
                     self.group_id,
@@ -940,7 +937,7 @@ class Batch:
             missing += [] if is_sealed else ["the end of its inputs isn't known"]
             seal, option = ("", "") if is_sealed else ("seal=True", " --seal")
             advice = (
-                f"To go on with the stored inputs, call "
+                f"To continue with the stored inputs, call "
                 f"kinetic.attach_batch({self.group_id!r}).resume({seal}), or run "
                 f"`kinetic batches resume {self.group_id}{option}`; no ended item runs again"
             )

@@ -268,7 +268,7 @@ class BatchCoordinator:
             if requests.removing or (len(requests.entries) == known_requests and self._is_idle):
                 self.closing = True
                 break
-            logging.info("batch %s goes on with a new request", self._submission.identity.id)
+            logging.info("batch %s continues with a new request", self._submission.identity.id)
             await retry_forever(self.lease.retake, "taking the lease again")
             self._submission.fence = self.lease.fence
             # While no process had the lease, a request may have come that no coordinator has read.
@@ -335,8 +335,8 @@ class BatchCoordinator:
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
             why = f": {type(lost).__name__}: {lost}" if lost is not None else ""
             lost = SubmitterLost(
-                f"{batch} is not submitted any more{why}; to go on, attach to the batch and call "
-                "resume()",
+                f"{batch} is not submitted any more{why}; to continue, attach to the batch and "
+                "call resume()",
                 job_id=batch,
             )
         self.error = self.error or lost
@@ -479,7 +479,7 @@ class BatchCoordinator:
             await retry_forever(lambda: end_all(self._submission, round_number), "deleting jobs")
         except KineticError as exc:
             logging.warning(
-                "can't delete the running jobs of %s, which go on until they end: %s", batch, exc
+                "can't delete the running jobs of %s, which continue until they end: %s", batch, exc
             )
 
     async def _apply(self, request: wire.Request, attempts: Sequence[tuple[int, int]]) -> None:

@@ -120,8 +120,8 @@ async def until_ready(
         if left <= 0:
             raise errors.ResultTimeout(
                 f"{job_id} was not ready for a debugger within {seconds:g} s. The job is "
-                f"{_status_text(job)}, and goes on: call debug_attach() again, cancel the job, or "
-                "wait longer with KINETIC_DEBUG_WAIT_S",
+                f"{_status_text(job)}, and continues: call debug_attach() again, cancel the job, "
+                "or wait longer with KINETIC_DEBUG_WAIT_S",
                 job_id=job_id,
             )
         if looks % LOOKS_PER_REPORT == LOOKS_PER_REPORT - 1:

@@ -224,10 +224,10 @@ class InputPump:
                 values = await self._source.take(wanted, self._encoder)
             except Exception as exc:
                 exc.add_note(
-                    f"The iterator of the inputs of {self._batch} raised this. Running jobs go on, "
-                    f"and kinetic submits nothing more. {self._inputs.count} inputs are stored. "
-                    "resume(seal=True) runs the stored inputs only; resume(inputs=...) adds those "
-                    "that you give"
+                    f"The iterator of the inputs of {self._batch} raised this. Running jobs "
+                    f"continue, and kinetic submits nothing more. {self._inputs.count} inputs are "
+                    "stored. resume(seal=True) runs the stored inputs only; resume(inputs=...) "
+                    "adds those that you give"
                 )
                 raise
             if not values:

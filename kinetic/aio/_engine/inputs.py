@@ -126,7 +126,7 @@ class InputIndex:
     def _add(self, stored: _StoredChunk) -> None:
         if stored.first != self.count:
             raise WireError(
-                f"{stored.name} does not follow the slot before it, so the batch cannot go on; "
+                f"{stored.name} does not follow the slot before it, so the batch cannot continue; "
                 "submit the batch again"
             )
         self._chunks.append(stored)

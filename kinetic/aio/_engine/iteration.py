@@ -123,7 +123,7 @@ class Consumer:
         if not isinstance(error, KineticError):
             raise ResultTimeout(
                 f"batch {self._batch.group_id} has not ended after {self._timeout:g} s; the batch "
-                "goes on, and its handle stays valid",
+                "continues, and its handle stays valid",
                 job_id=self._batch.group_id,
             ) from None
 
@@ -234,7 +234,8 @@ class Consumer:
         if left <= 0:
             raise ResultTimeout(
                 f"batch {batch.group_id} is still being submitted: {batch.known} of its items were "
-                "found within poll_timeout; the batch goes on: attach to it again, or wait longer",
+                "found within poll_timeout; the batch continues: attach to it again, or wait "
+                "longer",
                 job_id=batch.group_id,
             )
         return left

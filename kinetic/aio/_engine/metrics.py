@@ -233,7 +233,7 @@ async def of_job(ref: JobRef, timeout: float | None) -> AsyncGenerator[JobMetric
                 if deadline is not None and loop.time() >= deadline:
                     raise ResultTimeout(
                         f"{submission.identity.job_id(index)} has not ended after {timeout:g} s; "
-                        "it goes on, and its handle stays valid",
+                        "it continues, and its handle stays valid",
                         job_id=submission.identity.job_id(index),
                     )
                 changed.clear()

@@ -348,7 +348,7 @@ class WorkerLauncher:
             slot, request = len(requests.entries), wire.Request(kind="round")
             await retry_forever(lambda: requests.append_at(slot, request), "opening a round")
             await retry_forever(requests.read, "reading requests")
-            logging.info("%s: %d items go on", submission.identity.id, len(open_items))
+            logging.info("%s: %d items continue", submission.identity.id, len(open_items))
         return True
 
     async def _close_dead(self) -> list[int]:

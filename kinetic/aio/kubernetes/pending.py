@@ -173,7 +173,7 @@ class Diagnostics:
             role = runner_role(self._paths.namespace, str(pod.spec.get("serviceAccountName")))
             advice += f", or have an administrator run `kubectl apply -f -` with this:\n{role}"
         logging.warning(
-            "pod %s has ended, but containers that the cluster added go on (%s), so this client "
+            "pod %s has ended, but containers that the cluster added continue (%s), so this client "
             "ends the pod. Without a client, it would stay: %s",
             pod.metadata.get("name"),
             holders,

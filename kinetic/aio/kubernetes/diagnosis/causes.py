@@ -109,7 +109,7 @@ class Diagnosis:
 
     @property
     def reason(self) -> Reason | None:
-        """The reason of the cause; while the job goes on, else that of the earlier cause."""
+        """The reason of the cause; while the job continues, else that of the earlier cause."""
         earlier = None if self.is_over else self.earlier_cause
         return self.cause.reason or (earlier.reason if earlier is not None else None)
 
