@@ -26,7 +26,7 @@ from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
-from kinetic.aio._engine.cleanup import delete_all, delete_leftovers, end_all
+from kinetic.aio._engine.cleanup import delete_all, delete_leftovers, end_all, stopped_round
 from kinetic.aio._engine.coordinator import BatchCoordinator, renew_shared
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
@@ -605,7 +605,9 @@ class Batch:
                 kind="retry",
                 bases=bases,
                 cause="retry_failed",
-                opens_round=submission.requests.done,
+                # A stop deletes such workers, and its request may arrive after this one.
+                opens_round=submission.requests.done
+                or (submission.listed and stopped_round(submission) is not None),
             )
             if await submission.requests.append_at(slot, request):
                 await self._extend_round()
@@ -701,12 +703,18 @@ class Batch:
                 # A launcher that has lost the batch allows none, but the workers continue.
                 return launcher.allowed if self.submits else wanted()
 
-            await fit(submission, workers, allowed, allow_all)
+            lacking = await fit(submission, workers, allowed, allow_all)
         else:
             submission.on_worker_gone = self._on_worker_gone
-            await fit(submission, workers, wanted, allow)
+            lacking = await fit(submission, workers, wanted, allow)
             self._keep_places(max(wanted(), len(submission.worker_observations)))
-        return wanted()
+        if lacking:
+            logging.warning(
+                "%s keeps %d workers: in a queue, a round that has begun gets no more. The next "
+                "round has %d",
+                *(self.group_id, wanted() - lacking, wanted()),
+            )
+        return wanted() - lacking
 
     def _on_worker_gone(self, worker: Observation) -> None:
         living = len(self.submission.worker_observations)

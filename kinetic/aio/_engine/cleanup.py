@@ -57,17 +57,17 @@ async def end_all(submission: Submission, last_round: int) -> None:
     if submission.workers is None:
         await delete_all(submission, last_round)
     elif submission.listed:
-        if (number := _stopped_round(submission.requests.entries)) is None:
+        if (number := stopped_round(submission)) is None:
             return
         await submission.cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
     else:
         await submission.workers.tell({LABEL_SUBMISSION: batch})
 
 
-def _stopped_round(entries: Iterable[wire.Request]) -> int | None:
+def stopped_round(submission: Submission) -> int | None:
     """Return the round of workers that a stop ends; None if it lets items run, or a retry came."""
     requests = Requests()
-    for request in entries:
+    for request in submission.requests.entries:
         requests.add(request)
     is_over = requests.all_stopped and requests.standing(-1).unwanted  # -1: an item without name
     return requests.round if is_over else None

@@ -18,17 +18,28 @@ from absl import logging
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew, Requests, Terms
 from kinetic.aio._engine import ending, job_spec, scheduler
+from kinetic.aio._engine.cleanup import end_all
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
-from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence
+from kinetic.aio._engine.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence
 from kinetic.aio._engine.workers import count_workers, read_roster
-from kinetic.aio._net.retry import FOREVER, Outage, is_final, retry, retry_forever
+from kinetic.aio._net.retry import (
+    FOREVER,
+    Outage,
+    growing_pauses,
+    is_final,
+    retry,
+    retry_forever,
+)
 from kinetic.aio.ports import Observation, Phase, Workers
-from kinetic.errors import BackendError, KineticError, NotFound, SubmitterLost
+from kinetic.errors import BackendError, KineticError, NotFound, SubmitterLost, Throttled
 from kinetic.job_status import Reason
 
 WAIT_CHECK_S = 5.0
 """How often to check whether a worker runs, in seconds, if the wait is limited."""
+
+EARLIER_CHECKS_S = 0.1, 2.0
+"""First and longest pause between two checks whether earlier workers have ended, in seconds."""
 
 BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
@@ -297,6 +308,9 @@ class WorkerLauncher:
                     await self._close_dead()
                 if await self._scale(number):
                     self._running, self._was_accepted = number, True
+                    if submission.listed:  # a stop may have come before the workers were there
+                        with contextlib.suppress(KineticError):  # they also leave by themselves
+                            await end_all(submission, number)
                     return
                 if not await self._open_round(number):
                     return
@@ -323,11 +337,23 @@ class WorkerLauncher:
         job = self._builder.worker(number)
 
         async def scale() -> int:
-            roster = await read_roster(self._context.submission, self._requests)
+            submission, pauses = self._context.submission, growing_pauses(*EARLIER_CHECKS_S)
+            while (roster := await read_roster(submission, self._requests)).earlier:
+                # Deleted workers still end their items, and one that waits for a machine stays.
+                for earlier in roster.earlier:
+                    labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(earlier)}
+                    await submission.cluster.delete(labels=labels)
+                await asyncio.sleep(next(pauses))
             size = roster.size_for(self._allowed)
             return await self._workers.scale(job, self._crew, number=number, workers=size)
 
+        clock = asyncio.get_running_loop().time
+        patience_s = self._context.uploaded.call.options.start_timeout or math.inf
+        gives_up_at = clock() + patience_s
+
         def is_unclear(failure: Exception) -> bool:
+            if isinstance(failure, Throttled) and clock() >= gives_up_at:  # a quota is used up
+                return False
             return isinstance(failure, BackendError) and not is_final(failure)
 
         async def scale_until_answered() -> int:

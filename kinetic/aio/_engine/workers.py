@@ -74,12 +74,14 @@ class Roster:
 
     ``active`` are those that take items, in the order in which they are to stay. ``size`` is how
     many ranks the round has begun with; 0 if the platform shows no living worker. ``leaving`` says
-    how many ranks of the round were asked to leave.
+    how many ranks of the round were asked to leave. ``earlier`` are the rounds before that must end
+    first: a stop or a retry has ended them, but the platform shows a living worker.
     """
 
     active: tuple[int, ...]
     size: int
     leaving: int
+    earlier: tuple[int, ...] = ()
 
     def size_for(self, workers: int) -> int:
         """Return how many ranks the round must have, for *workers* that take items."""
@@ -91,10 +93,15 @@ class Roster:
 async def read_roster(submission: Submission, requests: Requests) -> Roster:
     """Ask the platform for the workers of the current round."""
     found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
-    seen = [it for it in _seen(submission, found) if it.worker.round == requests.round]
+    every = _seen(submission, found)
+    earlier: tuple[int, ...] = ()
+    if submission.listed:  # elsewhere, workers read the request at once, and leave
+        rounds = {it.worker.round for it in every if it.is_alive}
+        earlier = tuple(sorted(number for number in rounds if number < requests.round))
+    seen = [it for it in every if it.worker.round == requests.round]
     living = [it for it in seen if it.is_alive]
     if not living:
-        return Roster((), 0, len(requests.leaving))
+        return Roster((), 0, len(requests.leaving), earlier)
     # If the round was started again, the workers of its first start have all ended.
     job = living[0].worker.job
     last = dict[int, _Seen]()
@@ -104,7 +111,7 @@ async def read_roster(submission: Submission, requests: Requests) -> Roster:
     active = [rank for rank, it in last.items() if not (it.has_left or rank in requests.leaving)]
     # One that waits for a place has nothing to finish, so it leaves first.
     active.sort(key=lambda rank: (last[rank].observation.phase is Phase.PENDING, rank))
-    return Roster(tuple(active), max(last) + 1, len(requests.leaving))
+    return Roster(tuple(active), max(last) + 1, len(requests.leaving), earlier)
 
 
 def replay(entries: Iterable[wire.Request]) -> Requests:
@@ -120,34 +127,35 @@ async def fit(
     workers: Workers,
     wanted: Callable[[], int],
     allow: Callable[[int], Awaitable[int]],
-) -> None:
+) -> int:
     """Have as many workers in the current round as *wanted* says, if any of them lives.
 
     Several processes may do this concurrently: each follows the last request to scale. *allow* says
-    how many more workers this process may ask for.
+    how many more workers this process may ask for. Return how many of these the platform doesn't
+    add.
     """
     log = submission.requests
     while True:
         entries = tuple(await log.read())
         requests, count = replay(entries), wanted()
         if requests.done or requests.removing:
-            return
+            return 0
         roster = await read_roster(submission, requests)
         if not roster.size:
-            return
+            return 0
         if len(roster.active) < count:
             more = await allow(count - len(roster.active))
             size = roster.size_for(len(roster.active) + more)
-            await workers.grow(submission.identity.round_name(requests.round), size)
+            found = await workers.grow(submission.identity.round_name(requests.round), size)
             if len(await log.read()) == len(entries) or wanted() == count:
-                return
+                return max(0, size - found) if found else 0  # 0: the round is over
         elif len(roster.active) == count:
-            return
+            return 0
         else:
             leave = wire.Request(kind="leave", ranks=tuple(sorted(roster.active[count:])))
             if await log.append_at(len(entries), leave):
                 await workers.tell({LABEL_SUBMISSION: submission.identity.id})
-                return
+                return 0
 
 
 async def describe(submission: Submission, known: int) -> list[Worker]:
