@@ -93,10 +93,9 @@ async def test_the_function_stops_at_a_breakpoint_once_the_user_may_forward_port
 
 @pytest.mark.full
 async def test_an_item_of_a_batch_stops_at_a_breakpoint(
-    configured: Namespace, project: ModuleType, monkeypatch: pytest.MonkeyPatch
+    configured: Namespace, project: ModuleType
 ) -> None:
     """The forwarder ends with the item, while the worker waits for the debugger of the next."""
-    monkeypatch.setenv("KINETIC_CLUSTER_WORKERS", "1")
     async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
         doubled = project.doubled.options(accelerator="cpu")
         batch = await client.run_async_map(doubled, [1, 2], max_concurrent=1, progress=False)

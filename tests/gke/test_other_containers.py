@@ -94,17 +94,11 @@ def double(number: int) -> int:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize("permitted", [True, False])
 async def test_only_kinetics_container_counts(
-    workers: str,
-    permitted: bool,
-    meshed: Namespace,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    permitted: bool, meshed: Namespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Jobs end with kinetic's container. Then no pod stays: it removes itself, or a client does."""
-    monkeypatch.setenv("KINETIC_CLUSTER_WORKERS", workers)
     if permitted:
         permit_runner(meshed)
     async with asyncio.timeout(DEADLINE_S):

@@ -50,21 +50,23 @@ def offline(configured: Namespace, wheels: Path, gcs_server: str) -> None:
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
-async def test_a_batch_runs_and_its_log_says_what_the_installation_cost(
+async def test_a_batch_and_a_job_run_and_the_jobs_log_says_what_the_installation_cost(
     client: aio.Client, configured: Namespace, image: Path, gcs_server: str, bucket: str
 ) -> None:
     repack_runner(image)
     offline(configured, image, gcs_server)
     async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(greet, ["a", "b"], progress=False)
-        results = await batch.results(cleanup=False)
-        assert results == [("hello a", []), ("hello b", [])]
-        lines = [line async for line in (await batch.job(0)).logs()]
+        batch = await client.run_async_map(greet, ["a"], progress=False)
+        job = await client.submit(greet, "b")
+        assert await batch.results(cleanup=False) == [("hello a", [])]
+        assert await job.result(cleanup=False) == ("hello b", [])
+        lines = [line async for line in job.logs()]
         assert any(line.startswith("kinetic: installed the runner in ") for line in lines), lines
         (pod, *_) = configured.call("GET", "pods")["items"]
         (container,) = pod["spec"]["containers"]
         assert len(json.dumps(container["command"])) < 200, "the text is in the Secret"
         await batch.cleanup()
+        await job.cleanup()
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)

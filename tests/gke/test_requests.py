@@ -64,7 +64,8 @@ async def test_a_later_submission_takes_two_writes_to_the_bucket(
 ) -> None:
     """The first one also stores the function, the code, and the runner for the user's image.
 
-    Each takes two writes to the API server: the Job and its Secret.
+    Each takes two writes to the API server: the Job and its Secret. Its value arrives in the
+    termination message of its pod.
     """
     start, before, add = 0, Counter[str](), on_cluster(project.add)
     async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
@@ -78,6 +79,8 @@ async def test_a_later_submission_takes_two_writes_to_the_bucket(
             assert await job == number + 2
             start = len(front.requests)
             before = configured.control_plane.requests(configured.name)
+        outcomes = [request for request in front.requests if request.name.endswith(".outcome")]
+        assert {request.kind for request in outcomes} <= {"delete"}
 
 
 @pytest.mark.parametrize("beats", [0.6, pytest.param(3.1, marks=pytest.mark.slow)])
@@ -104,8 +107,10 @@ async def test_a_waiting_client_renews_its_leases_and_seldom_reads_again(
         assert abs(counts["jobs"].pop("look at 00000000")) <= 1, "only the last may be incomplete"
         for beat in ("look at 00000000", "create lease"):
             assert int(beats) <= counts["batches"].pop(beat, 0) <= int(beats) + 1
-        for count in counts.values():
-            assert max(count.values(), default=0) <= int(beats) + 1, "one reading takes each once"
+        for kind, count in counts.items():
+            # Only the store says what workers run, so a batch is read sooner after the last change.
+            most = int(beats) + (3 if kind == "batches" else 1)
+            assert max(count.values(), default=0) <= most, "one reading takes each once"
             assert len(count) <= 3, count
         api = configured.control_plane.requests(configured.name) - before
         assert api.keys() <= {"list jobs", "list pods"}, api
@@ -115,19 +120,24 @@ async def test_a_waiting_client_renews_its_leases_and_seldom_reads_again(
         assert await results == [2, 3]
 
 
-async def test_outcomes_are_read_from_receipts(
+async def test_a_batch_takes_as_many_writes_to_the_cluster_as_one_job(
     front: Front, configured: Namespace, project
 ) -> None:
-    """Values and errors of a usual size arrive in the termination messages of their pods."""
+    """However many items it has: the Job, its Secret, and what `retry_failed` would need."""
     double = on_cluster(project.double)
     async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
-        batch = await client.run_async_map(double, [*range(12), -1], progress=False)
+        inputs = [*range(40), -1]
+        batch = await client.run_async_map(double, inputs, max_concurrent=3, progress=False)
         values = await batch.results(return_exceptions=True, cleanup=False)
-        assert values[:-1] == [2 * x for x in range(12)]
+        assert values[:-1] == [2 * x for x in range(40)]
         assert isinstance(values[-1], ValueError)
-        attempts = [f"{x.kind} {x.name}" for x in front.requests if "attempts" in x.name]
-        assert not [request for request in attempts if request.endswith(".outcome")]
-        assert len(attempts) <= 1, "only the failed item's attempt is looked at, once"
+        await batch.cleanup()
+        found = writes(configured.control_plane.requests(configured.name))
+        assert found.pop("create jobs") == 1
+        assert found.pop("create secrets") == 3, "the root key, the environment, and the key"
+        assert {name.partition(" ")[0] for name in found} <= {"delete", "deletecollection"}
+        assert sum(found.values()) <= 6, found
+        assert writes(front.counted())["create batches"] < 41, "no write for an item"
 
 
 async def value_of(job: aio.JobHandle) -> object:

@@ -13,7 +13,6 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic.aio.ports import LONGEST_LINE
-from kinetic.errors import ConfigurationError
 from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import IMAGE, Namespace, on_cluster, until
 from tests.gke.proxy import Front
@@ -21,11 +20,6 @@ from tests.gke.proxy import Front
 DEADLINE_S = 110.0
 LONG = LONGEST_LINE + 5
 """The length of a line that a log has in two pieces."""
-
-
-@pytest.fixture(autouse=True)
-def by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KINETIC_CLUSTER_WORKERS", "1")
 
 
 async def test_a_batch_is_one_job_whose_pods_fetch_data_once(
@@ -129,23 +123,6 @@ async def test_a_batch_ends_without_its_client(configured: Namespace, tmp_path: 
         async with aio.Client() as client:
             batch = await client.attach_batch(batch.group_id)
             assert await batch.results() == ["1"] * 4
-
-
-@pytest.mark.full
-async def test_a_client_that_lacks_the_setting_leaves_the_batch_alone(
-    client: aio.Client, configured: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = await client.run_async_map(double, range(2), progress=False)
-    monkeypatch.delenv("KINETIC_CLUSTER_WORKERS")
-    async with aio.Client() as other:
-        with pytest.raises(ConfigurationError, match="KINETIC_CLUSTER_WORKERS=1"):
-            await other.attach_batch(batch.group_id)
-    assert await batch.results() == [0, 2]
-
-
-@on_cluster
-def double(number: int) -> int:
-    return 2 * number
 
 
 @kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1, init={"base": lambda: 1})

@@ -16,7 +16,7 @@ from tests.cluster.fixtures import IMAGE, fresh_bucket, fresh_namespace, setting
 from tests.conftest import private_home
 
 from .crew import Crew
-from .harness import BY_WORKERS, IN_A_DIRECTORY, ON_UVLOOP, Platform
+from .harness import IN_A_DIRECTORY, ON_UVLOOP, Platform
 
 # `platform` requests the control plane at run time, so its parameters carry the marker.
 ON_A_CLUSTER = [
@@ -34,10 +34,7 @@ ON_ANOTHER_LOOP = [
     pytest.param("gke on uvloop", marks=RARELY_RUN),
 ]
 
-
-WITH_WORKERS = pytest.param(f"gke{BY_WORKERS}", marks=RARELY_RUN)
-
-ALL = ["local", *ON_ANOTHER_LOOP, *ON_A_CLUSTER, *WITHOUT_A_BUCKET, WITH_WORKERS]
+ALL = ["local", *ON_ANOTHER_LOOP, *ON_A_CLUSTER, *WITHOUT_A_BUCKET]
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -46,11 +43,10 @@ def platform(
 ) -> Iterator[Platform]:
     """Provide the platform, chosen by environment variables as a user would choose it."""
     title = request.param
-    name = title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY).removesuffix(BY_WORKERS)
+    name = title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
     with pytest.MonkeyPatch.context() as patch, private_home(patch) as home:
         folder = tmp_path_factory.mktemp(name)
         patch.setenv("KINETIC_BACKEND", name)
-        patch.setenv("KINETIC_CLUSTER_WORKERS", "1" if title.endswith(BY_WORKERS) else "0")
         patch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))  # not the whole tree
         patch.chdir(Path(__file__).parent)
         patch.setenv("SWEEP_RATE", "$(HOME) 'and' more")

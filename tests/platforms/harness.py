@@ -26,15 +26,13 @@ SHARED = ("code/", "functions/", "data/")
 PAUSE_S = 0.05
 ON_UVLOOP = " on uvloop"
 IN_A_DIRECTORY = " in a directory"
-BY_WORKERS = " by workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """A platform that the suite runs on, and the decorator ``options`` that it needs.
 
-    ``title`` is the backend, with `ON_UVLOOP`, `IN_A_DIRECTORY`, or `BY_WORKERS` appended in such
-    variants.
+    ``title`` is the backend, with `ON_UVLOOP` or `IN_A_DIRECTORY` appended in such variants.
     """
 
     title: str
@@ -46,8 +44,7 @@ class Platform:
     @property
     def name(self) -> str:
         """Name of the backend."""
-        title = self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
-        return title.removesuffix(BY_WORKERS)
+        return self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
 
     @property
     def new_loop(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -64,7 +61,7 @@ class Harness:
     def __init__(self, platform: Platform, client: aio.Client, ports: Ports, folder: Path) -> None:
         self.platform = platform
         self.name = platform.name
-        self.runs_alone = platform.name == "local" or platform.title.endswith(BY_WORKERS)
+        self.runs_alone = platform.name != "pathways"
         self.client = client
         self.ports = ports
         self.folder = folder

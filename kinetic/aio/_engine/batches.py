@@ -195,7 +195,7 @@ async def _read_batch(
             await read_inputs(batch.submission, batch.inputs)
     except NotFound:
         return None
-    except (WireError, AuthError) as exc:
+    except (WireError, AuthError, ConfigurationError) as exc:
         errors[group_id] = exc
         return None
     return batch
@@ -207,7 +207,7 @@ async def open_unread(session: Session, group_id: str) -> Batch:
     Raises:
         NotFound: There is no such batch.
         WireError: The manifest's signature is wrong, or its format is unknown.
-        ConfigurationError: Workers run the batch, but KINETIC_CLUSTER_WORKERS isn't set here.
+        ConfigurationError: Workers run the batch, and this backend has none.
     """
     return known_batch(session, group_id) or await _open_batch(session, group_id)
 
@@ -221,8 +221,8 @@ async def _open_batch(session: Session, group_id: str) -> Batch:
     workers = platform.workers if manifest.get("workers") else None
     if manifest.get("workers") and workers is None:
         raise ConfigurationError(
-            f"workers run the items of {group_id}, and this process would start each as a job of "
-            "its own; set KINETIC_CLUSTER_WORKERS=1, as the process that submitted the batch did"
+            f"workers run {group_id}, and backend={session.target.backend!r} has none; "
+            "choose the backend that submitted the batch"
         )
     submission = Submission(identity, platform.store, platform.cluster, workers)
     batch = session.batches[group_id] = Batch(session, submission, manifest, followed=False)

@@ -29,8 +29,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     """Open the platform of *target*; send no request to its bucket yet.
 
     Raises:
-        ConfigurationError: There is no such cluster or context, or no store is configured, or
-            KINETIC_CLUSTER_WORKERS is neither 0 nor 1.
+        ConfigurationError: There is no such cluster or context, or no store is configured.
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """
@@ -43,22 +42,10 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         images=images,
         builds=images.builds,
         cluster=cluster,
-        workers=cluster if _wants_workers(environ) else None,
+        workers=cluster,
         layout=partial(layout_in, api, access.pools),
         restarts=True,
     )
-
-
-def _wants_workers(environ: Mapping[str, str]) -> bool:
-    """Return whether workers run the items of batches; otherwise each attempt is a Job.
-
-    Raises:
-        ConfigurationError: KINETIC_CLUSTER_WORKERS is neither 0 nor 1.
-    """
-    chosen = configuration.number("KINETIC_CLUSTER_WORKERS", 0, environ)
-    if chosen > 1:
-        raise ConfigurationError(f"KINETIC_CLUSTER_WORKERS must be 0 or 1, not {chosen}")
-    return chosen == 1
 
 
 def open_storage(
