@@ -155,3 +155,6 @@ async def test_a_quota_that_stays_used_up_ends_a_batch_after_its_start_timeout()
         batch = await client.run_async_map(function, [1, 2])
         with pytest.raises(errors.BatchError, match="quota 'few' is used up"):
             await batch.results(cleanup=False)
+        patient = await client.run_async_map(nop, [1, 2])
+        await patient.cancel()
+        assert await patient.status_counts() == {"NOT_FOUND": 2}

@@ -18,7 +18,7 @@ from absl import logging
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew, Requests, Terms
 from kinetic.aio._engine import ending, job_spec, scheduler
-from kinetic.aio._engine.cleanup import end_all
+from kinetic.aio._engine.cleanup import end_all, stopped_round
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence
@@ -114,7 +114,8 @@ class WorkerLauncher:
     @property
     def pending(self) -> bool:
         """Whether the platform hasn't confirmed the workers yet."""
-        return self._lacks_workers or bool(self._without_input) or self._needed.is_set()
+        is_under_way = self._busy.locked() or self._needed.is_set()
+        return self._lacks_workers or bool(self._without_input) or is_under_way
 
     @property
     def allowed(self) -> int:
@@ -306,7 +307,10 @@ class WorkerLauncher:
                 if self._was_accepted and self._running is None:
                     # A supervisor that has died is replaced by one that begins the round again.
                     await self._close_dead()
-                if await self._scale(number):
+                found = await self._scale(number)
+                if found is None:
+                    return
+                if found:
                     self._running, self._was_accepted = number, True
                     if submission.listed:  # a stop may have come before the workers were there
                         with contextlib.suppress(KineticError):  # they also leave by themselves
@@ -332,12 +336,14 @@ class WorkerLauncher:
         """Return whether the platform has ever taken workers of the batch, for any process."""
         return self._was_accepted or self._context.submission.has_started
 
-    async def _scale(self, number: int) -> int:
-        """Ask for the workers of a round; return how many it has."""
+    async def _scale(self, number: int) -> int | None:
+        """Ask for the workers of a round; return how many it has, or None if none are wanted."""
         job = self._builder.worker(number)
 
-        async def scale() -> int:
+        async def scale() -> int | None:
             submission, pauses = self._context.submission, growing_pauses(*EARLIER_CHECKS_S)
+            if self.halted or (submission.listed and stopped_round(submission) is not None):
+                return None  # the refusals may have lasted for long
             while (roster := await read_roster(submission, self._requests)).earlier:
                 # Deleted workers still end their items, and one that waits for a machine stays.
                 for earlier in roster.earlier:
@@ -352,11 +358,13 @@ class WorkerLauncher:
         gives_up_at = clock() + patience_s
 
         def is_unclear(failure: Exception) -> bool:
-            if isinstance(failure, Throttled) and clock() >= gives_up_at:  # a quota is used up
-                return False
+            if isinstance(failure, Throttled):  # a quota is used up, which may last for days
+                self.asked.set()
+                if clock() >= gives_up_at:
+                    return False
             return isinstance(failure, BackendError) and not is_final(failure)
 
-        async def scale_until_answered() -> int:
+        async def scale_until_answered() -> int | None:
             return await retry(scale, FOREVER, self._outage, should_retry=is_unclear)
 
         return await retry_while_refused(
