@@ -153,8 +153,10 @@ def private_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     finally:
         from kinetic._runner.job import temporary
 
-        for link in path.glob("local/*/*/**/tmp"):  # of a supervisor that a test has killed
-            temporary.remove_all([str(link)])
+        # Of a supervisor that a test has killed. `os.walk` ignores folders that vanish, unlike glob.
+        for folder, subfolders, _ in os.walk(path / "local"):
+            if "tmp" in subfolders:
+                temporary.remove_all([f"{folder}/tmp"])
         shutil.rmtree(path, ignore_errors=True)
 
 
