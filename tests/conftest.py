@@ -153,7 +153,7 @@ def private_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     finally:
         from kinetic._runner.job import temporary
 
-        # Of a supervisor that a test has killed. `os.walk` ignores folders that vanish, unlike glob.
+        # Of a killed supervisor. Unlike glob, `os.walk` ignores folders that vanish.
         for folder, subfolders, _ in os.walk(path / "local"):
             if "tmp" in subfolders:
                 temporary.remove_all([f"{folder}/tmp"])
