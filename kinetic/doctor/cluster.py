@@ -84,6 +84,7 @@ class Cluster:
         self._placement = placement
         self._environ = environ
         self._opened_api: Api | None = None
+        self._group_kill_pools: tuple[str, ...] = ()
 
     def checks(self, *, after: tuple[str, ...]) -> list[Check]:
         """Return the checks, which run only if the checks named in *after* don't fail."""
@@ -102,6 +103,8 @@ class Cluster:
             _check("pending pods", self._pending, "namespace"),
             _check("warnings", self._warnings, "namespace"),
         ]
+        if self._target.kube_context is None:
+            table.append(check(name="memory", probe=self._memory, needs=("access",)))
         if self._placement.queue:
             table.append(_check("queue", self._queue, "namespace"))
         return table
@@ -121,8 +124,23 @@ class Cluster:
         return f"/api/v1/namespaces/{_quote(self._placement.namespace)}"
 
     async def _access(self) -> Finding:
-        self._opened_api = Api(await open_access(self._target, self._environ, NO_RETRIES), LIMITS)
+        access = await open_access(self._target, self._environ, NO_RETRIES)
+        self._opened_api, self._group_kill_pools = Api(access, LIMITS), access.group_kill_pools
         return ok(f"{self._opened_api.cluster} at {self._opened_api.server}")
+
+    async def _memory(self) -> Finding:
+        """Check what the kernel does with a container that passes its memory limit."""
+        if not (pools := self._group_kill_pools):
+            return ok("an item that runs out of memory doesn't end its worker")
+        return warning(
+            "the kernel kills all processes of a container that runs out of memory in node pool "
+            f"{', '.join(pools[:MAX_NAMES])}, so an item takes its worker along, unless the worker "
+            "ends it in time",
+            "write `kubeletConfig: {singleProcessOOMKill: true}` to a file, and run gcloud "
+            f"container node-pools update {pools[0]} --cluster={self._target.cluster} "
+            f"--location={self._target.zone} --system-config-from-file=FILE, which recreates its "
+            "nodes",
+        )
 
     async def _version(self) -> Finding:
         answer = await self._api.call("GET", "/version")

@@ -38,7 +38,7 @@ def death_of(order: wire.Order, end: End) -> Death:
         return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
     if end.out_of_memory:
         message = (
-            "the kernel killed the job's process: the container, or the machine, ran out of memory"
+            "the job's process was killed, because the container, or the machine, ran out of memory"
         )
         return Death(message=message, reason="out of memory", exit_code=status)
     if status < 0:

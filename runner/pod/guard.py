@@ -1,22 +1,26 @@
 """The guard: the container's first process, which watches the process of the job.
 
 The guard copies the job's output, passes SIGTERM on to the job, enforces time limits, and reports
-how the job ended.
+how the job ended. It also ends a process shortly before the kernel would kill the whole container.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import os
 import select
 import signal
 import socket
+import sys
 import tempfile
 import time
 
 from ..job import processes
+from ..job.kernel_kills import KernelKills, kills_in_container
 from ..protocol import wire
+from .memory import MemoryLimit, kill_largest
 
 STANDARD_OUTPUT = 1
 KEPT_BYTES = 8192
@@ -29,6 +33,9 @@ MESSAGE_BYTES = 1024
 
 MAX_UNWRITTEN_BYTES = 1 << 20
 """With this many unwritten bytes of output, the guard reads no more, and the job has to wait."""
+
+AFTER_KILL_S = 0.5
+"""How long, in seconds, the memory of a killed process may take to become free."""
 
 EXIT_TIMEOUT_S = 30.0
 """How long, in seconds, the job's process may take to end after it has committed its outcome."""
@@ -43,6 +50,15 @@ class Channel:
     def __init__(self) -> None:
         self.guard_end, self.job_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.answer_file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the channel
+        self._memory_kills = mmap.mmap(-1, 1)  # how often the guard has killed a process for memory
+
+    def kills(self) -> int:
+        """Return how many processes of this container the kernel or the guard killed for memory."""
+        return (kills_in_container() or 0) + self._memory_kills[0]
+
+    def count_kill(self) -> None:
+        """In the guard: count a process that it kills now, because memory runs out."""
+        self._memory_kills[0] = (self._memory_kills[0] + 1) % 256
 
     def report_exit_code(self, code: int) -> None:
         """In the job: report that the outcome is committed, with the exit code for the pod."""
@@ -94,11 +110,14 @@ class Guard:
     """Watch the process *pid*, and copy its output from the pipe *source* to standard output.
 
     The limits are in seconds: *timeout* of the function, *start* until its call, *grace* to stop.
+    If the container nears its *memory* limit, the guard kills the process, or for a worker the
+    largest one so many *levels* below.
 
     The attributes say how the process ended. ``reported`` is the exit code that the job reported
     after its commit, if it did. ``status`` is the process's exit code, or a negative signal.
     ``called`` says that the job called the function, ``out_of_time`` that its time limit was over,
-    ``stopped`` that SIGTERM came, and ``killed`` that the guard killed the process.
+    ``stopped`` that SIGTERM came, ``killed`` that the guard killed the process to end it, and
+    ``out_of_memory`` that the kernel or the guard killed one to free memory.
     """
 
     def __init__(
@@ -110,6 +129,8 @@ class Guard:
         timeout: float | None,
         start: float,
         grace: float,
+        memory: MemoryLimit | None = None,
+        levels: int = 0,
     ) -> None:
         self.reported: int | None = None
         self.status = 0
@@ -120,6 +141,9 @@ class Guard:
         self._unwritten = bytearray()
         self._at_line_start = True
         self._channel, self._answer_file = channel.guard_end, channel.answer_file
+        self._memory, self._levels, self._count_kill = memory, levels, channel.count_kill
+        self._kills = KernelKills(channel.kills)
+        self._look_at = math.inf if memory is None else 0.0
         self._output_tail = bytearray()
         self._timeout = timeout
         # When the whole grace is over, the platform kills the pod.
@@ -153,6 +177,11 @@ class Guard:
         with contextlib.suppress(BlockingIOError):  # no signal has arrived since the last poll
             self.stopped = self.stopped or signal.SIGTERM in os.read(self._wake_read, 4096)
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel or the guard has killed a process to free memory."""
+        return self._kills.has_increased()
+
     def output(self) -> bytes:
         """Return the end of the output, in whole lines."""
         kept = bytes(self._output_tail[-wire.LOG_BYTES :])
@@ -167,7 +196,7 @@ class Guard:
             poll.register(self._source, select.POLLIN)
         if self._unwritten:
             poll.register(STANDARD_OUTPUT, select.POLLOUT)
-        left_s = min(self._deadline, self._kill_at) - time.monotonic()
+        left_s = min(self._deadline, self._kill_at, self._look_at) - time.monotonic()
         timeout_ms = None if left_s == math.inf else max(0.0, left_s) * 1000 + 1
         for fd, _ in poll.poll(timeout_ms):
             if fd == self._wake_read:
@@ -196,6 +225,16 @@ class Guard:
             self._kill_at = math.inf
             self.killed = True
             os.kill(self._pid, signal.SIGKILL)
+        if self._memory is not None and now >= self._look_at:
+            self._look_at = now + (self._memory.pause() or self._free_memory(self._memory))
+
+    def _free_memory(self, memory: MemoryLimit) -> float:
+        """Kill the process that uses the memory; return the seconds until the next look."""
+        self._count_kill()  # before the kill, because the worker reads the count at its end
+        if kill_largest([self._pid], self._levels):
+            text = f"{memory.limit >> 20} MiB, at which the kernel would kill all of it"
+            print(f"kinetic: killed a process: the container nears {text}", file=sys.stderr)
+        return AFTER_KILL_S
 
     def _ask_to_stop(self, number: int) -> None:
         """Ask the job to end by the signal *number*, and set the time at which to kill it.

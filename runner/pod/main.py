@@ -21,7 +21,6 @@ from typing import NoReturn
 
 from ..job import processes
 from ..job.ends import End, death_of
-from ..job.kernel_kills import KernelKills, kills_in_container
 from ..protocol import wire
 from ..protocol.workers import EXIT_DONE
 from ..stores.objects import open_store
@@ -29,6 +28,7 @@ from . import job
 from .attempt import PodAttempt
 from .guard import Channel, Guard
 from .job import RUNNER_VARIABLES, Pod, read_pod
+from .memory import MemoryLimit
 from .own_pod import OwnPod, delete_worker_set
 from .worker import VARIABLES, Place, exit_code, read_place, run_worker_and_exit
 
@@ -58,11 +58,10 @@ def main() -> int:
         status = exit_code(guard.status)
         own_pod.remove(whole=status == EXIT_DONE)
         return status
-    kills = KernelKills(kills_in_container)
     guard, own_pod = _run_in_child(pod, folder)
     code = guard.reported
     if code is None:
-        code = _close_dead_job(pod, guard, out_of_memory=kills.has_increased())
+        code = _close_dead_job(pod, guard)
     was_restarted = os.path.exists(os.path.join(folder, job.RESTARTED_MARK))
     with contextlib.suppress(OSError):  # the container's end removes large folders
         processes.remove_if_small(folder)
@@ -93,7 +92,7 @@ def _has_module(name: str) -> bool:
         return False
 
 
-def _close_dead_job(pod: Pod, guard: Guard, *, out_of_memory: bool) -> int:
+def _close_dead_job(pod: Pod, guard: Guard) -> int:
     """Write a failure as the outcome of a job that has left none; return the exit code."""
     order, executor = pod.order, pod.executor
     end = End(
@@ -101,7 +100,7 @@ def _close_dead_job(pod: Pod, guard: Guard, *, out_of_memory: bool) -> int:
         stopped=guard.stopped,
         timed_out=guard.killed and guard.out_of_time,
         killed=guard.killed,
-        out_of_memory=out_of_memory,
+        out_of_memory=guard.out_of_memory,
         called=guard.called,
     )
     death = death_of(order, end)
@@ -148,7 +147,19 @@ def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> tuple[Gu
     order = pod.order
     start = wire.start_allowance(order.debug_s)
     # A worker itself limits the time of its items, and ends them.
-    timeout, grace = (order.timeout, order.grace) if place is None else (None, math.inf)
-    guard = Guard(pid, source, channel, timeout=timeout, start=start, grace=grace)
+    timeout, grace, levels = order.timeout, order.grace, 0
+    if place is not None:
+        # The I/O process has the interpreter as its child, which forks for each item, or runs it.
+        timeout, grace, levels = None, math.inf, 2 if place.crew.isolation == "process" else 1
+    guard = Guard(
+        pid,
+        source,
+        channel,
+        timeout=timeout,
+        start=start,
+        grace=grace,
+        memory=MemoryLimit.find(),
+        levels=levels,
+    )
     guard.watch()
     return guard, own_pod

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from .. import remote_runner
 from ..job import processes, temporary
-from ..job.kernel_kills import KernelKills, kills_in_container
+from ..job.kernel_kills import KernelKills
 from ..job.workspace import JobPlace
 from ..protocol import signing, wire
 from ..protocol.marks import Event, mark
@@ -131,7 +131,7 @@ class PodWorker(Worker):
         self._pod = pod
         self._guard_channel = channel
         self._running: tuple[int, int] | None = None  # item and attempt whose output is kept
-        self._kills = KernelKills(kills_in_container)
+        self._kills = KernelKills(channel.kills)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
 
     def _start(self, operation: pull.Start) -> None:

@@ -95,12 +95,15 @@ async def test_access_includes_the_clusters_node_pools(google: Google, ca: bytes
     """Pools without nodes are included."""
     pools = [
         {"config": {"machineType": "ct6e-standard-4t"}, "placementPolicy": {"tpuTopology": "2x4"}},
-        {"config": {"machineType": "e2-standard-4"}},
+        {"name": "old", "config": {"machineType": "e2-standard-4"}},
         {},
     ]
+    pools[0]["config"] |= {"kubeletConfig": {"singleProcessOomKill": True}}
+    pools[2]["name"] = "bare"
     google.described = described("34.90.1.2", ca, nodePools=pools)
     access = await open_access(google.target, google.environ)
     await access.credentials.aclose()
+    assert access.group_kill_pools == ("old", "bare")
     assert access.pools == (("ct6e-standard-4t", "2x4"), ("e2-standard-4", ""), ("", ""))
 
 

@@ -288,8 +288,14 @@ def test_every_variable_in_the_source_is_documented() -> None:
         *("KINETIC_BOOTSTRAP", "KINETIC_RUNNER_PACKAGES"),
     }
     in_pods = {"ORDER", "DISRUPTIONS", "FAILURES", "POD_BEGAN", "POD_NAME", "POD_UID"}
-    in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
-    in_pods |= {"CREW", "JOB_UID", "ROUND"}
+    in_pods |= {
+        "JAX",
+        "KEY_FILE",
+        "LWS",
+        "POD_ACCOUNT_FOLDER",
+        "TERMINATION_LOG",
+    }
+    in_pods |= {"CREW", "JOB_UID", "POD_CGROUP_FOLDER", "ROUND"}
     internal |= {f"KINETIC_{name}" for name in in_pods}
     used = {
         name

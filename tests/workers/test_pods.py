@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Pods(Batch):
         (folder / "key").write_bytes(KEY)
         self.disruptions = 0
         self.is_single = False
+        self.isolation = options.get("isolation", "process")
         self.environ: dict[str, str] = {}
 
     def make_single(self, value: Any) -> None:
@@ -60,6 +62,7 @@ class Pods(Batch):
             terms=Terms(
                 workers=self.workers, budgets=self.budgets, backoff_s=0.01, single=self.is_single
             ),
+            isolation=self.isolation,
             outputs=str(self.folder / "outputs"),
             created=time.time(),
         )
@@ -269,3 +272,59 @@ def test_a_pod_without_its_job_says_so(tmp_path: Path) -> None:
     batch.start(0)
     assert batch.processes[0].wait(60) == wire.EXIT_FINAL
     assert "cannot be run" in batch.output()
+
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+LIMIT = 256 << 20
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Path]:
+    """A control group with a limit, whose files are those that a container sees in version 2."""
+    group = GROUPS / f"kinetic-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT))
+    except OSError as exc:
+        pytest.skip(f"no memory control group can be made here: {exc}")
+    seen = tmp_path / "cgroup"
+    seen.mkdir()
+    names = {"memory.max": "memory.limit_in_bytes", "memory.current": "memory.usage_in_bytes"}
+    for name, old in (names | {"memory.stat": "memory.stat"}).items():
+        (seen / name).symlink_to(group / old)
+    (seen / "memory.oom.group").write_text("1\n")
+    yield group
+    deadline = time.monotonic() + 30
+    while (group / "cgroup.procs").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    group.rmdir()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+def test_a_worker_survives_an_item_that_runs_out_of_memory(
+    tmp_path: Path, container: Path, isolation: str
+) -> None:
+    """The guard is faster than the kernel, which would kill all processes of the container."""
+
+    class Limited(Pods):
+        def start(self, rank: int) -> None:
+            super().start(rank)
+            (container / "cgroup.procs").write_text(str(self.processes[rank].pid))
+
+    def fill(size: int) -> int:
+        parts = []
+        for _ in range(size // (1 << 20)):
+            parts.append(b"x" * (1 << 20))
+            time.sleep(0.001)
+        return len(parts)
+
+    batch = Limited(tmp_path, fill, [1 << 20, 4 * LIMIT, 2 << 20], isolation=isolation)
+    batch.environ["KINETIC_POD_CGROUP_FOLDER"] = str(tmp_path / "cgroup")
+    batch.run()
+    assert batch.outcomes(1)[0].reason == "out of memory"
+    assert [batch.value(0), batch.value(2)] == [1, 2]
+    assert batch.codes == [(0, 0)]
+    assert "the container nears 256 MiB" in batch.output()
+    assert b"oom_kill 0" in (container / "memory.oom_control").read_bytes()

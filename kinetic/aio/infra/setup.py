@@ -381,6 +381,8 @@ def node_body(site: Site, machine: str, **extra: Any) -> dict[str, Any]:
         "resourceLabels": site.labels,
         "workloadMetadataConfig": {"mode": "GKE_METADATA"},
         "shieldedInstanceConfig": SHIELDED,
+        # Otherwise the kernel kills a worker together with the item that ran out of memory.
+        "kubeletConfig": {"singleProcessOomKill": True},
         **extra,
     }
 

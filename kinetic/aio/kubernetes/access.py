@@ -339,6 +339,7 @@ async def open_gke(
         credentials=_GoogleCredentials(google, tls),
         proxy=proxy_for(server),
         pools=_pools(description),
+        group_kill_pools=_group_kill_pools(description),
         gke=True,
     )
 
@@ -351,6 +352,17 @@ def _pools(description: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
             get_dict(entry, "placementPolicy").get("tpuTopology") or "",
         )
         for entry in get_list(description, "nodePools")
+    )
+
+
+def _group_kill_pools(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the node pools where the kernel kills whole containers; see `Access`."""
+    if get_dict(description, "autopilot").get("enabled"):
+        return ()
+    return tuple(
+        str(entry.get("name"))
+        for entry in get_list(description, "nodePools")
+        if not get_dict(get_dict(entry, "config"), "kubeletConfig").get("singleProcessOomKill")
     )
 
 

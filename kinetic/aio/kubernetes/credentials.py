@@ -83,7 +83,9 @@ class Access:
     ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
     Each request carries ``headers``. ``pools`` has the machine type and TPU topology of each
     node pool that Google's API named when the access was opened; a machine that is a slice by
-    itself has the topology "". ``gke`` says whether this is GKE, which may have ComputeClasses.
+    itself has the topology "". ``group_kill_pools`` names those where the kernel kills a whole
+    container that runs out of memory. ``gke`` says whether this is GKE, which may have
+    ComputeClasses.
     """
 
     server: str
@@ -94,4 +96,5 @@ class Access:
     proxy: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     pools: tuple[tuple[str, str], ...] = ()
+    group_kill_pools: tuple[str, ...] = ()
     gke: bool = False
