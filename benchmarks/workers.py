@@ -62,8 +62,8 @@ def noops(items: int, rounds: int) -> None:
     """Print the ratios of items that do nothing."""
     known = [it for it in NOOPS if it[0] != "Ray" or find_spec("ray")]
     figures.caption(f"{items} items, or {items * SHORT} without a process each, {rounds} rounds")
-    names = ("process x bare", "150 x 5 files", "worker x pool", "worker x Ray", "worker/s")
-    figures.head("items that do nothing", *names)
+    figures.caption("process: x bare, and 150 files x 5 files; worker: x pool, x Ray, and items/s")
+    figures.head("items that do nothing", "x bare", "150 files", "x pool", "x Ray", "items/s")
     for disk in (False, True):
         for slots in (1, 2):
             rates: dict[str, list[float]] = {name: [] for name, *_ in known}

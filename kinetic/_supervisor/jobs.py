@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.directory_urls import directory_of
 from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION, JobHeader
 from kinetic.job_status import Reason
 
@@ -139,7 +138,7 @@ class Job:
     ``item`` is what a worker runs: an entry of its own, which has the ``worker`` and takes no slot.
     ``heard`` says that a client that looks for this job has received its end.
     ``log`` is where the output of an item is: the worker's name, the first byte in its log, the
-    path of the outcome, and at last the end of the output.
+    store and the name of the outcome, and at last the end of the output.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
     the outcome is stored, while the process still runs and has its slots.
     """
@@ -370,9 +369,7 @@ class Table:
         The item's output begins at byte *start* of the worker's log.
         """
         name, header = item_name(worker, index, attempt), worker.header
-        outcome = ""
-        if (folder := directory_of(header.store)) is not None:
-            outcome = f"{folder}/{wire.attempt_key(header.scope, index, attempt, 'outcome')}"
+        outcome = wire.attempt_key(header.scope, index, attempt, "outcome")
         item = Job(
             name=name,
             labels={**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)},
@@ -381,7 +378,7 @@ class Table:
             state=State.RUNNING,
             executor=worker.executor,
             worker=worker,
-            log=[worker.name, start, outcome],
+            log=[worker.name, start, [header.store, outcome]],
         )
         self.jobs[name] = worker.item = item
         return item

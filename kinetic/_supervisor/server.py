@@ -280,7 +280,7 @@ class Server:
                     other.changes.pop(item, None)
             if name in self._end_waiters:
                 for waiting_connection, request_id in self._end_waiters.pop(name):
-                    log = [worker.name, start, "", stop]
+                    log = [worker.name, start, None, stop]
                     self._reply(waiting_connection, {"id": request_id, "log": log})
         self._notify_ends(worker, ends, urgent=header.get("urgent", False))
         if running := header.get("running"):

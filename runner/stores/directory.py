@@ -8,6 +8,8 @@ A local store (``file://``) syncs nothing to the disk: its objects survive every
 power cut. A shared store (``shared://``) is on a volume that several machines mount. It syncs each
 object and its folder before a write returns.
 
+In a local store, the claims and outcomes of a batch share one file, which only grows (see `log`).
+
 A file may be damaged, and another user may have put it into the store. A file with an invalid
 header has no metadata. A link, a pipe, or a device counts as an empty object: kinetic neither
 follows nor reads it. The signature of such an object is never valid. A directory isn't an object.
@@ -33,6 +35,7 @@ from typing import BinaryIO
 from ..protocol import directory_urls
 from ..protocol.frames import MALFORMED
 from ..protocol.private import make_folder
+from .log import Log, Record
 
 MAGIC = b"\x89KNO\r\n\x1a\n"
 HEAD = struct.Struct("<8sI")
@@ -55,6 +58,15 @@ NO_LINK_ERRNOS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
 
 HEADER_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a header."""
+
+BATCHES, LOGGED, LOG_FILE = "batches/", "/attempts/", "attempts%"
+"""The folder of batches; a folder of each batch, whose objects are in a log; the file of this log.
+
+No object has a file of this name, because two digits follow each percent sign.
+"""
+
+MAX_LOGS, MAX_LOGGED_NAMES = 64, 500_000
+"""How many logs to keep open, and how many names of their objects to keep in memory."""
 
 _quote = json.encoder.encode_basestring_ascii
 
@@ -91,6 +103,7 @@ class DirectoryObjects:
     def __init__(self, root: str | Path, *, shared: bool = False) -> None:
         self._root = os.fspath(root)
         self._shared = shared
+        self._logs: dict[str, Log] = {}  # by the prefix of a batch
 
     @property
     def root(self) -> Path:
@@ -122,6 +135,9 @@ class DirectoryObjects:
 
         With *consume*, the file *body* may become the object's file.
         """
+        if name.startswith(BATCHES) and (logged := self._log(name, create=True)):
+            content = body if isinstance(body, bytes) else body.read_bytes()
+            return logged[0].put(logged[1], content, metadata or {})
         target = self._file_path(name)
         if consume and isinstance(body, Path) and not metadata:
             try:
@@ -139,6 +155,10 @@ class DirectoryObjects:
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
         """Overwrite an object that has this *generation*; return its new generation, else None."""
+        if (logged := self._log(name)) is not None:
+            if not logged[0].exists(logged[1]):
+                raise KeyError(name)
+            return generation + 1 if logged[0].put(logged[1], body, {}, generation) else None
         target = self._file_path(name)
         with self._lock("replace", fcntl.LOCK_EX):
             if self.stat(name).generation != generation:
@@ -152,6 +172,8 @@ class DirectoryObjects:
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
         """Return the content, or its bytes from *start* to *stop*, and the metadata."""
+        if name.startswith(BATCHES) and (record := self._record(name)) is not None:
+            return record.body[start or 0 : stop], record.metadata
         with self._open(name) as file:
             metadata, _, offset = _read_header(file)
             file.seek(offset + (start or 0))
@@ -159,6 +181,8 @@ class DirectoryObjects:
 
     def read(self, name: str, limit: int) -> tuple[Stored, bytes | None]:
         """Return an object and its content; the content is None above *limit* bytes."""
+        if name.startswith(BATCHES) and (record := self._record(name)) is not None:
+            return _stored(name, record), record.body if len(record.body) <= limit else None
         with self._open(name) as file:
             stored, offset = _describe(name, file)
             if stored.size > limit:
@@ -167,24 +191,34 @@ class DirectoryObjects:
             return stored, file.read(stored.size)  # `limit` would be allocated first
 
     def path(self, name: str) -> Path | None:
-        """Return the file that has exactly the content; None if the file has a header."""
+        """Return the file that has exactly the content; None if there is no such file."""
+        if name.startswith(BATCHES) and self._record(name) is not None:
+            return None
         with self._open(name) as file:
             whole = not isinstance(file, io.BytesIO) and _read_header(file)[2] == 0
             return Path(self._file_path(name)) if whole else None
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy the content to a new file."""
+        if name.startswith(BATCHES) and (record := self._record(name)) is not None:
+            with open(path, "xb") as copy:
+                copy.write(record.body)
+            return
         with self._open(name) as file, open(path, "xb") as copy:
             file.seek(_read_header(file)[2])
             _copy(file, copy)
 
     def stat(self, name: str) -> Stored:
         """Return the entry of one object, as a listing has it."""
+        if name.startswith(BATCHES) and (record := self._record(name)) is not None:
+            return _stored(name, record)
         with self._open(name) as file:
             return _describe(name, file)[0]
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
+        if name.startswith(BATCHES) and (logged := self._log(name)) is not None:
+            return logged[0].exists(logged[1])
         try:
             return not stat.S_ISDIR(os.lstat(self._file_path(name)).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -193,7 +227,10 @@ class DirectoryObjects:
     def list(self, prefix: str) -> Listing:
         """Return all objects whose names start with *prefix*, sorted by name."""
         folder, _, start = prefix.rpartition("/")
-        return self.look_up(sorted(self._names(folder, start)))
+        names = [*self._names(folder, start)]
+        if prefix.startswith(BATCHES):
+            names += self._logged_names(prefix)
+        return self.look_up(sorted(names))
 
     def look_up(self, names: Iterable[str]) -> Listing:
         """Return the objects among *names* that exist, which is cheaper than a listing.
@@ -212,10 +249,16 @@ class DirectoryObjects:
         return found
 
     def renew(self, names: Iterable[str]) -> set[str]:
-        """Mark the objects *names* as used now; return the names that do not exist."""
+        """Mark the objects *names* as used now; return the names that do not exist.
+
+        Nobody shares claims and outcomes, so those in a log keep their time.
+        """
         absent: set[str] = set()
         with self._lock("collect", fcntl.LOCK_SH):
             for name in names:
+                if (logged := self._log(name)) is not None:
+                    absent |= set() if logged[0].exists(logged[1]) else {name}
+                    continue
                 try:
                     os.utime(self._file_path(name), follow_symlinks=False)
                 except (FileNotFoundError, NotADirectoryError):
@@ -249,17 +292,28 @@ class DirectoryObjects:
 
         If this is interrupted, at most the folders of one object stay empty.
         """
-        folder = self._root
+        folder, log = self._root, None
+        own_names: list[str] = []
         try:
             for name in names:
-                path = self._file_path(name)
-                if (parent := path.rpartition("/")[0]) != folder:
-                    self._remove_empty(folder)
-                    folder = parent
+                logged = self._log(name)
+                path = self._file_path(name) if logged is None else logged[0].path
+                next_log = None if logged is None else logged[0]
+                if (parent := path.rpartition("/")[0]) != folder or next_log is not log:
+                    self._finish_deletion(folder, log, own_names)
+                    folder, log, own_names = parent, next_log, []
+                if logged is not None:
+                    own_names.append(logged[1])
+                    continue
                 with _absence_ignored():
                     os.unlink(path)
         finally:
-            self._remove_empty(folder)
+            self._finish_deletion(folder, log, own_names)
+
+    def _finish_deletion(self, folder: str, log: Log | None, names: Iterable[str]) -> None:
+        if log is not None:
+            log.delete(names)
+        self._remove_empty(folder)
 
     def _remove_empty(self, folder: str) -> None:
         """Remove *folder* if it is empty, and then its parent folders likewise."""
@@ -279,11 +333,63 @@ class DirectoryObjects:
             except OSError:
                 continue  # another process has removed it
 
+    # --- what is in a log ---
+
+    def _log(self, name: str, *, create: bool = False) -> tuple[Log, str] | None:
+        """Return the log of an object, and its name there; None if it has a file of its own.
+
+        A log exists once it has an object, or if *create* says that it will.
+        """
+        if self._shared or not name.startswith(BATCHES):
+            return None
+        end = name.find("/", len(BATCHES))
+        if end < 0 or not name.startswith(LOGGED, end):
+            return None
+        scope = name[:end]
+        if (log := self._logs.get(scope)) is None:
+            path = f"{self._file_path(scope)}/{LOG_FILE}"
+            if not (create or os.path.lexists(path)):
+                return None
+            log = Log(path, lambda content: self._create_file(content, path))
+            known = [*self._logs]
+            names = sum(self._logs[it].count for it in known)
+            while known and (len(known) >= MAX_LOGS or names > MAX_LOGGED_NAMES):
+                names -= self._logs.pop(known.pop(0)).count
+            self._logs[scope] = log
+        return log, name[end + len(LOGGED) :]
+
+    def _record(self, name: str) -> Record | None:
+        """Return an object in a log; None if it has a file of its own."""
+        if (logged := self._log(name)) is None:
+            return None
+        if (record := logged[0].get(logged[1])) is None:
+            raise KeyError(name)
+        return record
+
+    def _logged_names(self, prefix: str) -> Iterator[str]:
+        """Yield the names of objects in a log that begin with *prefix*."""
+        if (logged := self._log(prefix)) is not None:
+            log, start = logged
+            base = prefix.removesuffix(start)
+            yield from (base + name for name in log.names(start))
+
+    def _create_file(self, content: bytes, path: str) -> bool:
+        temporary = self._write(content, {}, generation=1)
+        try:
+            return self._link(temporary, path)
+        finally:
+            os.unlink(temporary)
+
+    # --- what has a file ---
+
     def _names(self, folder: str, start: str = "") -> Iterator[str]:
         """Yield the names of objects in *folder* whose next segment begins with *start*."""
         quoted = start and urllib.parse.quote(start, safe=SAFE_CHARACTERS, errors="surrogateescape")
         for entry, is_folder in self._entries(folder):
             if not entry.startswith((quoted, "%")) or (entry == TEMPORARY and not folder):
+                continue
+            if entry == LOG_FILE:
+                yield from self._logged_names(f"{folder}{LOGGED}")
                 continue
             segment = _unquote(entry)
             if not segment.startswith(start):
@@ -460,6 +566,11 @@ def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes
     entries = ", ".join(f"{_quote(name)}: {_quote(value)}" for name, value in metadata.items())
     content = f'{{"m": {{{entries}}}, "g": {generation}}}'.encode()
     return HEAD.pack(MAGIC, len(content)) + content
+
+
+def _stored(name: str, record: Record) -> Stored:
+    """Return the listing's entry of an object in a log."""
+    return Stored(name, len(record.body), record.metadata, record.generation, record.used)
 
 
 def _copy(source: BinaryIO, target: BinaryIO) -> None:

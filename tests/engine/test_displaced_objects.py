@@ -26,7 +26,7 @@ HANGS_S = 30.0
 
 
 def platform_in(folder: Path, work: Any = carry_out) -> Platform:
-    store = DirectoryStore(folder)
+    store = DirectoryStore(folder, shared=True)  # in which claims and outcomes are files
     return replace(memory_platform(), store=store, cluster=MemoryCluster(store, work))
 
 

@@ -70,7 +70,8 @@ sys.setprofile(None)
 print(len(called))
 sys.exit(status)
 """
-    code, printed = bench.run(bench.order(add, 40, 2), program=["-c", counting])
+    order = replace(bench.order(add, 40, 2), scope="jobs/job-1/")
+    code, printed = bench.run(order, program=["-c", counting])
     assert code == wire.EXIT_VALUE
     assert int(printed) <= 95
 

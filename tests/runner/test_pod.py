@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import pytest
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Kind
+from kinetic._runner.stores.directory import LOG_FILE
 from tests import programs
 from tests.gcs.server import GcsServer
 from tests.runner.calls import KEY, RUNNER, SCOPE
@@ -618,10 +618,8 @@ def test_lines_of_stdout_and_stderr_keep_their_order(pods: Pods) -> None:
 
 def test_the_error_of_a_failing_store_has_no_traceback(pods: Pods) -> None:
     order = pods.order(add, 1)
-    claims = Path(pods.store.removeprefix("file://"), order.scope, "attempts")
-    shutil.rmtree(claims, ignore_errors=True)
-    claims.parent.mkdir(parents=True, exist_ok=True)
-    claims.write_text("a file, where a folder is needed")
+    claims = Path(pods.store.removeprefix("file://"), order.scope, LOG_FILE)
+    claims.mkdir(parents=True)  # a folder, where a file is needed
     pod = pods.run(order)
     assert pod.code not in (wire.EXIT_VALUE, wire.EXIT_FINAL)
     assert "kinetic: " in pod.output and "Traceback" not in pod.output, pod.output

@@ -19,6 +19,8 @@ import psutil
 import pytest
 
 from kinetic import aio, errors
+from kinetic._runner.protocol import wire
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.job_status import JobStatus
 from tests.conftest import end_processes, processes_of
 
@@ -155,12 +157,27 @@ class Scene:
     def committed(self) -> set[str]:
         """Return the IDs of jobs whose value is in the store."""
         job_ids: set[str] = set()
-        for path in (self.home / "store").glob("*/*/attempts/*/*.outcome"):
-            if b'\\"kind\\":\\"value\\"' in path.read_bytes():
-                group = path.parents[2].name
-                single = path.parents[3].name == "jobs"
-                job_ids.add(group if single else f"{group}-{int(path.name.split('.')[0])}")
+        for name in self._names_of_values(""):
+            kind, group, _ = name.split("/", 2)
+            index, _ = wire.parse_attempt_key(name)
+            job_ids.add(group if kind == "jobs" else f"{group}-{index}")
         return job_ids
+
+    def values(self, prefix: str) -> list[tuple[int, int]]:
+        """Return item and attempt of each value in the store below *prefix*."""
+        return [wire.parse_attempt_key(name) for name in self._names_of_values(prefix)]
+
+    @property
+    def objects(self) -> DirectoryObjects:
+        """The store."""
+        return DirectoryObjects(self.home / "store")
+
+    def _names_of_values(self, prefix: str) -> list[str]:
+        return [
+            stored.name
+            for stored in self.objects.list(prefix)
+            if '"kind":"value"' in stored.metadata.get("header", "")
+        ]
 
     def requests(self, group: str) -> list[Path]:
         """Return the requests in the control log of a batch."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from pathlib import Path
 
@@ -19,8 +18,6 @@ COUNT = 12
 VALUES = [number * number for number in range(COUNT)]
 EVERYDAY, MORE, KILLS = 5, 125, 4
 """Kills per run: 20 with the full tier, 500 with the slow one."""
-
-ATTEMPT = re.compile(r"(\d+)\.(\d+)\.(claim|outcome)$")
 
 
 def seeds() -> list[object]:
@@ -74,10 +71,7 @@ async def take_over(scene: Scene, group: str) -> None:
 def committed(scene: Scene, group: str) -> dict[int, int]:
     """Return index → the attempt whose outcome is a value; at most one per item."""
     found: dict[int, int] = {}
-    for path in (scene.home / "store" / "batches" / group).glob("attempts/*/*.outcome"):
-        if b'\\"kind\\":\\"value\\"' in path.read_bytes():
-            match = ATTEMPT.search(path.name)
-            assert match is not None
-            assert int(match[1]) not in found, f"item {match[1]} has two values"
-            found[int(match[1])] = int(match[2])
+    for index, number in scene.values(f"batches/{group}/"):
+        assert index not in found, f"item {index} has two values"
+        found[index] = number
     return found

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kinetic import Failed, Lost, Succeeded, aio
+from kinetic._runner.protocol import wire
 
 from .conftest import ROOT, Scene
 
@@ -90,8 +91,9 @@ async def check_totals(scene: Scene, batch: aio.BatchHandle[Any, Any], count: in
         "FAILED": len(raising | dying),
     }
     claims = Counter(
-        int(path.name.split(".")[0])
-        for path in (scene.home / "store").glob("batches/*/attempts/*/*.claim")
+        wire.parse_attempt_key(stored.name)[0]
+        for stored in scene.objects.list("batches/")
+        if stored.name.endswith(".claim")
     )
     assert {claims[n] for n in raising | dying} == {1 + RETRIES}
     once_more = {n for n in range(count) if n % 33 == 5 or n % 97 == 3} - raising - dying

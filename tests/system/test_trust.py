@@ -23,6 +23,7 @@ import pytest
 from kinetic import Data, aio, errors
 from kinetic._runner.job import spares
 from kinetic._runner.protocol import pickles, signing, wire
+from kinetic._runner.stores.directory import LOG_FILE, DirectoryObjects
 from kinetic.aio import _shared_objects
 from kinetic.aio.local.store import DirectoryStore
 from tests.conftest import private_home
@@ -284,6 +285,7 @@ READ = {
 
 def _case(original: Original, kind: Kind, patch: pytest.MonkeyPatch) -> Case:
     store = original.copy(patch)
+    give_each_attempt_a_file(store)
 
     def resolve(name: str, batch: str) -> str:
         pattern = name.format(batch)
@@ -304,6 +306,16 @@ def _case(original: Original, kind: Kind, patch: pytest.MonkeyPatch) -> Case:
             (store / name).parent.mkdir()
             shutil.copy(store / case.sibling, store / name)
     return case
+
+
+def give_each_attempt_a_file(store: Path) -> None:
+    """Store claims and outcomes as on a shared volume, so that single ones can be damaged."""
+    objects = DirectoryObjects(store)
+    kept = [(it.name, *objects.get(it.name)) for it in objects.list("batches/")]
+    for log in store.glob(f"batches/*/{LOG_FILE}"):
+        log.unlink()
+    for name, body, metadata in kept:
+        DirectoryObjects(store, shared=True).create(name, body, metadata)
 
 
 def _peak() -> int:

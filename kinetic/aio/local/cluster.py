@@ -269,7 +269,9 @@ class LocalCluster:
         part = LogPart(paths.log(name))
         answer = await self._ask({"op": "find", "names": [name], "labels": None})
         if answer["jobs"] and (log := answer["jobs"][0].get("log")):
-            part = LogPart(paths.log(log[0]), begin=log[1], outcome=log[2])
+            store, outcome = log[2]
+            objects = DirectoryObjects.from_url(store)
+            part = LogPart(paths.log(log[0]), begin=log[1], outcome=outcome, objects=objects)
         elif not (answer["jobs"] or part.path.exists()):
             raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
         if not follow:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio.ports import LogPieces
 from kinetic.errors import BackendError, NotFound
 
@@ -25,18 +26,19 @@ READ_BYTES = 1 << 16
 class LogPart:
     """The bytes of a log file from ``begin`` to ``end`` (None: its end).
 
-    ``outcome`` is a file that exists before another item writes to the log; empty if none does.
+    ``outcome`` is an object that exists before another item writes to the log; empty if none does.
     """
 
     path: Path
     begin: int = 0
     end: int | None = None
     outcome: str = ""
+    objects: DirectoryObjects | None = None
 
     @property
     def has_outcome(self) -> bool:
         """Whether ``outcome`` exists now."""
-        return os.path.exists(self.outcome)
+        return self.objects is not None and self.objects.exists(self.outcome)
 
 
 async def read_lines(
