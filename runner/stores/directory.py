@@ -338,7 +338,8 @@ class DirectoryObjects:
     def _log(self, name: str, *, create: bool = False) -> tuple[Log, str] | None:
         """Return the log of an object, and its name there; None if it has a file of its own.
 
-        A log exists once it has an object, or if *create* says that it will.
+        A log exists once it has an object, or if *create* says that it will. A batch of an earlier
+        version has a file for each claim and outcome, and keeps that.
         """
         if self._shared or not name.startswith(BATCHES):
             return None
@@ -347,14 +348,16 @@ class DirectoryObjects:
             return None
         scope = name[:end]
         if (log := self._logs.get(scope)) is None:
-            path = f"{self._file_path(scope)}/{LOG_FILE}"
-            if not (create or os.path.lexists(path)):
+            folder = self._file_path(scope)
+            path = f"{folder}/{LOG_FILE}"
+            if not os.path.lexists(path) and not (create and not os.path.isdir(folder + LOGGED)):
                 return None
             log = Log(path, lambda content: self._create_file(content, path))
             known = [*self._logs]
-            names = sum(self._logs[it].count for it in known)
+            names = sum(it.count for it in (*self._logs.values(),))
             while known and (len(known) >= MAX_LOGS or names > MAX_LOGGED_NAMES):
-                names -= self._logs.pop(known.pop(0)).count
+                evicted = self._logs.pop(known.pop(0), None)  # another thread may be faster
+                names -= 0 if evicted is None else evicted.count
             self._logs[scope] = log
         return log, name[end + len(LOGGED) :]
 

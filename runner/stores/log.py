@@ -1,11 +1,13 @@
 """A file with many small objects: the claims and outcomes of a batch on this machine.
 
 A file for each object costs more than the object. So processes append records to one file. A lock
-of the file orders the writers, and readers need none.
+of the file orders the writers. A reader needs the lock only if it finds something that isn't a
+whole record: a writer may be at work.
 
 A record begins with the file's mark, which is random, and has a checksum. A process that dies while
-it writes leaves half a record at the end. Readers ignore it, and the next writer cuts it off. After
-damage elsewhere, readers go on with the next mark.
+it writes leaves half a record at the end. Readers ignore it, and the next writer cuts it off. No
+process cuts off a whole record, because others may have read it. After damage elsewhere, readers
+continue at the next mark.
 
 The file is removed with its last object. A process that has it open finds that it has no name.
 """
@@ -35,16 +37,19 @@ HEAD = struct.Struct(f"<{MARK_BYTES}sIHIII")
 CHECKED_FROM = MARK_BYTES + 4
 """The checksum is about the bytes of a record from here on."""
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 17
 RECORD_BYTES = 2048
 """How many bytes to read at once: of new records, and of one record."""
+
+MOST_BYTES = 1 << 26
+"""A longer record isn't kinetic's; outcomes keep large values in objects of their own."""
 
 OPEN_FLAGS = os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 NO_FILE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
 READ_ONLY_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _quote = json.encoder.encode_basestring_ascii
-_open_logs: set[weakref.ref[Log]] = set()
+_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 class Record(NamedTuple):
@@ -76,9 +81,9 @@ class Log:
     def __init__(self, path: str, make: Callable[[bytes], bool]) -> None:
         self.path = path
         self._make = make
-        self._own_reference: weakref.ref[Log] = weakref.ref(self)
         self._epoch = 0
         self._forget()
+        _logs.add(self)
 
     def _forget(self) -> None:
         self._lock = _thread.allocate_lock()
@@ -99,7 +104,6 @@ class Log:
         """Close the file; the next call opens it again."""
         if self._fd >= 0:
             os.close(self._fd)
-            _open_logs.discard(self._own_reference)
         self._forget()
 
     # --- reading ---
@@ -150,38 +154,61 @@ class Log:
             data = os.pread(self._fd, size, offset)
         try:
             fields = json.loads(data[start : start + metadata])
+            if not {str}.issuperset(map(type, fields.values())):
+                fields = {}
         except MALFORMED:
             fields = {}
         return Record(fields, data[start + metadata : size], generation, self._used)
 
-    def _refresh(self) -> int:
-        """Read what was appended; return the file's size, 0 without a file."""
-        size = 0
-        if self._fd >= 0:
-            status = os.fstat(self._fd)
-            size, self._used = status.st_size, status.st_mtime
-            if not status.st_nlink:
-                os.close(self._fd)
-                self._fd = -1
+    def _refresh(self) -> None:
+        """Read what was appended."""
+        if (size := self._size()) > self._end and not self._read_new(size, skips=False):
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            try:
+                self._read_new(os.fstat(self._fd).st_size, skips=True)
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _size(self) -> int:
+        """Return the size of the file, which this opens if need be; 0 without a file."""
+        if self._fd < 0:
+            return self._open()
+        status = os.fstat(self._fd)
+        self._used = status.st_mtime
+        if status.st_nlink:
+            if status.st_size < self._end:  # not by kinetic: what was read isn't there
                 self._reset()
-        if self._fd < 0 and not (size := self._open()):
-            return 0
+            return status.st_size
+        self._leave()
+        return self._open()
+
+    def _leave(self) -> None:
+        """Close the file, which has no name any more."""
+        os.close(self._fd)
+        self._fd = -1
+        self._reset()
+
+    def _read_new(self, size: int, *, skips: bool) -> bool:
+        """Read records up to *size*, the file's size; return whether all were whole.
+
+        If *skips*, no writer is at work, so this continues after damage with the next mark.
+        """
         while self._end < size:
             piece = os.pread(self._fd, PIECE_BYTES, self._end)
             if not self._mark:
                 if len(piece) < MARK_BYTES:
-                    break
+                    return False
                 self._mark, self._end = piece[:MARK_BYTES], MARK_BYTES
                 continue
-            read, wanted = self._parse(piece, size - self._end)
+            read, wanted = self._parse(piece, size - self._end, skips=skips)
             if not read and len(piece) < wanted <= size - self._end:
                 piece = os.pread(self._fd, wanted, self._end)
-                read, _ = self._parse(piece, size - self._end)
+                read, _ = self._parse(piece, size - self._end, skips=skips)
             if not read:
-                break  # a record that is being written, or whose writer has died
-            self._piece, self._piece_start = piece, self._end
+                return False
+            self._piece, self._piece_start = piece[:read], self._end
             self._end += read
-        return size
+        return True
 
     def _open(self) -> int:
         """Open the file; return its size, 0 if there is none."""
@@ -201,10 +228,9 @@ class Log:
             os.close(fd)
             return 0
         self._fd, self._used = fd, status.st_mtime
-        _open_logs.add(self._own_reference)
         return status.st_size
 
-    def _parse(self, data: bytes, rest: int) -> tuple[int, int]:
+    def _parse(self, data: bytes, rest: int, *, skips: bool) -> tuple[int, int]:
         """Note the records in *data*, the next bytes of the *rest* of the file.
 
         Return how many bytes were read, and how many bytes the record after them has.
@@ -214,16 +240,23 @@ class Log:
             mark, check, name, metadata, body, generation = HEAD.unpack_from(data, position)
             start = position + HEAD.size
             end = start + name + metadata + body
-            is_whole = mark == self._mark and end <= len(data)
-            if is_whole and binascii.crc32(data[position + CHECKED_FROM : end]) == check:
-                self._note(data[start : start + name].decode(), self._end + position, generation)
+            is_ours = mark == self._mark and end - position <= MOST_BYTES
+            if is_ours and len(data) < end <= rest:
+                return position, end - position
+            if (
+                is_ours
+                and end <= len(data)
+                and binascii.crc32(data[position + CHECKED_FROM : end]) == check
+            ):
+                own_name = data[start : start + name].decode(errors="surrogateescape")
+                self._note(own_name, self._end + position, generation)
                 position = end
-            elif mark == self._mark and len(data) < end <= rest:
-                return position, end - position
-            elif (following := data.find(self._mark, position + 1)) >= 0:
+            elif skips and (following := data.find(self._mark, position + 1)) >= 0:
                 position = following
+            elif skips and len(data) < rest:  # the next mark may lie across the end of *data*
+                return max(position, len(data) - MARK_BYTES + 1), HEAD.size
             else:
-                return position, end - position
+                return position, 0
         return position, HEAD.size
 
     def _note(self, name: str, offset: int, generation: int) -> None:
@@ -254,6 +287,8 @@ class Log:
                         if known != generation:
                             return False
                     record = _record(self._mark, name, body, metadata, generation + 1)
+                    if len(record) > MOST_BYTES:
+                        raise OSError(errno.EFBIG, f"{name} is too large for the log", self.path)
                     self._append([record])
                     self._note(name, self._end, generation + 1)
                     self._end += len(record)
@@ -273,6 +308,7 @@ class Log:
             found = [name for name in dict.fromkeys(names) if self._offset(name) is not None]
             if len(found) == self.count:
                 os.unlink(self.path)
+                self._leave()
             elif found:
                 records = [_record(self._mark, name, b"", {}, 0) for name in found]
                 self._append(records)
@@ -284,26 +320,27 @@ class Log:
     def _locked(self) -> Generator[bool]:
         """Be the only writer, and know all objects; the value is False if there is no file."""
         with self._lock:
-            while True:
-                self._refresh()
-                if self._fd < 0:
-                    yield False
-                    return
+            while self._size():
                 epoch = self._epoch
                 fcntl.flock(self._fd, fcntl.LOCK_EX)
                 try:
-                    size = self._refresh()
+                    size = self._size()
                     if epoch != self._epoch:  # another process has just removed the file
                         continue
+                    self._read_whole(size)
                     if not self._mark:
                         raise OSError(errno.EIO, "the log has no beginning", self.path)
-                    if size > self._end:  # a process has died while it wrote
-                        os.ftruncate(self._fd, self._end)
                     yield True
                     return
                 finally:
                     if epoch == self._epoch:
                         fcntl.flock(self._fd, fcntl.LOCK_UN)
+            yield False
+
+    def _read_whole(self, size: int) -> None:
+        """Read all whole records, and cut off the half of one: its writer has died or failed."""
+        if not self._read_new(size, skips=True) and self._mark:
+            os.ftruncate(self._fd, self._end)
 
     def _append(self, records: Iterable[bytes]) -> None:
         content = memoryview(b"".join(records))
@@ -312,7 +349,7 @@ class Log:
                 content = content[os.write(self._fd, content) :]
         except OSError as exc:
             with contextlib.suppress(OSError):  # otherwise the next writer does it
-                os.ftruncate(self._fd, self._end)
+                self._read_whole(os.fstat(self._fd).st_size)
             exc.filename = exc.filename or self.path
             raise
 
@@ -327,7 +364,7 @@ def _record(
     """Return a record; the generation 0 deletes the object."""
     # An encoder of JSON would take three times as long.
     entries = ", ".join(f"{_quote(name)}: {_quote(value)}" for name, value in metadata.items())
-    own_name, fields = name.encode(), f"{{{entries}}}".encode()
+    own_name, fields = name.encode(errors="surrogateescape"), f"{{{entries}}}".encode()
     sizes = len(own_name), len(fields), len(body)
     record = HEAD.pack(mark, 0, *sizes, generation) + own_name + fields + body
     check = binascii.crc32(record[CHECKED_FROM:])
@@ -336,9 +373,8 @@ def _record(
 
 def _close_all() -> None:
     """Close the files in a new process: it shares their locks with its parent."""
-    while _open_logs:
-        if (log := _open_logs.pop()()) is not None:
-            log.close()
+    for log in tuple(_logs):
+        log.close()
 
 
 os.register_at_fork(after_in_child=_close_all)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import binascii
+import fcntl
 import os
 import random
+import resource
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -169,3 +174,79 @@ def test_what_is_not_of_an_attempt_has_a_file(objects: DirectoryObjects) -> None
     assert objects.replace(claim(0), b"2", 1) == 2 and objects.replace(claim(0), b"3", 1) is None
     assert [stored.generation for stored in objects.look_up([claim(0), claim(1)])] == [2]
     assert objects.renew([claim(0), claim(1)]) == {claim(1)}
+
+
+def test_a_write_that_fails_halfway_keeps_whole_records(
+    objects: DirectoryObjects, log: Path
+) -> None:
+    """Another process may have read them already, and would miss what is written in their place."""
+    for index in range(10):
+        objects.create(claim(index), b"")
+    reader, other = DirectoryObjects(objects.root), DirectoryObjects(objects.root)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = log.stat().st_size
+    other.delete([claim(9)])
+    one_record = log.stat().st_size - before
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + one_record * 2 + 3, hard))
+    try:
+        with pytest.raises(OSError, match=LOG_FILE):
+            objects.delete([claim(index) for index in range(5)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    expected = [claim(index) for index in range(2, 9)]
+    assert names(reader) == names(objects) == expected
+    assert objects.create(claim(20), b"") and not reader.create(claim(20), b"")
+    assert names(reader) == names(DirectoryObjects(objects.root)) == [*expected, claim(20)]
+
+
+def test_a_reader_waits_for_a_writer_before_it_takes_a_record_for_damaged(
+    objects: DirectoryObjects, log: Path
+) -> None:
+    objects.create(claim(0), b"")
+    mark = log.read_bytes()[:8]
+    reader = DirectoryObjects(objects.root)
+    assert names(reader) == [claim(0)]
+    with open(log, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0, os.SEEK_END)
+        end = file.tell()
+        file.write(mark + bytes(40) + mark)  # what a reader may see of two records being written
+        file.flush()
+        found: list[list[str]] = []
+        thread = threading.Thread(target=lambda: found.append(names(reader)))
+        thread.start()
+        thread.join(0.2)
+        assert not found, "it waits for the lock"
+        file.truncate(end)
+        fcntl.flock(file, fcntl.LOCK_UN)
+    thread.join()
+    assert objects.create(claim(1), b"")
+    assert found == [[claim(0)]] and names(reader) == [claim(0), claim(1)]
+
+
+def test_a_batch_with_a_file_for_each_claim_keeps_that(objects: DirectoryObjects) -> None:
+    path = objects.root / claim(0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"of an earlier version")
+    assert not objects.create(claim(0), b"") and objects.create(claim(1), b"")
+    assert names(objects) == [claim(0), claim(1)] and objects.path(claim(1)) is not None
+
+
+def test_a_record_with_strange_content_is_harmless(objects: DirectoryObjects, log: Path) -> None:
+    objects.create(claim(0), b"")
+    mark = log.read_bytes()[:8]
+
+    def record(name: bytes, metadata: bytes) -> bytes:
+        rest = struct.pack("<HIII", len(name), len(metadata), 0, 1) + name + metadata
+        return mark + struct.pack("<I", binascii.crc32(rest)) + rest
+
+    folder, _, _ = claim(1).partition("attempts/")[2].rpartition("/")
+    with open(log, "ab") as file:
+        file.write(record(folder.encode() + b"/\xff\xfe", b"{}"))
+        file.write(record(claim(1).partition("attempts/")[2].encode(), b'{"k": 1}'))
+        file.write(mark + struct.pack("<IHIII", 0, 1, 1, 1 << 31, 1))
+    assert objects.get(claim(1)) == (b"", {})
+    assert len(names(objects)) == 3 and objects.create(claim(2), b"new")
+    assert DirectoryObjects(objects.root).get(claim(2)) == (b"new", {})

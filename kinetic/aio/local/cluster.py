@@ -21,6 +21,7 @@ from absl import logging
 
 from kinetic import _tasks
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.directory_urls import directory_of
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION
 from kinetic.accelerators import Accelerator
@@ -270,7 +271,7 @@ class LocalCluster:
         answer = await self._ask({"op": "find", "names": [name], "labels": None})
         if answer["jobs"] and (log := answer["jobs"][0].get("log")):
             store, outcome = log[2]
-            objects = DirectoryObjects.from_url(store)
+            objects = DirectoryObjects.from_url(store) if directory_of(store) else None
             part = LogPart(paths.log(log[0]), begin=log[1], outcome=outcome, objects=objects)
         elif not (answer["jobs"] or part.path.exists()):
             raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
