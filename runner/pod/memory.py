@@ -66,7 +66,7 @@ def _read(folder: str, name: str) -> str:
 
 
 def kill_largest(parents: Collection[int], levels: int) -> bool:
-    """Kill the largest process that is so many *levels* below one of *parents*.
+    """Kill the largest of the processes that are *levels* generations below *parents*.
 
     Return whether there was one. Level 0 is the parents themselves.
     """

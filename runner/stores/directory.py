@@ -30,12 +30,14 @@ import urllib.parse
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..protocol import directory_urls
 from ..protocol.frames import MALFORMED
 from ..protocol.private import make_folder
-from .log import Log, Record
+
+if TYPE_CHECKING:
+    from .log import Log, Record
 
 MAGIC = b"\x89KNO\r\n\x1a\n"
 HEAD = struct.Struct("<8sI")
@@ -352,6 +354,8 @@ class DirectoryObjects:
             path = f"{folder}/{LOG_FILE}"
             if not os.path.lexists(path) and not (create and not os.path.isdir(folder + LOGGED)):
                 return None
+            from .log import Log  # single jobs have no log
+
             log = Log(path, lambda content: self._create_file(content, path))
             known = [*self._logs]
             names = sum(it.count for it in (*self._logs.values(),))
