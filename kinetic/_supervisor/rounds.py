@@ -94,11 +94,11 @@ class Rounds:
             yield found.start(len(found.ranks) - 1)
 
     def count(self, name: str) -> int:
-        """Return how many workers of a round run or will be replaced."""
+        """Return how many ranks a round has, with those that have left; 0 if it is over."""
         found = self._rounds.get(name)
-        if found is None or found.over:
+        if found is None or found.over or all(it.finished for it in found.ranks):
             return 0
-        return sum(not it.finished for it in found.ranks)
+        return len(found.ranks)
 
     def delete(self, names: Collection[str], labels: Mapping[str, str] | None) -> End:
         """Forget the rounds *names*, and those with *labels*; their workers must end."""

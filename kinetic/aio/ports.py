@@ -384,7 +384,7 @@ class Workers(Protocol):
             workers: How many there are to be.
 
         Returns:
-            How many run, or will run. 0: the round is over.
+            How many ranks the round has, with those that have left. 0: the round is over.
 
         Raises:
             LaunchError: The platform refused the workers.
@@ -401,7 +401,8 @@ class Workers(Protocol):
             workers: How many there are to be.
 
         Returns:
-            How many run, or will run. 0: the round is over, or was never begun here.
+            How many ranks the round has, with those that have left. 0: the round is over, or was
+            never begun here.
         """
         ...
 

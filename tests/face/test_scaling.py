@@ -158,7 +158,8 @@ async def test_the_number_holds_in_a_later_round_of_any_client(
     await batch.wait()
     async with Client(backend="local") as other:
         attached = await other.attach_batch(batch.group_id)
-        assert await attached.workers() == [] and await attached.scale(2) == 2
+        await until_workers(attached, 0)
+        assert await attached.scale(2) == 2
         for index in range(4):
             (tmp_path / f"began-{index}").unlink()
             (tmp_path / f"go-{index}").unlink()
