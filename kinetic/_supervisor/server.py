@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -291,6 +292,9 @@ class Server:
         for other in self.connections:
             if other.worker is not None and other.worker.has_labels(header["labels"]):
                 other.channel.send({"news": True})
+                with contextlib.suppress(OSError):  # the worker has ended
+                    other.channel.flush()
+        # After the reply, the client may let items end. Their workers then find the news first.
         self._reply(connection, {"id": header["id"]})
 
     def _on_watch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:

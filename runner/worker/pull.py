@@ -666,9 +666,11 @@ class Pull:
         if news is News.TERMINATE:
             raise Leave(EXIT_REPLACE)
         if self.items.total is None:
-            before = len(self.items.slots)
+            known = len(self.items.slots), self.requests.count
+            if news is News.CHANGE:
+                yield from self._read_requests()  # as a request to leave
             yield from self._read_slots()
-            return len(self.items.slots) > before
+            return (len(self.items.slots), self.requests.count) != known
         return news is News.CHANGE
 
     def _sleep(self, seconds: float) -> Steps:
