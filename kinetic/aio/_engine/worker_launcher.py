@@ -99,6 +99,7 @@ class WorkerLauncher:
         self._requests = Requests()
         self._running: int | None = None  # the round that has workers, as far as is known
         self._has_news = False
+        self._stores_more = True  # whether workers must hear of the next item that may start
         self._lacks_workers = False
         self._without_input: list[scheduler.Start] = []
         self._allowed = 0 if context.session.limit.is_bounded else count
@@ -136,8 +137,11 @@ class WorkerLauncher:
             self._without_input.append(start)
             self._needed.set()
         elif self._running != self._round:
+            self._stores_more = self._state.total is None
             self._need_workers()
-        elif self._state.total is None or start.index in self._state.reopened:
+        elif self._stores_more or start.index in self._state.reopened:
+            # The end of the inputs may be known before the last of them may start.
+            self._stores_more = self._state.total is None
             self._has_news = True  # idle workers look for it seldom
             self._needed.set()
 
