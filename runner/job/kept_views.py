@@ -67,8 +67,10 @@ class View:
         self._write()
 
     def _write(self) -> None:
-        with open(self._record, "w") as file:
+        new = f"{self._record}.new"
+        with open(new, "w") as file:
             json.dump([self._ref, self.path, self._root, self._state], file)
+        os.replace(new, self._record)  # the item may be killed at any moment
 
 
 def _state_of(root: str) -> tuple[str, int]:
