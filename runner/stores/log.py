@@ -333,7 +333,7 @@ class Log:
                     yield True
                     return
                 finally:
-                    if epoch == self._epoch:
+                    if self._fd >= 0:
                         fcntl.flock(self._fd, fcntl.LOCK_UN)
             yield False
 

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def has_open_log() -> bool:
 
 def start(root: Path, who: int, count: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", CREATE, str(root), str(who), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
 
 
 @pytest.mark.full
@@ -72,8 +71,11 @@ def test_each_object_has_one_creator_even_if_creators_are_killed(
     creators = [start(objects.root, who, count) for who in range(3)]
     created: dict[int, list[int]] = {who: [] for who in range(3)}
     while deaths < 6:
-        time.sleep(rng.uniform(0.02, 0.1))
         who = rng.randrange(3)
+        output = creators[who].stdout
+        assert output is not None
+        for _ in range(rng.randint(1, 100)):
+            created[who] += map(int, output.readline().split())
         creators[who].send_signal(signal.SIGKILL)
         created[who] += map(int, creators[who].communicate()[0].split())
         creators[who] = start(objects.root, who, count)
