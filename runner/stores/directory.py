@@ -253,7 +253,7 @@ class DirectoryObjects:
     def renew(self, names: Iterable[str]) -> set[str]:
         """Mark the objects *names* as used now; return the names that do not exist.
 
-        Nobody shares claims and outcomes, so those in a log keep their time.
+        No other submission uses claims and outcomes, so those in a log keep their time.
         """
         absent: set[str] = set()
         with self._lock("collect", fcntl.LOCK_SH):
@@ -335,7 +335,7 @@ class DirectoryObjects:
             except OSError:
                 continue  # another process has removed it
 
-    # --- what is in a log ---
+    # --- objects in a log ---
 
     def _log(self, name: str, *, create: bool = False) -> tuple[Log, str] | None:
         """Return the log of an object, and its name there; None if it has a file of its own.
@@ -387,7 +387,7 @@ class DirectoryObjects:
         finally:
             os.unlink(temporary)
 
-    # --- what has a file ---
+    # --- objects with a file ---
 
     def _names(self, folder: str, start: str = "") -> Iterator[str]:
         """Yield the names of objects in *folder* whose next segment begins with *start*."""

@@ -324,7 +324,7 @@ class GkeCluster:
                 raise LaunchError(f"the workers of {name} can't run: {why}", reason="setup")
 
     async def extend(self, name: str, seconds: float) -> None:
-        """Let a round go on for *seconds* from now; see `Workers.extend`."""
+        """Let a round continue for *seconds* from now; see `Workers.extend`."""
         path = f"{self._paths.jobs}/{object_name(name)}"
         with contextlib.suppress(NotFound):
             if change := extension(await self._api.call("GET", path), seconds):

@@ -84,7 +84,7 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
     summary = f"container {container.name!r}, which the cluster added to the pod: {cause.summary}"
     advice = (
         f"tell the cluster's administrator ({cause.next_step}), or set KINETIC_POD_ANNOTATIONS to "
-        "what keeps that container out of kinetic's pods"
+        "the annotation that keeps that container out of kinetic's pods"
     )
     return replace(
         cause, summary=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.BLOCKED
