@@ -92,10 +92,17 @@ def footer_of(data: bytes | bytearray | memoryview) -> bytes:
         FramesError: *data* is truncated, or isn't a container.
     """
     view = memoryview(data).cast("B")
-    body = view.nbytes - footer_length(bytes(view[-TAIL.size :]))
-    if body < 0:
-        raise FramesError("the container's end is missing or damaged")
+    body = _body_size(view)
     return bytes(view[body : -TAIL.size])
+
+
+def _body_size(view: memoryview) -> int:
+    """Return how many bytes the frames of a container have together."""
+    end = view.nbytes - TAIL.size
+    length, magic = TAIL.unpack_from(view, end) if end >= 0 else (0, b"")
+    if magic != MAGIC or length > end:
+        raise FramesError("the container's end is missing or damaged")
+    return end - int(length)
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Frames:
@@ -104,15 +111,15 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     Raises:
         FramesError: *data* is truncated, or isn't a container.
     """
-    footer, view = footer_of(data), memoryview(data).cast("B")
-    body = view.nbytes - TAIL.size - len(footer)
+    view = memoryview(data).cast("B")
+    body = _body_size(view)
     try:
-        fields, sizes = _read_footer(footer)
+        fields, sizes = _read_footer(bytes(view[body : -TAIL.size]))
+        if sizes == [body]:  # most containers
+            return Frames(fields, (view[:body],))
         is_valid = {int}.issuperset(map(type, sizes)) and min(sizes, default=0) >= 0
     except MALFORMED as exc:
         raise FramesError("the container's footer is damaged") from exc
-    if sizes == [body]:  # most containers
-        return Frames(fields, (view[:body],))
     if not is_valid or sum(sizes) != body:
         raise FramesError("the sizes of the container's frames are wrong")
     frames: list[memoryview] = []

@@ -75,7 +75,10 @@ def _build_note(value: Any) -> Note | None:
         _gather(note, "", value, MAX_DEPTH)
     except Exception:  # the user's object may raise anything
         pass
-    if len(_compact(note)) > NOTE_BYTES:
+    # In JSON, a number has 26 bytes at most, and a character 12.
+    is_short = len(note) <= 8 and len("".join(note)) <= 60
+    is_small = is_short and str not in {*map(type, note.values())}
+    if not is_small and len(_compact(note)) > NOTE_BYTES:
         note = _limit_size(note)
     return note or None
 
