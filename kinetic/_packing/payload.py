@@ -69,11 +69,20 @@ class _OneFrame:
         return len(self.content)
 
 
+PLAIN_BYTES = 64 * 1024
+"""Maximum size of a plain pickle; the C pickler writes more in several pieces."""
+
+_NUMBERS = frozenset({bool, int, float, type(None)})
+
+
 def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     """Pickle small values of built-in types, without the spool that `dump_arguments` needs.
 
     Return the container of ``(args, kwargs)``, or None if a value is large or of another type.
     """
+    if not kwargs and _NUMBERS.issuperset(map(type, args)):  # this needs no pickler of our own
+        content = pickle.dumps((args, kwargs), protocol=5)
+        return frames.pack([content]) if len(content) <= PLAIN_BYTES else None
     sink = _OneFrame()
     try:
         _PlainPickler(sink, protocol=5).dump((args, kwargs))

@@ -11,7 +11,7 @@ import keyword
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio.to_thread
 
@@ -316,8 +316,7 @@ CHUNK_BYTES = 8 * 1024 * 1024
 """Maximum number of inputs in a chunk, and the size at which a chunk gets no more inputs."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedInput:
+class EncodedInput(NamedTuple):
     """One input as bytes, before it gets its index.
 
     ``value`` is the user's object, which the user may change later. ``mode`` is ``s`` if the input
