@@ -9,7 +9,7 @@ import enum
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Input, Receipt
@@ -55,8 +55,7 @@ class ObjectInfo:
     metageneration: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Object:
+class Object(NamedTuple):
     """One object with its content."""
 
     name: str
@@ -247,6 +246,8 @@ class Observation:
     ``leaving`` says that the attempt has stored its outcome and its process still runs; not every
     platform can tell. ``receipt`` is a copy of the outcome that the process gave the platform;
     verify it like the outcome itself. ``host`` is the number of the host that failed first.
+    ``ended`` are items that this process, a worker, has ended, as pairs of index and attempt; the
+    other facts are then those of the worker.
     """
 
     name: str
@@ -261,6 +262,7 @@ class Observation:
     last: bool = False
     leaving: bool = False
     receipt: Receipt | None = field(default=None, repr=False)
+    ended: tuple[tuple[int, int], ...] = ()
 
 
 class Cluster(Protocol):

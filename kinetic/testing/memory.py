@@ -6,7 +6,6 @@ import bisect
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
@@ -74,8 +73,8 @@ class MemoryStore:
         """Implement `Store.get`."""
         self.requests["get"] += 1
         stored = self._get(name)
-        stored = replace(stored, body=stored.body[start:]) if start else stored
-        return stored if limit is None or len(stored.body) <= limit else replace(stored, body=b"")
+        stored = stored._replace(body=stored.body[start:]) if start else stored
+        return stored if limit is None or len(stored.body) <= limit else stored._replace(body=b"")
 
     async def fetch(self, name: str, path: Path) -> None:
         """Implement `Store.fetch`."""

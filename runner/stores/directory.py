@@ -28,9 +28,8 @@ import struct
 import time
 import urllib.parse
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from ..protocol import directory_urls
 from ..protocol.frames import MALFORMED
@@ -73,8 +72,7 @@ MAX_LOGS, MAX_LOGGED_NAMES = 64, 500_000
 _quote = json.encoder.encode_basestring_ascii
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """An object in a listing.
 
     ``size`` is the size of its content in bytes; ``used`` is the time of its last write or renewal,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -17,6 +15,7 @@ from kinetic.aio._engine.iteration import ITEMS_PER_TURN
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, Run, memory_platform
 from kinetic.testing.attempts import commit
+from tests.engine.counting import CountingLoop, counted
 
 FEW, MANY = 1_000, 4_000
 NONE = frames.pack([b"\x80\x05N."])
@@ -29,34 +28,6 @@ def nop(_: int) -> None: ...
 async def end_at_once(run: Run) -> int:
     """Commit an outcome at once, without even a claim."""
     return await commit(run, run.spec.order, ENDED, NONE)
-
-
-class CountingLoop(asyncio.SelectorEventLoop):
-    """Count callbacks, timers, and tasks except the platform's jobs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def call_soon(self, callback: Any, *args: Any, **more: Any) -> asyncio.Handle:
-        self.counts["callbacks"] += 1
-        return super().call_soon(callback, *args, **more)
-
-    def call_at(self, when: float, callback: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
-        self.counts["timers"] += 1
-        return super().call_at(when, callback, *args, **more)
-
-    def create_task(
-        self,
-        coro: Any,
-        *,
-        name: str | None = None,
-        context: contextvars.Context | None = None,
-        **more: Any,
-    ) -> asyncio.Task[Any]:
-        if not (name or "").startswith("job "):
-            self.counts["tasks"] += 1
-        return super().create_task(coro, name=name, context=context, **more)
 
 
 def measured(items: int, consume: Callable[[Any], Awaitable[None]]) -> dict[str, float]:
@@ -81,28 +52,6 @@ def measured(items: int, consume: Callable[[Any], Awaitable[None]]) -> dict[str,
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         runner.run(main())
     return {kind: count / items for kind, count in counts.items()}
-
-
-class counted:
-    """Count this thread's calls of Python functions and builtins in the block."""
-
-    def __init__(self, counts: Counter[str]) -> None:
-        self._counts = counts
-
-    def __enter__(self) -> None:
-        calls = 0
-
-        def count_call(frame: Any, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += 1
-
-        self._calls: Callable[[], int] = lambda: calls
-        self._before = sys.getprofile()
-        sys.setprofile(count_call)
-
-    def __exit__(self, *exc_info: object) -> None:
-        sys.setprofile(self._before)
-        self._counts["calls"] += self._calls()
 
 
 async def wait(batch: Any) -> None:

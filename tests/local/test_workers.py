@@ -318,9 +318,9 @@ async def test_watchers_hear_of_items(cluster: LocalCluster, tmp_path: Path) -> 
             if it.labels.get("kinetic.dev/index") == "0":
                 seen.append(it.phase)
                 path.touch()
-                if it.phase is Phase.GONE:
-                    break
-    assert seen == [Phase.RUNNING, Phase.GONE]
+            if it.ended:
+                break
+    assert seen == [Phase.RUNNING] and it.ended == ((0, 1),)
     assert batch.states() == [wire.ItemState.SUCCEEDED]
 
 

@@ -210,7 +210,9 @@ class Crews(Disturber):
             self.truth.refused(pod.executor, index, number, zombie=zombie)
         entry = self.entries.get(self._item_name(pod, index, number))
         if entry is not None and entry.pod is pod:
-            self._forget_item(entry)
+            del self.entries[entry.seen.name]
+            submission, ended = entry.seen.labels[LABEL_SUBMISSION], ((index, number),)
+            self._emit(replace(pod.rank.seen, name=submission, executor=pod.executor, ended=ended))
 
     def started(self, pod: ItemPod, index: int, number: int) -> None:
         """User code starts in the child of a worker."""

@@ -403,6 +403,10 @@ class PartyCluster:
                     change = await watch.queue.get()
                     if change is None:
                         break  # the connection broke: list and watch again
+                    known -= {f"{change.name}-{index}-{number}" for index, number in change.ended}
+                    if change.ended:
+                        yield self.world.behavior.observed(self, change)
+                        continue
                     known.add(change.name)
                     watch.labels_of[change.name] = change.labels
                     if change.phase is Phase.GONE:

@@ -85,6 +85,9 @@ SLICE = 100
 
 Listener = Callable[[int, "wire.Item | None"], None]
 
+_Verified = tuple[int, int, wire.Outcome, bytes]
+"""An item, the number of its attempt, and the verified outcome with its body."""
+
 
 class ItemStates:
     """The states of one submission's items, read from their objects."""
@@ -203,11 +206,9 @@ class ItemStates:
         Raises:
             WireError: The outcome, or the receipt, isn't what the job has signed.
         """
-        for earlier in range(1, number):
-            if self.attempt(index, earlier).outcome is None:
-                return None
-        identity = self.identity
-        name = wire.attempt_key(identity.scope, index, number, "outcome")
+        if number > 1 and not self._knows_before(index, number):
+            return None
+        name = wire.attempt_key(self.identity.scope, index, number, "outcome")
         if receipt is not None and receipt.body is not None:
             content = Object(name=name, body=receipt.body, metadata=receipt.metadata, generation=0)
         else:
@@ -215,19 +216,64 @@ class ItemStates:
                 content = await self._store.get(name)
             except NotFound:
                 return None
-        outcome = results.verified_outcome(content, identity.key, identity.scope, index, number)
-        if outcome.kind is not wire.Kind.VALUE:
+        outcome = self._verified(content, index, number)
+        found = await self._take_in([(index, number, outcome, content.body)])
+        return found.get((index, number))
+
+    async def look_at_outcomes(
+        self, attempts: Iterable[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], wire.Item]:
+        """Read outcomes as `look_at_outcome` does; return the items of those that it has read.
+
+        Each step is taken for all before the next one, which takes less time.
+        """
+        scope, contents = self.identity.scope, list[tuple[int, int, Object]]()
+        for index, number in attempts:
+            if number == 1 or self._knows_before(index, number):
+                try:
+                    content = await self._store.get(
+                        wire.attempt_key(scope, index, number, "outcome")
+                    )
+                except NotFound:
+                    continue
+                contents.append((index, number, content))
+        ends: list[_Verified] = []
+        for index, number, content in contents:
+            try:
+                outcome = self._verified(content, index, number)
+            except WireError:  # `look_at_outcome` tells
+                continue
+            ends.append((index, number, outcome, content.body))
+        return await self._take_in(ends)
+
+    def _knows_before(self, index: int, number: int) -> bool:
+        """Return whether the outcomes of all attempts before *number* are known."""
+        earlier = (self.attempt(index, before) for before in range(1, number))
+        return all(attempt.outcome is not None for attempt in earlier)
+
+    def _verified(self, content: Object, index: int, number: int) -> wire.Outcome:
+        key, scope = self.identity.key, self.identity.scope
+        return results.verified_outcome(content, key, scope, index, number)
+
+    async def _take_in(self, ends: Sequence[_Verified]) -> Mapping[tuple[int, int], wire.Item]:
+        """Update the items of verified outcomes; return those that need no listing."""
+        if [it for it in ends if it[2].kind is not wire.Kind.VALUE]:
             await self.requests.read()
-            if self.requests.standing(index).stopped:
-                return None  # this read doesn't show whether the next attempt has begun
+            standing = self.requests.standing
+            # If an item is stopped, this doesn't show whether its next attempt has begun.
+            ends = [
+                it for it in ends if it[2].kind is wire.Kind.VALUE or not standing(it[0]).stopped
+            ]
             if await self.read_collected():  # a slow process may write after the removal
-                return self._items.get(index)
-        if len(self._cached) < MAX_CACHED and len(content.body) <= MAX_CACHED_BYTES:
-            self._cached[index] = (number, outcome, content.body)
+                return {it[:2]: self._items[it[0]] for it in ends if it[0] in self._items}
         known_requests = len(self.requests.entries)
-        return self._update(
-            index, {number: wire.Attempt(outcome.executor, outcome)}, known_requests
-        )
+        found: dict[tuple[int, int], wire.Item] = {}
+        for index, number, outcome, body in ends:
+            if len(body) <= MAX_CACHED_BYTES and len(self._cached) < MAX_CACHED:
+                self._cached[index] = (number, outcome, body)
+            attempts = {number: wire.Attempt(outcome.executor, outcome)}
+            found[index, number] = self._update(index, attempts, known_requests)
+        return found
 
     async def look_at_all(self, indices: Iterable[int]) -> None:
         """Read the objects of these items now; one listing covers up to 500 items."""
@@ -366,10 +412,14 @@ class ItemStates:
             await self.refuse_collected()
         return kept or ()
 
-    def holds(self, index: int) -> bool:
-        """Return whether the item's outcome and value are in memory, for `outcome` to return."""
+    def held(self, index: int, number: int) -> tuple[wire.Outcome, bytes] | None:
+        """Return what `outcome` would return, if it is in memory with the whole value."""
         held = self._cached.get(index)
-        return held is not None and held[1].value is None
+        return None if held is None or held[0] != number or held[1].value else held[1:]
+
+    def drop(self, index: int) -> None:
+        """Keep the item's outcome in memory no longer."""
+        self._cached.pop(index, None)
 
     async def outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
         """Return the verified outcome of one attempt with its body.
@@ -438,9 +488,11 @@ class ItemStates:
         return wire.attempts_of(entries, self.identity.key, self.identity.scope)
 
     def _merge(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
-        for number, known in self._attempts.get(index, {}).items():
-            if number not in found or (known.outcome is not None and found[number].outcome is None):
-                found[number] = known
+        if known_attempts := self._attempts.get(index):
+            for number, known in known_attempts.items():
+                other = found.get(number)
+                if other is None or (known.outcome is not None and other.outcome is None):
+                    found[number] = known
         return found
 
     def _state_of(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:

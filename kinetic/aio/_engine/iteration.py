@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio.to_thread
 
-from kinetic._runner.protocol import frames, wire
+from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic.aio._engine import results
 from kinetic.errors import (
@@ -161,9 +161,8 @@ class Consumer:
         batch, ahead = self._batch, self._read_ahead
         while True:
             while len(ahead) < READ_AHEAD and (index := self.take()) is not None:
-                if not ahead and batch.submission.holds(index):
-                    # It's in memory, so there is no need to read ahead.
-                    return index, await outcome_of(batch, index, self._verified)
+                if not ahead and (held := self._take_held(index)) is not None:
+                    return index, held
                 reader = asyncio.create_task(
                     outcome_of(batch, index, self._verified), name=f"kinetic read {index}"
                 )
@@ -177,6 +176,24 @@ class Consumer:
                 outcome = await reader
             ahead.popleft()
             return index, outcome
+
+    def _take_held(self, index: int) -> Succeeded[Any] | None:
+        """Return a value as `outcome_of` does, if it is in memory and `results.is_quick`."""
+        submission = self._batch.submission
+        item = submission.item(index)
+        if item is None or item.state is not wire.ItemState.SUCCEEDED:
+            return None
+        held = submission.held(index, item.attempt)
+        if held is None or held[0].reason == wire.PRUNED or not results.is_quick(held[1]):
+            return None
+        try:
+            value = pickles.load(held[1])
+        except Exception:  # `outcome_of` says what is wrong
+            return None
+        submission.drop(index)
+        if self._verified is not None and item.attempt == 1:
+            self._verified[index] = held[0]
+        return Succeeded(value)
 
     async def note_delivered(self) -> None:
         """Count one more item as delivered; at times, let the loop's other tasks run."""

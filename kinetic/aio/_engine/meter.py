@@ -16,6 +16,9 @@ class _RunTime(NamedTuple):
     untimed: int = 0
 
 
+_NONE = _RunTime()
+
+
 class Meter:
     """Count each attempt once, regardless of how often its item is read.
 
@@ -23,7 +26,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._total = _RunTime()
+        self._seconds, self._timed, self._untimed = 0.0, 0, 0
         self._items: dict[int, _RunTime] = {}  # only items that may get another attempt
 
     @property
@@ -32,34 +35,31 @@ class Meter:
 
         An attempt whose process died without storing its times counts with the average duration.
         """
-        return self._total.seconds + self._total.untimed * self.average
+        return self._seconds + self._untimed * self.average
 
     @property
     def average(self) -> float:
         """Average of the known durations, in seconds; 0 while there is none."""
-        return self._total.seconds / self._total.timed if self._total.timed else 0.0
+        return self._seconds / self._timed if self._timed else 0.0
 
     def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
         """Add all attempts of an item; a *settled* item gets no further attempt."""
-        previous, current = self._items.pop(index, _RunTime()), _sum_attempts(attempts)
+        previous, current = self._items.pop(index, _NONE), _sum_attempts(attempts)
         if current.timed + current.untimed < previous.timed + previous.untimed:
             current = previous  # *attempts* comes from an older read
-        total = self._total
-        self._total = _RunTime(
-            seconds=total.seconds + current.seconds - previous.seconds,
-            timed=total.timed + current.timed - previous.timed,
-            untimed=total.untimed + current.untimed - previous.untimed,
-        )
-        if not settled and current != _RunTime():
+        self._seconds += current.seconds - previous.seconds
+        self._timed += current.timed - previous.timed
+        self._untimed += current.untimed - previous.untimed
+        if not settled and current != _NONE:
             self._items[index] = current
 
     def to_fields(self) -> Sequence[float]:
         """Return the sums, for `restore`."""
-        return self._total
+        return self._seconds, self._timed, self._untimed
 
     def restore(self, fields: Iterable[Any]) -> None:
         """Continue from the sums that `to_fields` returned."""
-        self._total, self._items = _RunTime(*fields), {}
+        (self._seconds, self._timed, self._untimed), self._items = _RunTime(*fields), {}
 
 
 def _sum_attempts(attempts: Mapping[int, wire.Attempt]) -> _RunTime:

@@ -49,10 +49,15 @@ def verified_outcome(
     return outcome
 
 
+def is_quick(content: bytes | memoryview) -> bool:
+    """Return whether *content* is unpickled at once: it is small, and imports no class."""
+    return len(content) <= INLINE_BYTES and STACK_GLOBAL not in bytes(content)
+
+
 async def unpickled(content: bytes | memoryview) -> Any:
-    """Unpickle *content*; use a worker thread if *content* is large or names a class."""
-    if len(content) <= INLINE_BYTES and STACK_GLOBAL not in bytes(content):
-        return pickles.load(content)  # imports nothing, because the pickle names no class
+    """Unpickle *content*; use a worker thread unless it `is_quick`."""
+    if is_quick(content):
+        return pickles.load(content)
     return await anyio.to_thread.run_sync(pickles.load, content)
 
 

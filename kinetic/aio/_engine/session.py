@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Coroutine, Generator, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Generator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from absl import logging
@@ -97,6 +97,7 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reread_tasks: dict[str, asyncio.Task[None]] = {}
         self._queue: deque[tuple[Submission, Evidence]] = deque()
+        self._ended: deque[tuple[Submission, Observation]] = deque()
         self._settlers = 0
         self._settler_scheduled = False
         self._root_key: asyncio.Task[bytes] | None = None
@@ -269,6 +270,10 @@ class Session:
         submission = self._submissions.get(observation.labels.get(LABEL_SUBMISSION, ""))
         if submission is None:
             return
+        if observation.ended:
+            self._ended.append((submission, observation))
+            self._schedule_settler()
+            return
         if LABEL_INDEX not in observation.labels:
             submission.note_worker(observation)
             if (receipt := observation.receipt) is not None:  # of the last item that it ran
@@ -299,7 +304,11 @@ class Session:
 
     def _start_settler(self) -> None:
         self._settler_scheduled = False
-        if self._queue and self._settlers < ending.SETTLING_AT_ONCE and not self._closed:
+        if (
+            (self._ended or self._queue)
+            and self._settlers < ending.SETTLING_AT_ONCE
+            and not self._closed
+        ):
             self._settlers += 1
             self.spawn(self._settle_some(), name="settler")
 
@@ -307,7 +316,10 @@ class Session:
         """Settle queued evidence until none is left; one task for each attempt would cost more."""
         count = 0
         try:
-            while self._queue:
+            while self._ended or self._queue:
+                if self._ended:
+                    await self._look_at_ended(*self._ended.popleft())
+                    continue
                 submission, group = self._take_group()
                 self._schedule_settler()  # another task works while this one waits for the store
                 if len(group) > LIST_ABOVE:
@@ -321,6 +333,25 @@ class Session:
                         await asyncio.sleep(0)
         finally:
             self._settlers -= 1
+
+    async def _look_at_ended(self, submission: Submission, worker: Observation) -> None:
+        """Read the outcomes of items that *worker* has ended; queue evidence about the others."""
+        attempts = [it for it in worker.ended if submission.concerns(*it)]
+        for start in range(0, len(attempts), ENDS_PER_TURN):
+            part = attempts[start : start + ENDS_PER_TURN]
+            self._schedule_settler()  # another task works while this one waits for the store
+            found: Collection[tuple[int, int]] = ()
+            if submission.identity.leased:
+                with contextlib.suppress(Exception):  # `ending.settle` reads each again
+                    found = await submission.look_at_outcomes(part)
+            for index, number in part:
+                if (index, number) not in found:
+                    name = submission.identity.attempt_name(index, number)
+                    labels = {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
+                    labels = {**worker.labels, **labels}
+                    seen = replace(worker, name=name, phase=Phase.GONE, labels=labels, ended=())
+                    self._queue.append((submission, Evidence(index, number, seen)))
+            await asyncio.sleep(0)
 
     def _take_group(self) -> tuple[Submission, list[Evidence]]:
         """Take the first entry; if its item was stopped, also take stopped items after it."""

@@ -293,7 +293,7 @@ class Submission(ItemStates):
         if doubt is not None and (item.state.final or item.attempt > doubt.number):
             del self.doubtful[index]
         if item.state.final:
-            self.clear_error(index)
+            self._errors.pop(index, None)
             self.observations.pop(index, None)
             self._running_since.pop(index, None)
         else:

@@ -12,7 +12,7 @@ import math
 import os
 import site
 import sys
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from kinetic import _tasks
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.directory_urls import directory_of
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION
+from kinetic._supervisor.protocol import SUBMISSION
 from kinetic.accelerators import Accelerator
 from kinetic.aio.local.logs import LogPart, read_lines
 from kinetic.aio.ports import JobSpec, Observation, Phase
@@ -231,9 +231,12 @@ class LocalCluster:
                 connection.send({"op": "watch", "labels": labels})
                 while True:
                     message = await connection.event()
-                    for observation in _read_ends(message.get("items")):
-                        missing.discard(observation.name)
-                        known.pop(observation.name, None)
+                    if (items := message.get("items")) is not None:
+                        observation = _read_ends(items)
+                        for index, attempt in observation.ended:
+                            item = f"{observation.name}-{index}-{attempt}"
+                            missing.discard(item)
+                            known.pop(item, None)
                         yield observation
                     for view in message["jobs"]:
                         observation = _read_observation(view)
@@ -445,18 +448,16 @@ def _count_gpus(accelerator: Accelerator) -> int:
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
 
 
-def _read_ends(items: Mapping[str, Any] | None) -> Iterator[Observation]:
-    """Yield an observation of each item in *items*, which a worker has ended."""
-    if items is None:
-        return
-    labels, submission = items["labels"], items["labels"][SUBMISSION]
-    for index, attempt in items["ends"]:
-        yield Observation(
-            name=f"{submission}-{index}-{attempt}",
-            phase=Phase.GONE,
-            labels={**labels, INDEX: str(index), ATTEMPT: str(attempt)},
-            executor=items["executor"],
-        )
+def _read_ends(items: Mapping[str, Any]) -> Observation:
+    """Return the observation of a worker that has ended *items*; its name is the submission's."""
+    labels = items["labels"]
+    return Observation(
+        name=labels[SUBMISSION],
+        phase=Phase.RUNNING,
+        labels=labels,
+        executor=items["executor"],
+        ended=tuple((index, attempt) for index, attempt in items["ends"]),
+    )
 
 
 def _read_observation(view: Mapping[str, Any]) -> Observation:
