@@ -61,6 +61,7 @@ class InstantCluster(MemoryCluster):
     """A cluster whose worker ends each item at once; while ``holding``, only at `release_all`."""
 
     shows_items = True
+    replaces = True
 
     def __init__(self, store: RecordingStore, *, holding: bool = False) -> None:
         super().__init__(store, _run_nothing)
@@ -74,13 +75,13 @@ class InstantCluster(MemoryCluster):
         self._observations: deque[Observation] = deque()
         self._observed_event = asyncio.Event()
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
         """Implement `Workers.scale`: run all items of the batch, or hold them."""
         self.requests["scale"] += 1
         task = asyncio.create_task(self._run_items(job))
         self._own_tasks.add(task)
         task.add_done_callback(self._own_tasks.discard)
-        return workers
+        return ranks.stop
 
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Implement `Workers.tell`; the store has told already."""

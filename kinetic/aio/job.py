@@ -895,8 +895,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def worker(self) -> str | None:
         """Return the name of the worker that has the item's last attempt, as `Worker.name`.
 
-        None if no worker has taken the item, or if each attempt is a job of its own, as on a
-        cluster.
+        None if no worker has taken the item, or if the job is a plain single one.
 
         Raises:
             NotFound: The job was cleaned up, or `results` has removed what is known of it.

@@ -376,14 +376,18 @@ class Workers(Protocol):
     """Whether the cluster shows an item, while a worker runs it, as a job with the process of the
     worker. Otherwise only the store says what the workers run."""
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
-        """Start the workers of a round, or more of them; fewer than there are change nothing.
+    replaces: bool
+    """Whether the cluster replaces a worker that died. Otherwise each worker runs one item at most,
+    and the process that submits the batch starts another."""
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+        """Start the workers of a round, or more of them; those that it has don't change.
 
         Args:
             job: Each worker. Its name is that of the round, and its order has no item.
             crew: How the workers run the items.
             number: The number of the round.
-            workers: How many there are to be.
+            ranks: The ranks of the workers. A cluster that replaces workers has those before, too.
 
         Returns:
             How many ranks the round has, with those that have left. 0: the round is over.

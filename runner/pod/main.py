@@ -22,15 +22,22 @@ from typing import NoReturn
 from ..job import processes
 from ..job.ends import End, death_of
 from ..protocol import wire
-from ..protocol.workers import EXIT_DONE
 from ..stores.objects import open_store
 from . import job
 from .attempt import PodAttempt
+from .follower import read_order, run_follower_and_exit
 from .guard import Channel, Guard
 from .job import RUNNER_VARIABLES, Pod, read_pod
 from .memory import MemoryLimit
 from .own_pod import OwnPod, delete_worker_set
-from .worker import VARIABLES, Place, exit_code, read_place, run_worker_and_exit
+from .worker import (
+    RESTARTED_MARK,
+    VARIABLES,
+    Place,
+    exit_code,
+    read_place,
+    run_worker_and_exit,
+)
 
 
 def main() -> int:
@@ -51,23 +58,17 @@ def main() -> int:
     os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
     folder = tempfile.mkdtemp(prefix="kinetic-run-")
     _provide_user(folder)
-    if place is not None:
-        guard, own_pod = _run_in_child(pod, folder, place)
-        with contextlib.suppress(OSError):
-            processes.remove_if_small(folder)
-        status = exit_code(guard.status)
-        own_pod.remove(whole=status == EXIT_DONE)
-        return status
-    guard, own_pod = _run_in_child(pod, folder)
+    guard, own_pod = _run_in_child(pod, folder, place)
     code = guard.reported
-    if code is None:
-        code = _close_dead_job(pod, guard)
-    was_restarted = os.path.exists(os.path.join(folder, job.RESTARTED_MARK))
+    if place is not None and not place.follows:
+        code = exit_code(guard.status)
+    elif code is None:
+        code = _close_dead_job(pod, guard, place)
+    was_restarted = os.path.exists(os.path.join(folder, RESTARTED_MARK))
     with contextlib.suppress(OSError):  # the container's end removes large folders
         processes.remove_if_small(folder)
-    if pod.group and not guard.stopped:
-        is_first = pod.hosts is None or pod.hosts.is_first
-        if is_first and not delete_worker_set(pod.group) and not was_restarted:
+    if place is not None and place.group and not guard.stopped:
+        if not place.follows and not delete_worker_set(place.group) and not was_restarted:
             return code  # nothing deletes the set: the container's end has the client look
         signal.sigwait([signal.SIGTERM])  # the set restarts a host that ends before SIGTERM
     own_pod.remove(whole=code == wire.EXIT_VALUE)
@@ -92,9 +93,25 @@ def _has_module(name: str) -> bool:
         return False
 
 
-def _close_dead_job(pod: Pod, guard: Guard) -> int:
-    """Write a failure as the outcome of a job that has left none; return the exit code."""
-    order, executor = pod.order, pod.executor
+def _close_dead_job(pod: Pod, guard: Guard, place: Place | None) -> int:
+    """Write a failure as the outcome of a job that has left none; return the exit code.
+
+    With a *place*, this is a host that follows another, and has died.
+    """
+    order, executor, objects = pod.order, pod.executor, None
+    try:
+        objects = open_store(order.store)
+        if place is not None:
+            taken = read_order(pod, place.me, objects)
+            if taken is None:
+                return wire.EXIT_VALUE
+            order = taken
+            executor = objects.stat(order.part_name("claim")).metadata.get("executor", executor)
+    except KeyError:
+        return wire.EXIT_RETRY  # the first host hasn't taken an item yet
+    except (OSError, ValueError) as exc:
+        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
+        return wire.EXIT_RETRY
     end = End(
         guard.status,
         stopped=guard.stopped,
@@ -104,20 +121,14 @@ def _close_dead_job(pod: Pod, guard: Guard) -> int:
         called=guard.called,
     )
     death = death_of(order, end)
-    if pod.hosts is not None:
-        death = replace(death, message=f"on {pod.hosts.name}: {death.message}")
+    hosts = None if place is None else place.hosts
+    if hosts is not None:
+        death = replace(death, message=f"on {hosts.name}: {death.message}")
     print(f"kinetic: {death.message}", file=sys.stderr)
-    try:
-        objects = open_store(order.store)
-        if pod.hosts is not None and not pod.hosts.is_first:
-            claim = order.part_name("claim")
-            executor = job.wait_for_claimant(claim, objects, timeout_s=60.0) or executor
-    except (OSError, ValueError) as exc:
-        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
-        return wire.EXIT_RETRY
     stopping = processes.Stopping()
     attempt = PodAttempt(order, pod.key, executor, objects, stopping, _refuse_call)
-    attempt.receipt, attempt.host, attempt.output = pod.receipt, pod.host, guard.output
+    attempt.receipt, attempt.output = pod.receipt, guard.output
+    attempt.host = 0 if hosts is None else hosts.index
     return attempt.close_dead(death)
 
 
@@ -138,6 +149,8 @@ def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> tuple[Gu
         os.dup2(sink, 2)
         os.close(sink)
         channel.guard_end.close()
+        if place is not None and place.hosts is not None and place.follows:
+            run_follower_and_exit(pod, place.hosts, place.me, folder, channel, guard_pid)
         if place is not None:
             run_worker_and_exit(pod, place, folder, channel, guard_pid)
         job.run_job_and_exit(pod, folder, channel, guard_pid)
@@ -148,7 +161,7 @@ def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> tuple[Gu
     start = wire.start_allowance(order.debug_s)
     # A worker itself limits the time of its items, and ends them.
     timeout, grace, levels = order.timeout, order.grace, 0
-    if place is not None:
+    if place is not None and not place.follows:
         # The I/O process has the interpreter as its child, which forks for each item, or runs it.
         timeout, grace, levels = None, math.inf, 2 if place.crew.isolation == "process" else 1
     guard = Guard(

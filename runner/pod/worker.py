@@ -1,4 +1,4 @@
-"""Run a worker in a pod, which is one index of a round's Job.
+"""Run a worker in a pod, which is one index of a round's Job, or the first host of a set.
 
 The worker's I/O process is the child of the container's first process, the guard. The guard copies
 what the items write, and keeps the end of it for the item that runs.
@@ -17,29 +17,42 @@ from typing import NoReturn
 
 from .. import remote_runner
 from ..job import processes, temporary
+from ..job.hosts import Hosts
 from ..job.kernel_kills import KernelKills
 from ..job.workspace import JobPlace
 from ..protocol import signing, wire
 from ..protocol.marks import Event, mark
 from ..protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS, Crew, WorkerId
-from ..stores.objects import open_store
+from ..stores.objects import Objects, open_store
 from ..worker import pull
 from ..worker.interpreter import Report
 from ..worker.main import Submission, Worker
 from .attempt import close_earlier, write_receipt
+from .follower import close_restarted, read_order, store_order
 from .guard import Channel, last_lines
 from .job import Pod, open_stream
 
-VARIABLES = ("KINETIC_CREW", "KINETIC_ROUND", "KINETIC_JOB_UID")
+VARIABLES = ("KINETIC_CREW", "KINETIC_ROUND", "KINETIC_JOB_UID", "KINETIC_RANK")
 """Variables of a worker, which its items don't get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which worker a pod is, and how it runs items."""
+    """Which worker a pod is, and how it runs items.
+
+    With ``hosts``, the pod is one host of a set, and the first host is the worker. ``group`` is the
+    name of the set if it is a LeaderWorkerSet, which restarts its hosts; else empty.
+    """
 
     me: WorkerId
     crew: Crew
+    hosts: Hosts | None = None
+    group: str = ""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the pod is a host that runs what the first host has taken."""
+        return self.hosts is not None and not self.hosts.is_first
 
 
 def read_place(environ: Mapping[str, str]) -> Place | None:
@@ -51,14 +64,21 @@ def read_place(environ: Mapping[str, str]) -> Place | None:
     crew = environ.get("KINETIC_CREW")
     if crew is None:
         return None
-    rank, job = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("KINETIC_JOB_UID", "")
+    job = environ.get("KINETIC_JOB_UID", "")
+    # In a set, the index in a Job is the number of the host.
+    rank = environ.get("KINETIC_RANK") or environ.get("JOB_COMPLETION_INDEX", "")
     if not rank or not job:
         raise ValueError("JOB_COMPLETION_INDEX or KINETIC_JOB_UID is not set")
     failures = int(environ.get("KINETIC_FAILURES") or 0)
     disruptions = int(environ.get("KINETIC_DISRUPTIONS") or 0)
     number = int(environ.get("KINETIC_ROUND") or 0)
     me = WorkerId(number, job, int(rank), failures + disruptions, disruptions)
-    return Place(me=me, crew=Crew.decode(crew))
+    return Place(
+        me=me,
+        crew=Crew.decode(crew),
+        hosts=Hosts.of(environ),
+        group=environ.get("KINETIC_LWS", ""),
+    )
 
 
 def job_grace(grace: float) -> float:
@@ -85,7 +105,14 @@ def run_worker_and_exit(
         sys.stdout = sys.__stdout__ = open_stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = open_stream(2)  # type: ignore[misc]
         sys.argv[:] = [""]
-        code = _make_worker(pod, place, folder, channel).run()
+        objects = open_store(pod.order.store)
+        if place.hosts is not None and (order := _order_before_restart(pod, place, objects)):
+            os.mkdir(os.path.join(folder, RESTARTED_MARK))
+            claimant = objects.stat(order.part_name("claim")).metadata.get("executor", "")
+            close_restarted(pod, order, place.hosts, claimant, objects)
+            code = EXIT_SURPLUS
+        else:
+            code = _make_worker(pod, place, folder, channel, objects).run()
     except BaseException:
         import traceback
 
@@ -96,7 +123,20 @@ def run_worker_and_exit(
         os._exit(code)
 
 
-def _make_worker(pod: Pod, place: Place, folder: str, channel: Channel) -> PodWorker:
+RESTARTED_MARK = "again"
+"""A restarted host creates this folder when it closes the attempt that its earlier pod began."""
+
+
+def _order_before_restart(pod: Pod, place: Place, objects: Objects) -> wire.Order | None:
+    """Return the order of the item that an earlier process of this worker has begun, if any."""
+    with contextlib.suppress(KeyError):
+        return read_order(pod, place.me, objects)
+    return None
+
+
+def _make_worker(
+    pod: Pod, place: Place, folder: str, channel: Channel, objects: Objects
+) -> PodWorker:
     work = os.path.join(folder, "work")
     os.mkdir(work, 0o700)
     os.chdir(work)
@@ -104,9 +144,9 @@ def _make_worker(pod: Pod, place: Place, folder: str, channel: Channel) -> PodWo
     os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
     tempfile.tempdir = None  # the guard has found another folder
     if place.crew.terms.single:  # each pod of a single job makes one attempt
-        close_earlier(pod.order, pod.key, pod.first, open_store(pod.order.store))
+        close_earlier(pod.order, pod.key, pod.first, objects)
     order = replace(pod.order, grace=job_grace(pod.order.grace))
-    submission = Submission.of(order, pod.key, place.crew)
+    submission = Submission.of(order, pod.key, place.crew, place.hosts)
     job_place = JobPlace(
         work=work,
         cache=os.path.join(folder, "cache"),
@@ -114,25 +154,42 @@ def _make_worker(pod: Pod, place: Place, folder: str, channel: Channel) -> PodWo
         exclusive=True,
         log=lambda: last_lines(channel.output()),
     )
-    return PodWorker(pod, place.me, submission, job_place, channel)
+    return PodWorker(pod, place.me, submission, job_place, channel, objects)
 
 
 class PodWorker(Worker):
     """A worker that stores the end of each item's output, before the item's outcome.
 
-    So the output outlives the pod. The last outcome is also the pod's termination message. The
-    pod's log has two lines that no item can forge around the output of each item; see `mark`.
+    So the output outlives the pod. The last outcome is also the pod's termination message. If the
+    pod may run several items, its log has two lines that no item can forge around the output of
+    each; see `mark`.
     """
 
     def __init__(
-        self, pod: Pod, me: WorkerId, submission: Submission, place: JobPlace, channel: Channel
+        self,
+        pod: Pod,
+        me: WorkerId,
+        submission: Submission,
+        place: JobPlace,
+        channel: Channel,
+        objects: Objects,
     ) -> None:
-        super().__init__(me, pod.executor, open_store(pod.order.store), submission, place)
+        super().__init__(me, pod.executor, objects, submission, place)
         self._pod = pod
+        self._me = me
+        self._has_one_item = submission.terms.single or submission.hosts is not None
         self._guard_channel = channel
         self._running: tuple[int, int] | None = None  # item and attempt whose output is kept
         self._kills = KernelKills(channel.kills)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
+
+    def run(self) -> int:
+        """Work until nothing is left; the other hosts of a set then end, too."""
+        try:
+            return super().run()
+        finally:
+            if self._submission.hosts is not None:  # no effect if this worker has taken an item
+                store_order(None, self._pod, self._me, self._objects)
 
     def _start(self, operation: pull.Start) -> None:
         assert self._input is not None
@@ -141,10 +198,12 @@ class PodWorker(Worker):
         self._input = self._input._replace(data=own_data)
         self._running = operation.item, operation.attempt
         self._await_end()  # the output of the last item ends before this one's begins
-        if not self._submission.terms.single:
+        if not self._has_one_item:
             self._write_mark("begins")
             self._guard_channel.forget_output()
         super()._start(operation)
+        if self._submission.hosts is not None and self._guard is not None:
+            store_order(self._guard.order, self._pod, self._me, self._objects)
 
     def _ended(self, report: Report) -> pull.Ended:
         return super()._ended(report)._replace(log=None)  # it is an object of its own
@@ -158,7 +217,7 @@ class PodWorker(Worker):
             return super()._create(operation)
         self._store_output(*attempt)
         created = super()._create(operation)
-        if not self._submission.terms.single:
+        if not self._has_one_item:
             self._write_mark("has ended")
         self._running = None
         if created:

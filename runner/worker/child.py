@@ -131,14 +131,21 @@ class ItemChild:
         if not self.stay:
             os.chdir(self._workspace)  # an item may have removed this folder
         has_outputs = False
+        hosts = self._context.hosts
         with contextlib.suppress(OSError):  # the item's process tries again, and reports the error
-            has_outputs = outputs.prepare_local(order.output_dir)
+            # Each of several hosts has a folder of its own.
+            has_outputs = hosts is None and outputs.prepare_local(order.output_dir)
             if has_outputs:
                 variables[outputs.VARIABLE] = order.output_dir
         if self._baseline is not None:
             self._baseline.expect(variables)
         assert self._session is not None
-        self._item = item.ItemInvocation(
+        kind = item.ItemInvocation
+        if hosts is not None:
+            from .host_item import HostItem  # most workers need no threads
+
+            kind = HostItem
+        self._item = kind(
             order,
             arguments,
             self._context,

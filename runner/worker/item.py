@@ -32,6 +32,7 @@ from .imports import Candidate
 from .session import Session
 
 if TYPE_CHECKING:
+    from ..job.hosts import Hosts
     from ..job.workspace import JobPlace
     from ..stores.objects import Objects
 
@@ -43,7 +44,8 @@ class Context:
     """What all items of a worker share.
 
     ``function`` and ``init`` have the bytes of the function and of the mapping ``init``. ``data``
-    is the `Data` of all items. The workspace exists already, and is the working directory.
+    is the `Data` of all items. The workspace exists already, and is the working directory. With
+    ``hosts``, other hosts run each item, too.
     """
 
     objects: Objects
@@ -54,6 +56,7 @@ class Context:
     init: bytes | None = None
     data: Sequence[wire.DataRef] = ()
     memory_bytes: int | None = None
+    hosts: Hosts | None = None
 
     def session(self, *, stays: bool) -> Session:
         """Return a session for one item, or for all items of an interpreter."""
@@ -113,7 +116,8 @@ class ItemInvocation(Invocation):
             views.prepare(order.data[own.shared :], self._objects, place, first=own.shared)
             stand_ins.data_paths[:0] = shared
         if not self._has_outputs:
-            self._outputs = outputs.prepare(order, 0, 1, folder)
+            self._outputs = outputs.prepare(order, *self._host_position(), folder)
+        self._join_hosts()
         self._phase = "payload unpickle"
         function = own.function(self._load)
         load = pickle.loads if self._has_bare_arguments else self._load

@@ -39,6 +39,7 @@ from .kept_workspace import SPARE_OUTPUT, KeptWorkspace
 from .opening import failure_of, open_submission
 
 if TYPE_CHECKING:
+    from ..job.hosts import Hosts
     from ..stores.objects import Objects
 
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
@@ -75,9 +76,12 @@ class Submission:
     init: wire.Input | None = None
     recycle: int | None = None
     created: float | None = None
+    hosts: Hosts | None = None
 
     @classmethod
-    def of(cls, order: wire.Order, key: bytes, crew: Crew) -> Submission:
+    def of(
+        cls, order: wire.Order, key: bytes, crew: Crew, hosts: Hosts | None = None
+    ) -> Submission:
         """Return the submission of *order*, whose items run as *crew* says."""
         base, group = crew.outputs, order.group_id
         return cls(
@@ -90,6 +94,7 @@ class Submission:
             init=crew.init,
             recycle=crew.recycle,
             created=crew.created,
+            hosts=hosts,
         )
 
 
@@ -231,6 +236,7 @@ class Worker:
         self._pull = pull.Pull(
             *(me, executor, submission.key, order.scope, submission.terms, time.monotonic),
             age_s=0.0 if submission.created is None else max(0.0, time.time() - submission.created),
+            once=submission.hosts is not None,
         )
         self._order_fields = {name: getattr(order, name) for name in wire.Order.__slots__}
         self._inputs = Inputs(objects, order.scope)
@@ -351,6 +357,7 @@ class Worker:
             init=opened.init,
             data=order.data,
             memory_bytes=self._memory_bytes,
+            hosts=submission.hosts,
         )
         items = ItemChild(
             order,

@@ -178,6 +178,7 @@ class Pull:
         terms: What the submission says to all workers.
         clock: Returns seconds; only differences count.
         age_s: For how long the submission exists.
+        once: Whether this worker takes one item at most; then a client starts another worker.
     """
 
     def __init__(
@@ -189,6 +190,8 @@ class Pull:
         terms: Terms,
         clock: Callable[[], float],
         age_s: float = 0.0,
+        *,
+        once: bool = False,
     ) -> None:
         self.me = me
         self.executor = executor
@@ -200,6 +203,7 @@ class Pull:
         self._key = key
         self._scope = scope
         self._clock = clock
+        self._once = once
         self._own_class = me.rank % terms.workers  # the next fresh item of this worker's own class
         self._candidates: list[int] = []  # open items of the last pass, the next one last
         self._not_before: dict[tuple[int, int], float] = {}
@@ -241,8 +245,8 @@ class Pull:
             if index is not None:
                 pause, next_pass = PASS_S, self._clock()
                 self._surplus_since = None
-                if (yield from self._has_turn(index)):
-                    yield from self._run(index)
+                if (yield from self._has_turn(index)) and (yield from self._run(index)):
+                    self._leave_if_once(index)
             elif self._clock() >= next_pass:
                 if (yield from self._pass()):
                     pause = PASS_S
@@ -371,7 +375,7 @@ class Pull:
         attempt = self.items.attempts(index).get(item.attempt)
         if attempt is not None and attempt.executor is not None:
             return False
-        if self._duty(index) is Duty.FRESH and self._shall_leave():
+        if self._shall_leave() and (self._once or self._duty(index) is Duty.FRESH):
             return False
         return self._clock() >= self._not_before.get((index, item.attempt), 0.0)
 
@@ -399,10 +403,12 @@ class Pull:
     def _shall_leave(self) -> bool:
         """Return whether a client has asked this rank to leave, and another stays.
 
-        Only registered ranks count: one that the platform never places would take no item.
+        Only registered ranks count: one that the platform never places would take no item. But if
+        each worker takes one item, the client has others started.
         """
         leaving = self.requests.leaving
-        return self.me.rank in leaving and bool(self.registry.ranks(self.me) - leaving)
+        others_stay = self._once or bool(self.registry.ranks(self.me) - leaving)
+        return self.me.rank in leaving and others_stay
 
     # --- one item ---
 
@@ -460,6 +466,12 @@ class Pull:
         if self.terminating:
             raise Leave(EXIT_REPLACE)
         return True
+
+    def _leave_if_once(self, index: int) -> None:
+        """Leave if the item that has run here was the only one for this worker."""
+        if self._once:
+            is_value = self.items.state(index).state is wire.ItemState.SUCCEEDED
+            raise Leave(EXIT_DONE if is_value else EXIT_SURPLUS)
 
     def _has_called(self) -> Steps:
         """Return whether any item got beyond ``init``, so that it works on some machine."""
@@ -569,6 +581,8 @@ class Pull:
             self._surplus_since = None
             return True
         shall_leave = self._shall_leave()
+        if self._once and (shall_leave or not self._has_unclaimed(duties)):
+            raise Leave(EXIT_SURPLUS)
         if not duties and (self.items.total is not None or not shall_leave):
             yield from self._finish()
         elif self._is_surplus(duties):
@@ -577,6 +591,15 @@ class Pull:
                 raise Leave(EXIT_SURPLUS)
         else:
             self._surplus_since = None
+        return False
+
+    def _has_unclaimed(self, indexes: Iterable[int]) -> bool:
+        """Return whether this worker can claim one of these items later, as after a backoff."""
+        for index in indexes:
+            item = self.items.state(index)
+            attempt = self.items.attempts(index).get(item.attempt, wire.Attempt())
+            if item.state is wire.ItemState.OPEN and attempt.executor is None:
+                return True
         return False
 
     def _note_retries(self, indexes: Iterable[int]) -> None:
@@ -704,6 +727,7 @@ class Pull:
                         if failure.passing:
                             raise Leave(EXIT_REPLACE)
                         yield from self._append_stop("setup", cancel_running=False)
+                    self._leave_if_once(0)
                 else:
                     yield from self._sleep(
                         self._not_before.get((0, item.attempt), 0.0) - self._clock()

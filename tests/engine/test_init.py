@@ -39,9 +39,10 @@ class IdleWorkers:
     """Workers that take no item."""
 
     shows_items = True
+    replaces = True
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
-        return workers
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+        return ranks.stop
 
     async def tell(self, labels: Mapping[str, str]) -> None: ...
 

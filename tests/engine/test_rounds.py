@@ -38,6 +38,7 @@ class Rounds:
     """A cluster whose workers take no item, as if each waited for a machine."""
 
     shows_items = False
+    replaces = True
 
     def __init__(self, cluster: Any, *, in_queue: bool = False) -> None:
         self._cluster = cluster
@@ -54,13 +55,13 @@ class Rounds:
         now = asyncio.get_running_loop().time()
         return [number for number, it in self.rounds.items() if now < it.ends_at]
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
         if self.refusal is not None:
             raise self.refusal
         if number not in self.rounds:
             self.begun.append((number, self.living()))
-            self.rounds[number] = Round(job.labels, workers)
-        return await self.grow(job.name, workers)
+            self.rounds[number] = Round(job.labels, ranks.stop)
+        return await self.grow(job.name, ranks.stop)
 
     async def grow(self, name: str, workers: int) -> int:
         found = self.rounds[int(name.rpartition("-r")[2])]

@@ -209,3 +209,78 @@ async def gone(namespace: Namespace, kind: str) -> None:
 
 def _items(namespace: Namespace, collection: str) -> list[Any]:
     return namespace.call("GET", collection)["items"]
+
+
+# --- batches: each set runs one item, and the client starts another in its place ---------------
+
+
+@kinetic.run(accelerator="cpu:hosts=2", container_image=IMAGE, cpu=0.1)
+def count(folder: str, number: int) -> tuple[int, str]:
+    """Leave a marker on each host; the first attempt at an odd number fails."""
+    host, attempt = os.environ["KINETIC_HOST"], os.environ["KINETIC_ATTEMPT"]
+    Path(folder, f"{number}.{attempt}.{host}").touch(exist_ok=False)
+    print("here is", host, flush=True)
+    while len([*Path(folder).glob(f"{number}.{attempt}.*")]) < 2:
+        time.sleep(0.02)
+    if number % 2 and attempt == "1":
+        raise LookupError(number)
+    return number, host
+
+
+async def test_a_batch_runs_each_item_on_all_hosts_of_a_set(
+    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
+) -> None:
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    async with asyncio.timeout(DEADLINE_S):
+        inputs = [(str(folder), number) for number in range(4)]
+        batch = await client.run_async_map(
+            count, inputs, input_mode="args", max_concurrent=2, retries=1, progress=False
+        )
+        assert await batch.results(cleanup=False) == [(number, "0") for number in range(4)]
+        job = await batch.job(1)
+        assert sorted([line async for line in job.logs()]) == ["[0] here is 0", "[1] here is 1"]
+        while await batch.workers():  # a host ends a moment after its item
+            await asyncio.sleep(0.1)
+        await batch.cleanup()
+        await gone(permitted, kind)
+    attempts = [f"{item}.{attempt}" for item in range(4) for attempt in range(1, item % 2 + 2)]
+    marks = [f"{attempt}.{host}" for attempt in attempts for host in range(2)]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(marks)
+
+
+@kinetic.run(accelerator="cpu:hosts=2", container_image=IMAGE, cpu=0.1)
+def stay(folder: str, number: int) -> int:
+    """Leave a marker on each host, and wait for the gate of this item."""
+    mark = f"{number}.{os.environ['KINETIC_ATTEMPT']}.{os.environ['KINETIC_HOST']}"
+    Path(folder, mark).touch(exist_ok=False)
+    while not Path(folder, f"gate.{number}").exists():
+        time.sleep(0.02)
+    return number
+
+
+async def test_a_lost_host_costs_one_attempt_and_another_set_runs_the_next(
+    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        inputs = [(str(tmp_path), number) for number in range(2)]
+        batch = await client.run_async_map(stay, inputs, input_mode="args", progress=False)
+        await until(lambda: len([*tmp_path.glob("[01].1.[01]")]) == 4)
+        worker = await (await batch.job(1)).worker()
+        assert worker is not None
+        place = worker.partition(".")[2]
+        first = next(
+            pod
+            for pod in _items(permitted, "pods")
+            if pod["metadata"]["annotations"]["kinetic.dev/name"].endswith(place)
+            and pod["metadata"]["labels"][INDEX[kind]] == "0"
+        )
+        name = f"{permitted.name}/{first['metadata']['name']}"
+        await asyncio.to_thread(permitted.kubelet.preempt, name)
+        await until(lambda: len([*tmp_path.glob("1.2.[01]")]) == 2)
+        for number in range(2):
+            (tmp_path / f"gate.{number}").touch()
+        assert await batch.results(cleanup=False) == [0, 1]
+        assert await (await batch.job(1)).worker() != worker
+        await batch.cleanup()
+        await gone(permitted, kind)

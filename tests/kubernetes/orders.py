@@ -6,7 +6,12 @@ from typing import Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._runner.protocol.workers import Crew, Terms
+from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.sets import KINDS
 from kinetic.aio.ports import Image, JobSpec, Resources
+
+CREW = Crew(terms=Terms(single=True), outputs="", created=0.0)
 
 LABELS = {
     "app": "kinetic",
@@ -45,3 +50,10 @@ def order(**changes: Any) -> JobSpec:
     }
     fields |= {name: value for name, value in changes.items() if name in JobSpec.__slots__}
     return JobSpec(order=wire.Order(**order_fields), **fields)
+
+
+def set_manifest(
+    kind: str, spec: JobSpec, at: Placement, *, life: str = "a", rank: int | None = None
+) -> dict[str, Any]:
+    """Make the manifest of a set."""
+    return KINDS[kind].manifest(spec, CREW, at, life=life, rank=rank)

@@ -18,10 +18,10 @@ from kinetic.aio.kubernetes.multihost import (
 )
 from kinetic.aio.kubernetes.observations import ENDED, text_of_end
 from kinetic.aio.kubernetes.reflector import Changed, Listed
-from kinetic.aio.kubernetes.sets import KINDS, LIFE, WORKER_INDEX
+from kinetic.aio.kubernetes.sets import KINDS, WORKER_INDEX
 from kinetic.aio.ports import Observation, Phase, Resources
 from kinetic.job_status import Reason
-from tests.kubernetes.orders import order
+from tests.kubernetes.orders import order, set_manifest
 
 Json = dict[str, Any]
 SPEC = order(name="grp-1-7-2", resources=Resources(accelerator=parse("cpu:hosts=3")))
@@ -30,8 +30,7 @@ RUNNING: Json = {"running": {"startedAt": BEGAN}}
 
 
 def the_set(life: str = "a", **metadata: Any) -> Json:
-    at = Placement(namespace="ns", secret="s", annotations={LIFE: life})
-    manifest = KINDS["lws"].manifest(SPEC, at)
+    manifest = set_manifest("lws", SPEC, Placement(namespace="ns", secret="s"), life=life)
     own = {"uid": f"set-{life}", "creationTimestamp": "2026-01-01T00:00:00Z"}
     annotations = {**manifest["metadata"]["annotations"], **metadata.pop("annotations", {})}
     merged = {**manifest["metadata"], **own, **metadata, "annotations": annotations}

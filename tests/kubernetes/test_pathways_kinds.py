@@ -17,22 +17,22 @@ from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
 from kinetic.aio.kubernetes.pending import Patience
 from kinetic.aio.kubernetes.reflector import Rhythm
-from kinetic.aio.kubernetes.sets import KINDS, LIFE
+from kinetic.aio.kubernetes.sets import KINDS
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
 from tests.jobs import watching
 from tests.kubernetes.faults import FaultServer, anonymous, answer, status, stream
-from tests.kubernetes.orders import order
+from tests.kubernetes.orders import CREW, order, set_manifest
 
 SPEC = order(resources=Resources(accelerator=parse("cpu:hosts=2")))
-AT = Placement(namespace="ns", secret="s", annotations={LIFE: "a"})
+AT = Placement(namespace="ns", secret="s")
 OTHER = {"lws": "jobset", "jobset": "lws"}
 
 
 def the_set(kind: str, at: Placement = AT) -> dict[str, Any]:
     """Make the set of SPEC as the cluster stores it."""
-    manifest = KINDS[kind].manifest(SPEC, at)
+    manifest = set_manifest(kind, SPEC, at)
     own = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "1"}
     return {**manifest, "metadata": {**manifest["metadata"], **own}, "status": {}}
 
@@ -91,7 +91,7 @@ async def test_a_launch_fails_and_names_the_missing_kind(
     cluster: PathwaysCluster, kind: str
 ) -> None:
     with pytest.raises(LaunchError, match=rf"have {KINDS[kind].name} installed"):
-        await cluster.launch(SPEC)
+        await cluster.launch(replace(SPEC, crew=CREW))
 
 
 class Queued(Sets):

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from kinetic import accelerators
+from kinetic._runner.protocol import wire
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest
-from kinetic.aio.kubernetes.sets import KINDS, group_name
+from kinetic.aio.kubernetes.sets import KINDS, name_of_set, set_name
 from kinetic.aio.ports import Resources
 from kinetic.errors import ConfigurationError
-from tests.kubernetes.orders import order
+from tests.kubernetes.orders import order, set_manifest
 
 AT = Placement(namespace="ns", secret="grp-1")
 LABEL = 63
@@ -40,16 +41,19 @@ def environment(pod: Json) -> Json:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
-    manifest = KINDS[kind].manifest(spec(timeout=60.0), AT)
+    manifest = set_manifest(kind, spec(timeout=60.0), AT)
     single = job_manifest(spec(timeout=60.0), AT)
     for pod in templates(kind, manifest):
         hosts_env, single_env = environment(pod), environment(single["spec"]["template"])
         assert hosts_env["KINETIC_HOSTS"] == "4"
         assert hosts_env["KINETIC_COORDINATOR"].endswith(":8476")
-        assert hosts_env["KINETIC_ORDER"] == single_env["KINETIC_ORDER"]
+        assert hosts_env["KINETIC_FAILURES"] == "1", "the second attempt follows the first"
+        first = wire.Order.decode(hosts_env["KINETIC_ORDER"])
+        assert replace(first, attempt=2) == wire.Order.decode(single_env["KINETIC_ORDER"])
         added = {"KINETIC_HOST", "KINETIC_HOSTS", "KINETIC_COORDINATOR"}
+        added |= {"KINETIC_CREW", "KINETIC_ROUND", "KINETIC_JOB_UID", "KINETIC_RANK"}
         added |= {"KINETIC_LWS", "TPU_PROCESS_PORT"} if kind == "lws" else set()
-        removed = {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_POD_NAME"}
+        removed = {"KINETIC_DISRUPTIONS", "KINETIC_POD_NAME"}
         assert set(hosts_env) ^ set(single_env) == added | removed
         (container,) = pod["spec"]["containers"]
         assert container["resources"]["limits"]["google.com/tpu"] == "4"
@@ -63,9 +67,24 @@ def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
     assert "cloud.google.com/gke-nodepool" in annotations.values()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_set_of_a_batch_is_named_after_its_round_and_rank(kind: str) -> None:
+    labels = {"kinetic.dev/submission": "grp-1", "kinetic.dev/round": "3"}
+    worker = spec(name="grp-1-r3", labels=labels | {"kinetic.dev/kind": "worker"}, attempt=0)
+    manifest = set_manifest(kind, worker, AT, life="b", rank=12)
+    observed = manifest["metadata"]["annotations"]["kinetic.dev/name"]
+    assert observed == "grp-1-r3.b.12.0"
+    assert name_of_set(observed) == manifest["metadata"]["name"] == set_name("grp-1-r3", 12)
+    for pod in templates(kind, manifest):
+        variables = environment(pod)
+        names = ("KINETIC_ROUND", "KINETIC_JOB_UID", "KINETIC_RANK", "KINETIC_FAILURES")
+        assert [variables[name] for name in names] == ["3", "b", "12", "0"]
+        assert pod["metadata"]["annotations"]["kinetic.dev/name"] == observed
+
+
 def test_the_pods_of_a_leader_worker_set_suit_stateful_sets() -> None:
     """They can't end by themselves, and only the leader has access to the API server."""
-    manifest = KINDS["lws"].manifest(spec(timeout=60.0), AT)
+    manifest = set_manifest("lws", spec(timeout=60.0), AT)
     group = manifest["spec"]["leaderWorkerTemplate"]
     leader, worker = templates("lws", manifest)
     assert (manifest["spec"]["replicas"], group["size"]) == (1, 4)
@@ -79,8 +98,8 @@ def test_the_pods_of_a_leader_worker_set_suit_stateful_sets() -> None:
 
 
 def test_the_users_port_for_libtpu_replaces_the_default() -> None:
-    own = KINDS["lws"].manifest(spec(environment={"TPU_PROCESS_PORT": "8500"}), AT)
-    several = KINDS["lws"].manifest(spec("cpu:hosts=3"), AT)
+    own = set_manifest("lws", spec(environment={"TPU_PROCESS_PORT": "8500"}), AT)
+    several = set_manifest("lws", spec("cpu:hosts=3"), AT)
     for pod in templates("lws", own):
         env = pod["spec"]["containers"][0]["env"]
         ports = [item for item in env if "PROCESS_PORT" in item["name"]]
@@ -90,7 +109,7 @@ def test_the_users_port_for_libtpu_replaces_the_default() -> None:
 
 
 def test_a_job_set_ends_with_the_first_failure_and_is_removed_later() -> None:
-    manifest = KINDS["jobset"].manifest(spec(timeout=60.0), AT)
+    manifest = set_manifest("jobset", spec(timeout=60.0), AT)
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (4, 4, 0)
     assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
@@ -103,7 +122,7 @@ def test_a_job_set_ends_with_the_first_failure_and_is_removed_later() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_queue_holds_the_set_and_not_its_parts(kind: str) -> None:
-    manifest = KINDS[kind].manifest(spec(), replace(AT, queue="research"))
+    manifest = set_manifest(kind, spec(), replace(AT, queue="research"))
     queue = "kueue.x-k8s.io/queue-name"
     assert manifest["metadata"]["labels"][queue] == "research"
     for pod in templates(kind, manifest):
@@ -115,7 +134,7 @@ def test_a_queue_holds_the_set_and_not_its_parts(kind: str) -> None:
 def test_hosts_without_a_tpu_slice_may_be_in_different_node_pools(
     kind: str, accelerator: str
 ) -> None:
-    manifest = KINDS[kind].manifest(spec(accelerator), AT)
+    manifest = set_manifest(kind, spec(accelerator), AT)
     assert "cloud.google.com/gke-nodepool" not in manifest["metadata"]["annotations"].values()
     hosts = str(accelerators.parse(accelerator).hosts)
     assert environment(templates(kind, manifest)[0])["KINETIC_HOSTS"] == hosts
@@ -125,7 +144,7 @@ def test_hosts_without_a_tpu_slice_may_be_in_different_node_pools(
     "name", ["job-pathways-0123456789ab", "x" * 300, "größe", "訓練", "<lambda>", "", "9", "a" * 44]
 )
 def test_names_that_controllers_derive_are_legal(name: str) -> None:
-    base = group_name(name)
+    base = set_name(name)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", base)
     most = 1023
     revision = f"{base}-0-{'f' * 10}"  # a label on the pods of the workers' StatefulSet
@@ -135,9 +154,9 @@ def test_names_that_controllers_derive_are_legal(name: str) -> None:
 
 def test_different_names_stay_different() -> None:
     names = ["x" * 45, "x" * 46, "x" * 44, "X" * 44, "größe", "grosse"]
-    assert len({group_name(name) for name in names}) == len(names)
+    assert len({set_name(name) for name in names}) == len(names)
 
 
 def test_an_unknown_accelerator_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no accelerator"):
-        KINDS["lws"].manifest(spec("tpu-v99-16"), AT)
+        set_manifest("lws", spec("tpu-v99-16"), AT)

@@ -64,7 +64,7 @@ async def scale(
         resources=resources or job.resources,
         environment=environment or job.environment,
     )
-    await cluster.scale(job, crew, number=0, workers=workers)
+    await cluster.scale(job, crew, number=0, ranks=range(workers))
 
 
 async def workers_of(cluster: LocalCluster) -> list[Observation]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import Crew, Terms
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Limits
 from kinetic._runner.stores.objects import Objects
@@ -112,6 +113,12 @@ class Pod:
     def receipt(self) -> wire.Receipt | None:
         """The receipt in the container's termination message."""
         return wire.parse_receipt((self.folder / "termination-log").read_text())
+
+
+def worker_variables(*, outputs: str = "", **terms: Any) -> dict[str, str]:
+    """Return the variables of a pod that is a worker of a single job, or of a batch."""
+    crew = Crew(terms=Terms(**{"single": True} | terms), outputs=outputs, created=time.time())
+    return {"KINETIC_CREW": crew.encode(), "KINETIC_JOB_UID": "life", "KINETIC_RANK": "0"}
 
 
 def environment_of(

@@ -17,7 +17,7 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.gcs_names import BucketFolder
 from kinetic._runner.stores.gcs import EMULATOR, Bucket, Limits
 from tests.gcs.server import GcsServer, Stored
-from tests.runner.pods import Pods
+from tests.runner.pods import Pods, worker_variables
 from tests.runner.served import served
 
 OUTPUT_DIR = "gs://kn-test/uploaded_files/run"
@@ -200,8 +200,9 @@ def test_files_of_a_job_that_gets_sigterm_are_uploaded(pods: Pods, server: GcsSe
 
 
 def test_each_host_has_its_own_output_directory(pods: Pods, server: GcsServer) -> None:
-    order = pods.order(write, "part", "x", output_dir=OUTPUT_DIR)
-    variables = {"KINETIC_COORDINATOR": "127.0.0.1:1", "KINETIC_JAX": "0", "KINETIC_HOSTS": "2"}
+    order = pods.order(write, "part", "x", output_dir=OUTPUT_DIR, group_id=None)
+    variables = worker_variables(outputs=OUTPUT_DIR)
+    variables |= {"KINETIC_COORDINATOR": "127.0.0.1:1", "KINETIC_JAX": "0", "KINETIC_HOSTS": "2"}
     started = [pods.start(order, f"uid-{n}", KINETIC_HOST=str(n), **variables) for n in range(2)]
     assert [pod.wait() for pod in started] == [0, 0], [pod.output for pod in started]
     assert uploaded_files(server) == {"hosts/0/part": b"x", "hosts/1/part": b"x"}

@@ -27,7 +27,7 @@ from kinetic._runner.stores.directory import LOG_FILE
 from tests import programs
 from tests.gcs.server import GcsServer
 from tests.runner.calls import KEY, RUNNER, SCOPE
-from tests.runner.pods import Pod, Pods, environment_of, until
+from tests.runner.pods import Pod, Pods, environment_of, until, worker_variables
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
         ({"KINETIC_ORDER": '{"version": 9}'}, "format 9"),
         ({"KINETIC_POD_UID": ""}, "KINETIC_POD_UID"),
         ({"KINETIC_KEY_FILE": "/nowhere/key"}, "/nowhere/key"),
-        ({"KINETIC_HOSTS": "3"}, "KINETIC_COORDINATOR"),
+        (worker_variables() | {"KINETIC_HOSTS": "3"}, "KINETIC_COORDINATOR"),
     ],
 )
 def test_an_order_that_cannot_be_read_is_final(
@@ -287,6 +287,7 @@ def test_sigterm_ends_a_host_that_waits_for_the_first_one(
     in_bucket: Pods, server: GcsServer
 ) -> None:
     second = {"KINETIC_HOSTS": "2", "KINETIC_HOST": "1", "KINETIC_COORDINATOR": "127.0.0.1:1"}
+    second |= worker_variables()
     order = in_bucket.order(add, 1)
     server.requests.clear()
     pod = in_bucket.start(order, **second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -19,18 +20,21 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner.pod import job
-from kinetic._runner.pod.job import Hosts
-from kinetic._runner.protocol import wire
+from kinetic._runner.job.hosts import Hosts, host_done
+from kinetic._runner.pod.follower import order_name
+from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.wire import Kind
-from tests.runner.pods import Pod, Pods, until
+from kinetic._runner.protocol.workers import EXIT_SURPLUS, WorkerId
+from kinetic.aio._engine.inputs import EncodedInput, chunk_body
+from tests.runner.calls import KEY, SCOPE
+from tests.runner.pods import Pod, Pods, until, worker_variables
 
 HOSTS = 3
 
 
 def host_variables(index: int, port: int = 1, count: int = HOSTS) -> dict[str, str]:
     """Return the variables that tell a pod about the hosts of its job."""
-    return {
+    return worker_variables() | {
         "KINETIC_HOSTS": str(count),
         "KINETIC_HOST": str(index),
         "KINETIC_COORDINATOR": f"127.0.0.1:{port}",
@@ -44,7 +48,7 @@ def start_hosts(pods: Pods, order: wire.Order, **variables: str) -> list[Pod]:
         port = free.getsockname()[1]
     variables = {"KINETIC_JAX": "0"} | variables
     started = [
-        pods.start(order, f"uid-{index}", **host_variables(index, port), **variables)
+        pods.start(order, f"uid-{index}", **{**host_variables(index, port), **variables})
         for index in reversed(range(HOSTS))
     ]
     return started[::-1]
@@ -86,6 +90,14 @@ def order_of(pods: Pods, behavior: str) -> wire.Order:
     return pods.order(behave, str(pods.folder / "runs"), behavior)
 
 
+def take(pods: Pods, order: wire.Order) -> None:
+    """Claim the attempt of *order*, and tell the other hosts, as the first host."""
+    pods.claim("uid-0")
+    name = order_name(order.scope, WorkerId(0, "life", 0))
+    content = order.encode().encode()
+    pods.objects.create(name, content, {"mac": signing.sign(KEY, order.scope, name, content)})
+
+
 def test_the_outcome_is_the_value_of_the_first_host(pods: Pods) -> None:
     started = start_hosts(pods, order_of(pods, "value"))
     assert [pod.wait() for pod in started] == [0, 0, 0], [pod.output for pod in started]
@@ -96,7 +108,7 @@ def test_the_outcome_is_the_value_of_the_first_host(pods: Pods) -> None:
 
 def test_the_exception_of_the_host_that_fails_is_the_outcome(pods: Pods) -> None:
     started = start_hosts(pods, order_of(pods, "raise"))
-    assert [pod.wait() for pod in started] == [wire.EXIT_FINAL] * 3
+    assert [pod.wait() for pod in started] == [EXIT_SURPLUS, wire.EXIT_FINAL, wire.EXIT_FINAL]
     outcome, error = pods.outcome(), pods.error()
     assert (outcome.kind, outcome.reason, outcome.executor) == (Kind.ERROR, "user error", "uid-0")
     assert (error["qualname"], error["message"]) == ("LookupError", "the third host has nothing")
@@ -125,14 +137,14 @@ def test_sigterm_ends_a_host_that_waits_for_the_others(pods: Pods) -> None:
 
 def test_the_death_of_one_host_is_the_outcome(pods: Pods) -> None:
     started = start_hosts(pods, order_of(pods, "die"))
-    assert [pod.wait() for pod in started] == [wire.EXIT_FINAL] * 3
+    assert [pod.wait() for pod in started] == [EXIT_SURPLUS, wire.EXIT_FINAL, wire.EXIT_FINAL]
     assert (pods.outcome().kind, pods.outcome().executor) == (Kind.LOST, "uid-0")
     assert "on host 1 of 3: the job's process was killed by SIGKILL" in pods.error()["message"]
 
 
 def test_a_restarted_host_does_not_run_the_function(pods: Pods) -> None:
     order = order_of(pods, "wait")
-    pods.claim("uid-0")
+    take(pods, order)
     pods.objects.create(pods.key("host-1"), b"", {"executor": "uid-1"})
     pod = pods.run(order, "uid-1", **host_variables(1))
     assert pod.code == wire.EXIT_FINAL
@@ -239,7 +251,7 @@ def api(tmp_path: Path) -> Iterator[type[Api]]:
 
 def leader_variables(pods: Pods, api: Any) -> dict[str, str]:
     """Return the variables of a set's leader, whose other host has ended."""
-    pods.objects.create(pods.key(job.host_done(1)), b"")
+    pods.objects.create(pods.key(host_done(1)), b"")
     return host_variables(0, count=2) | {
         "KINETIC_JAX": "0",
         "KINETIC_LWS": "job-1",
@@ -270,11 +282,11 @@ def test_a_restarted_leader_deletes_its_set_and_does_not_run_the_function(
     pods: Pods, api: Any
 ) -> None:
     order = order_of(pods, "value")
-    pods.claim("uid-0")  # by an earlier container of the same pod
+    take(pods, order)  # by an earlier container of the same pod
     pod = pods.start(order, "uid-0", **leader_variables(pods, api))
     until(lambda: api.requests, pod)
     pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait() == wire.EXIT_FINAL
+    assert pod.wait() == EXIT_SURPLUS
     assert (pods.outcome().kind, runs(pods)) == (Kind.LOST, [])
 
 
@@ -286,3 +298,49 @@ def test_a_leader_that_may_not_delete_its_set_names_the_command_that_grants_it(
     until(lambda: "kinetic doctor --manifest" in pod.output, pod)
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == 0
+
+
+# --- a batch, whose items the first host takes ------------------------------------------------
+
+
+def store_batch(pods: Pods, order: wire.Order, items: int) -> None:
+    """Store the inputs of a batch, whose items are all called like *order*; the end follows."""
+    arguments, _ = pods.objects.get(order.arguments.name)
+    pods.objects.delete([order.arguments.name])
+    encoded = EncodedInput(None, arguments, hashlib.sha256(arguments).hexdigest(), "a")
+    chunk = [encoded] * items
+    body = chunk_body(chunk, 0, {}, {})
+    footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
+    slots = wire.Slot(0, items, footer, len(body)), wire.Slot(total=items)
+    for number, (slot, content) in enumerate(zip(slots, (body, b""), strict=True)):
+        name = wire.input_key(SCOPE, number)
+        assert pods.objects.create(name, content, slot.signed(KEY, SCOPE, name))
+
+
+def test_a_set_takes_one_open_item_of_a_batch_on_all_hosts(pods: Pods) -> None:
+    order = order_of(pods, "value")
+    store_batch(pods, order, items=2)
+    started = start_hosts(pods, order, **worker_variables(single=False))
+    assert [pod.wait() for pod in started] == [0, 0, 0], [pod.output for pod in started]
+    assert (pods.value(), runs(pods)) == ("of host 0", ["0", "1", "2"])
+    assert not pods.objects.exists(wire.attempt_key(SCOPE, 1, 1, "claim")), "another set takes it"
+
+
+def test_a_set_that_finds_no_open_item_ends_on_all_hosts(pods: Pods) -> None:
+    order = order_of(pods, "value")
+    store_batch(pods, order, items=1)
+    pods.claim("uid-of-another-set")
+    started = start_hosts(pods, order, **worker_variables(single=False))
+    assert [pod.wait() for pod in started] == [EXIT_SURPLUS, 0, 0], [it.output for it in started]
+    assert runs(pods) == []
+
+
+def test_a_set_that_is_asked_to_leave_takes_no_item(pods: Pods) -> None:
+    order = order_of(pods, "value")
+    store_batch(pods, order, items=1)
+    name = wire.control_key(SCOPE, 0)
+    leave = wire.Request(kind="leave", ranks=(0,))
+    pods.objects.create(name, *leave.signed(KEY, SCOPE, name))
+    started = start_hosts(pods, order, **worker_variables(single=False))
+    assert [pod.wait() for pod in started] == [EXIT_SURPLUS, 0, 0], [it.output for it in started]
+    assert runs(pods) == []

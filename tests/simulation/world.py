@@ -343,6 +343,7 @@ class PartyCluster:
     """`kinetic.aio.ports.Cluster` and `Workers`, as one party reaches them."""
 
     shows_items = True
+    replaces = True
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -424,10 +425,10 @@ class PartyCluster:
         for line in ():
             yield line
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
         return await self._ask_crews(
             f"scale round {number}",
-            lambda crews: crews.scale(self.party, job, crew, number, workers),
+            lambda crews: crews.scale(self.party, job, crew, number, ranks.stop),
         )
 
     async def grow(self, name: str, workers: int) -> int:

@@ -444,8 +444,7 @@ class Batch:
                     platform.store, identity.scope, identity.submitter, platform.clock, force=force
                 )
             except Conflict:
-                has_workers = self.submission.workers is not None and self.inputs.sealed
-                if has_workers and not alone:
+                if self.submission.runs_alone and self.inputs.sealed and not alone:
                     return
                 raise
             try:
@@ -927,7 +926,7 @@ class Batch:
             Outage(f"reading {self.group_id}"),
             should_retry=lambda failure: isinstance(failure, KineticError),
         )
-        if self.submission.workers is not None:
+        if self.submission.runs_alone:
             found = await retry_forever(
                 lambda: platform.cluster.find(labels={LABEL_SUBMISSION: self.group_id}),
                 f"asking for the workers of {self.group_id}",
@@ -938,7 +937,7 @@ class Batch:
             elif stuck and self.total is not None and self.sealed:
                 self.session.spawn(self._go_on(stuck), name=f"workers of {self.group_id}")
                 return
-        is_sealed = self.total is not None and (self.submission.workers is None or self.sealed)
+        is_sealed = self.total is not None and (self.sealed or not self.submission.runs_alone)
         if stuck or not is_sealed:
             holder = lease.holder_name if lease is not None else "its submitter"
             missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []

@@ -56,7 +56,8 @@ async def start_job(
             await session.platform.store.create(name, content.content)
             arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
-            await builder.launch(0, 1, arguments, crew=_crew_of(identity, uploaded))
+            crew = _crew_of(session, identity, uploaded)
+            await builder.launch(0, 1, arguments, crew=crew)
             submission.last_launched = 1
             submission.relaunches_here = submission.submitter_relaunches
     except BaseException:
@@ -64,15 +65,17 @@ async def start_job(
         raise
     if submission.relaunches_here or session.limit.is_bounded:
         session.spawn(
-            _until_ended(session, submission, builder, arguments), name=f"end of {identity.id}"
+            _until_ended(session, submission, builder, arguments, crew),
+            name=f"end of {identity.id}",
         )
     return record, JobRef(session=session, submission=submission, index=0)
 
 
-def _crew_of(identity: Identity, uploaded: prepare.UploadedCall) -> Crew | None:
+def _crew_of(session: Session, identity: Identity, uploaded: prepare.UploadedCall) -> Crew | None:
     """Return how a worker runs a single job; None if the job needs no worker."""
-    options = uploaded.call.options
-    if options.isolation == "process" and uploaded.init is None:
+    options, workers = uploaded.call.options, session.platform.workers
+    is_plain = options.isolation == "process" and uploaded.init is None
+    if is_plain and (workers is None or workers.replaces):
         return None
     from kinetic._runner.protocol.workers import Crew, Terms  # most jobs need no worker
 
@@ -90,6 +93,7 @@ async def _until_ended(
     submission: Submission,
     builder: job_spec.JobSpecBuilder,
     arguments: wire.Input,
+    crew: Crew | None,
 ) -> None:
     """Wait until a single job has ended, and then free its slot in the client's limit of attempts.
 
@@ -109,7 +113,7 @@ async def _until_ended(
                     and item.state is wire.ItemState.OPEN
                     and item.attempt > submission.last_launched
                 ):
-                    await _launch_again(session, submission, builder, arguments, item.attempt)
+                    await _launch_again(session, submission, builder, arguments, crew, item.attempt)
                 await changed.wait()
     except KineticError as exc:
         submission.set_error(0, exc)  # so that `result()` raises it
@@ -123,6 +127,7 @@ async def _launch_again(
     submission: Submission,
     builder: job_spec.JobSpecBuilder,
     arguments: wire.Input,
+    crew: Crew | None,
     number: int,
 ) -> None:
     """Launch attempt *number*, or else end the job with the outcome of the previous attempt."""
@@ -131,7 +136,7 @@ async def _launch_again(
 
     async def launch() -> None:
         await cluster.delete(names=[previous])
-        await builder.launch(0, number, arguments)
+        await builder.launch(0, number, arguments, crew=crew)
         submission.last_launched = number
 
     async def is_needed() -> bool:

@@ -456,11 +456,15 @@ def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
 
 def _refuse_options(session: Session, options: Options) -> None:
     """Raise `ConfigurationError` if the platform can't run jobs with these options."""
-    if session.platform.workers is None and (
+    workers = session.platform.workers
+    if (workers is None or not workers.replaces) and (
         options.isolation == "worker" or options.init is not None
     ):
         asked = "isolation='worker'" if options.isolation == "worker" else "init"
-        raise ConfigurationError(f"{asked} works on backend='local' and backend='gke' only")
+        raise ConfigurationError(
+            f"{asked} works on backend='local' and backend='gke' only, where a machine runs "
+            "several items"
+        )
     if (capacity := session.platform.capacity) is not None:
         _refuse_excess(capacity, options)
 

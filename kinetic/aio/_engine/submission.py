@@ -139,6 +139,11 @@ class Submission(ItemStates):
         return self.workers is not None and not self.workers.shows_items
 
     @property
+    def runs_alone(self) -> bool:
+        """Whether stored items run without a client, because the platform replaces workers."""
+        return self.workers is not None and self.workers.replaces
+
+    @property
     def known_open(self) -> int:
         """How many items are known that aren't final."""
         return len(self._items) - self.ended
@@ -365,7 +370,11 @@ class Submission(ItemStates):
             self.worker_observations[observation.name] = observation
             return
 
-        known = self.worker_observations.pop(observation.name, None)
+        known = self.worker_observations.get(observation.name)
+        if known is not None and observation.executor not in (known.executor, ""):
+            self._doubted.set()  # another process of a set has ended, which is only a hint
+            return
+        self.worker_observations.pop(observation.name, None)
         if known is not None:
             self.worker_ends[known.executor] = observation
         is_lost = observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS)

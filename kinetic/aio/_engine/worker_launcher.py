@@ -16,13 +16,14 @@ from typing import Any
 from absl import logging
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew, Requests, Terms
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Crew, Requests, Terms
 from kinetic.aio._engine import ending, job_spec, scheduler
 from kinetic.aio._engine.cleanup import end_all, stopped_round
 from kinetic.aio._engine.launcher import BatchContext, close_refused
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence
-from kinetic.aio._engine.workers import count_workers, read_roster
+from kinetic.aio._engine.workers import Roster, count_workers, read_roster, registered_places
 from kinetic.aio._net.retry import (
     FOREVER,
     Outage,
@@ -31,8 +32,15 @@ from kinetic.aio._net.retry import (
     retry,
     retry_forever,
 )
-from kinetic.aio.ports import Observation, Phase, Workers
-from kinetic.errors import BackendError, KineticError, NotFound, SubmitterLost, Throttled
+from kinetic.aio.ports import JobSpec, Observation, Phase, Workers
+from kinetic.errors import (
+    BackendError,
+    KineticError,
+    LaunchError,
+    NotFound,
+    SubmitterLost,
+    Throttled,
+)
 from kinetic.job_status import Reason
 
 WAIT_CHECK_S = 5.0
@@ -40,6 +48,13 @@ WAIT_CHECK_S = 5.0
 
 EARLIER_CHECKS_S = 0.1, 2.0
 """First and longest pause between two checks whether earlier workers have ended, in seconds."""
+
+RESTARTS_S = 0.5, 60.0
+"""First and longest pause before a worker is started in the place of one that died before it could
+take an item, in seconds."""
+
+MOST_UNREGISTERED = 3
+"""How many workers in a row may die before they can take an item, if nobody replaces them."""
 
 BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
@@ -57,7 +72,7 @@ class WorkerLauncher:
         workers: Workers,
         length: int | None,
     ) -> None:
-        self.runs_alone = True
+        self.runs_alone = workers.replaces
         """Whether stored items run without this process."""
         self.unrequested: set[int] = set()
         """No item waits for a launch: each stored item runs as soon as a worker takes it."""
@@ -108,6 +123,12 @@ class WorkerLauncher:
         self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
         self._was_accepted = False
+        # If nobody replaces workers: those that died since the last start; how many of them
+        # in a row had not registered; a round, and how many ranks it has had.
+        self._lost: list[Observation] = []
+        self._unregistered = 0
+        self._used = 0, 0
+        self._restart_pauses = growing_pauses(*RESTARTS_S)
         batch = f"batch {context.submission.identity.id}"
         self._pause, self._outage = Pause(batch), Outage(f"starting the workers of {batch}")
         context.submission.on_worker_gone = self._on_worker_gone
@@ -136,7 +157,7 @@ class WorkerLauncher:
         if start.index >= self._context.inputs.count:  # a stop came before its input was stored
             self._without_input.append(start)
             self._needed.set()
-        elif self._running != self._round:
+        elif self._running != self._round or not self.runs_alone:
             self._stores_more = self._state.total is None
             self._need_workers()
         elif self._stores_more or start.index in self._state.reopened:
@@ -148,10 +169,13 @@ class WorkerLauncher:
     def relaunch(self, start: scheduler.Start) -> None:
         """Check whether there are workers: an item that may start was not taken for long."""
         submission = self._context.submission
-        if not (submission.listed and submission.worker_observations):
+        if not (self.runs_alone and submission.listed and submission.worker_observations):
             self._need_workers()
 
     def _on_worker_gone(self, worker: Observation) -> None:
+        if not self.runs_alone:
+            self._replace(worker)
+            return
         if worker.exit_code == EXIT_SURPLUS and self._held:  # nobody replaces it
             self._allowed = min(self._allowed, self._held - 1)
             self._keep_places(self._held - 1)
@@ -162,6 +186,19 @@ class WorkerLauncher:
         if not self._state.complete:
             self._may_grow.set()
             self._need_workers()
+
+    def _replace(self, worker: Observation) -> None:
+        """Start a worker in the place of one that has ended, or give the place back."""
+        living = len(self._context.submission.worker_observations)
+        if self._context.session.limit.is_bounded:
+            self._keep_places(max(living, min(self._held, self._wanted)))
+            self._allowed = min(self._allowed, self._held)
+        if self._state.complete:
+            return
+        self._may_grow.set()
+        if worker.exit_code not in (EXIT_DONE, EXIT_SURPLUS):
+            self._lost.append(worker)
+        self._need_workers()
 
     def _need_workers(self) -> None:
         self._lacks_workers = True
@@ -181,6 +218,8 @@ class WorkerLauncher:
         if not self._context.submission.worker_observations:
             self._keep_places(self._allowed)
         self._may_grow.set()
+        if not self.runs_alone:
+            self._need_workers()
 
     def free(self, index: int) -> None:
         """Do nothing: a worker keeps its place in the client's limit until it has left."""
@@ -201,6 +240,8 @@ class WorkerLauncher:
     def _wanted(self) -> int:
         """How many workers the batch may have: no more than items that have not ended."""
         total = self._state.total
+        if total is None and not self.runs_alone:
+            total = len(self._state.marks)  # a worker can't wait for later inputs
         return self._count if total is None else min(self._count, total - self._state.ended)
 
     async def halt(self) -> None:
@@ -354,8 +395,10 @@ class WorkerLauncher:
                     labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(earlier)}
                     await submission.cluster.delete(labels=labels)
                 await asyncio.sleep(next(pauses))
-            size = roster.size_for(self._allowed)
-            return await self._workers.scale(job, self._crew, number=number, workers=size)
+            if not self.runs_alone:
+                return await self._start_more(job, number, roster)
+            ranks = range(roster.size_for(self._allowed))
+            return await self._workers.scale(job, self._crew, number=number, ranks=ranks)
 
         clock = asyncio.get_running_loop().time
         patience_s = self._context.uploaded.call.options.start_timeout or math.inf
@@ -374,6 +417,37 @@ class WorkerLauncher:
         return await retry_while_refused(
             scale_until_answered, self._pause, may_wait=self._has_started
         )
+
+    async def _start_more(self, job: JobSpec, number: int, roster: Roster) -> int | None:
+        """Start workers until as many live as the batch may have, if nobody replaces them.
+
+        Raises:
+            LaunchError: Several workers in a row have died before they could take an item.
+        """
+        registered = await registered_places(self._context.submission, number)
+        lost, self._lost, is_early = self._lost, [], False
+        for worker in lost:
+            if worker.name.rpartition(".")[0] in registered:
+                self._unregistered, self._restart_pauses = 0, growing_pauses(*RESTARTS_S)
+                continue
+            is_early = True
+            self._unregistered += worker.reason not in INFRASTRUCTURE
+            if self._unregistered >= MOST_UNREGISTERED:
+                raise LaunchError(
+                    f"{self._unregistered} workers in a row have ended before they could take an "
+                    f"item. The last one: {worker.message or 'no reason is known'}",
+                    reason=str(worker.reason or ""),
+                )
+        if is_early:
+            asyncio.get_running_loop().call_later(next(self._restart_pauses), self._need_workers)
+            return None
+        used = max(registered.values(), default=-1) + 1
+        if number == self._used[0]:  # a worker that hasn't registered may have left no trace
+            used = max(used, self._used[1])
+        ranks = roster.ranks_for(min(self._allowed, self._wanted), used)
+        self._used = number, ranks.stop
+        await self._workers.scale(job, self._crew, number=number, ranks=ranks)
+        return max(1, ranks.stop)
 
     async def _open_round(self, number: int) -> bool:
         """Open a round after round *number*; return False if no item is open."""

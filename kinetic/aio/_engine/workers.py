@@ -89,6 +89,14 @@ class Roster:
             return workers + self.leaving
         return self.size + max(0, workers - len(self.active))
 
+    def ranks_for(self, workers: int, used: int) -> range:
+        """Return the ranks to start so that *workers* live, if each rank runs once.
+
+        *used* is how many ranks the round is known to have had.
+        """
+        first = max(self.size, used)
+        return range(first, first + max(0, workers - len(self.active)))
+
 
 async def read_roster(submission: Submission, requests: Requests) -> Roster:
     """Ask the platform for the workers of the current round."""
@@ -101,17 +109,32 @@ async def read_roster(submission: Submission, requests: Requests) -> Roster:
     seen = [it for it in every if it.worker.round == requests.round]
     living = [it for it in seen if it.is_alive]
     if not living:
-        return Roster((), 0, len(requests.leaving), earlier)
+        used = 0 if submission.runs_alone else max((it.worker.rank for it in seen), default=-1) + 1
+        return Roster((), used, len(requests.leaving), earlier)
     # If the round was started again, the workers of its first start have all ended.
     job = living[0].worker.job
     last = dict[int, _Seen]()
     for it in sorted(seen, key=lambda it: it.worker.restarts):
-        if it.worker.job == job:
+        if it.worker.job == job or not submission.runs_alone:
             last[it.worker.rank] = it
-    active = [rank for rank, it in last.items() if not (it.has_left or rank in requests.leaving)]
+    active = [
+        rank
+        for rank, it in last.items()
+        if not (it.has_left if submission.runs_alone else not it.is_alive)
+        and rank not in requests.leaving
+    ]
     # One that waits for a place has nothing to finish, so it leaves first.
     active.sort(key=lambda rank: (last[rank].observation.phase is Phase.PENDING, rank))
     return Roster(tuple(active), max(last) + 1, len(requests.leaving), earlier)
+
+
+async def registered_places(submission: Submission, number: int) -> dict[str, int]:
+    """Return the ranks of round *number* that have registered, by name, without restarts."""
+    prefix = wire.worker_key(submission.identity.scope, f"{number:06d}.")
+    found = await submission.store.list(prefix)
+    keys = [info.name.removeprefix(prefix).split(".") for info in found]
+    name = submission.identity.round_name(number)
+    return {f"{name}.{job}.{int(rank)}": int(rank) for job, rank, _ in keys}
 
 
 def replay(entries: Iterable[wire.Request]) -> Requests:
@@ -143,6 +166,8 @@ async def fit(
         roster = await read_roster(submission, requests)
         if not roster.size:
             return 0
+        if len(roster.active) < count and not workers.replaces:
+            return 0  # the process that submits the batch follows the request
         if len(roster.active) < count:
             more = await allow(count - len(roster.active))
             size = roster.size_for(len(roster.active) + more)

@@ -34,11 +34,13 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     pod_placement, store, images = await anyio.to_thread.run_sync(open_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
+    cluster = PathwaysCluster(api, pod_placement, kind=kind)
     return Platform(
         store=store,
         images=images,
         builds=images.builds,
-        cluster=PathwaysCluster(api, pod_placement, kind=kind),
+        cluster=cluster,
+        workers=cluster,
         layout=partial(layout_in, api, access.pools),
         relaunches=True,
         id_marker=BACKENDS["pathways"].id_marker,

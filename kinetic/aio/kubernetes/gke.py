@@ -199,6 +199,7 @@ class GkeCluster:
     """
 
     shows_items = False
+    replaces = True
 
     def __init__(
         self,
@@ -263,7 +264,7 @@ class GkeCluster:
 
     # --- workers (`kinetic.aio.ports.Workers`) ---
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
         """Start the workers of a round, or more of them; see `Workers.scale`.
 
         A round is one Job. In a queue, a round keeps its number of workers, because a change of the
@@ -272,7 +273,7 @@ class GkeCluster:
         Raises:
             LaunchError: The API server refuses the Job, or the workers' image can't run them.
         """
-        placement = await self._placement_of(job)
+        placement, workers = await self._placement_of(job), ranks.stop
         manifest = round_manifest(job, crew, number=number, workers=workers, placement=placement)
         found = await create_job(self._api, self._paths, self._secrets, job, manifest)
         if found is None:

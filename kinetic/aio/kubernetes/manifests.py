@@ -285,6 +285,9 @@ RANK = "batch.kubernetes.io/job-completion-index"
 INDEX = "kinetic.dev/index"
 """The label with the number of the item that a Job was created for."""
 
+ROUND = "kinetic.dev/round"
+"""The label with the number of the round that a worker belongs to."""
+
 ATTEMPT = "kinetic.dev/attempt"
 """The label with the number of the attempt that the Job was created for."""
 

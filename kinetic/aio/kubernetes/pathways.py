@@ -1,4 +1,4 @@
-"""Run jobs on several hosts of a Kubernetes cluster, with one set of pods for each attempt."""
+"""Run jobs on several hosts of a Kubernetes cluster: each worker is a set of pods."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 
 from absl import logging
 
+from kinetic._runner.protocol.workers import Crew
 from kinetic._tasks import for_each
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.gke import MAX_CONCURRENT_REQUESTS, GkeCluster, create_job
@@ -19,7 +20,7 @@ from kinetic.aio.kubernetes.multihost import GroupTable
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.kubernetes.secrets import submission_secret
-from kinetic.aio.kubernetes.sets import KINDS, LIFE, Kind, group_name
+from kinetic.aio.kubernetes.sets import KINDS, Kind, name_of_set
 from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs
 from kinetic.aio.ports import JobSpec, Observation
 from kinetic.errors import AuthError, LaunchError, NotFound
@@ -42,16 +43,18 @@ class _Sets:
 
     def path(self, name: str) -> str:
         """Return the API path of the set that runs the attempt *name*."""
-        return f"{self.paths.jobs}/{group_name(name)}"
+        return f"{self.paths.jobs}/{name_of_set(name)}"
 
 
 class PathwaysCluster(GkeCluster):
-    """`kinetic.aio.ports.Cluster` on one namespace, with a set of pods for each job.
+    """`kinetic.aio.ports.Cluster` on one namespace, with a set of pods for each worker.
 
-    *kind*, a key of `KINDS`, is the kind of set for new jobs; see `GkeCluster` for the other
+    *kind*, a key of `KINDS`, is the kind of set for new workers; see `GkeCluster` for the other
     arguments. The cluster object also finds, watches, and deletes sets of the other kinds, if the
-    cluster supports them. Kubernetes restarts nothing: each attempt is another set.
+    cluster supports them. Kubernetes restarts nothing: each worker runs one item at most.
     """
+
+    replaces = False
 
     def __init__(
         self,
@@ -77,13 +80,46 @@ class PathwaysCluster(GkeCluster):
         Raises:
             LaunchError: The API server refuses the set, or the cluster lacks this kind of set.
         """
-        annotations = {**self._placement.annotations, LIFE: secrets.token_hex(8)}
-        placement = replace(self._placement, secret=submission_secret(job), annotations=annotations)
-        manifest = self._own_sets.kind.manifest(job, placement)
+        assert job.crew is not None
+        await self._create(job, job.crew, None)
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+        """Start a set for each rank; see `Workers.scale`.
+
+        Raises:
+            LaunchError: The API server refuses the set, or the cluster lacks this kind of set.
+        """
+        await for_each(
+            lambda rank: self._create(job, crew, rank), ranks, limit=MAX_CONCURRENT_REQUESTS
+        )
+        return ranks.stop
+
+    async def grow(self, name: str, workers: int) -> int:
+        """Start nothing: only the process that submits the batch can start sets."""
+        return workers
+
+    async def extend(self, name: str, seconds: float) -> None:
+        """Do nothing: a set has no deadline."""
+
+    def item_log(
+        self,
+        worker: str,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[str]:
+        """Yield what the hosts of a set have written: it runs no other item."""
+        return self.logs(worker, follow=follow, tail=tail)
+
+    async def _create(self, job: JobSpec, crew: Crew, rank: int | None) -> None:
+        placement = replace(self._placement, secret=submission_secret(job))
+        kind = self._own_sets.kind
+        manifest = kind.manifest(job, crew, placement, life=secrets.token_hex(8), rank=rank)
         try:
             await create_job(self._api, self._own_sets.paths, self._secrets, job, manifest)
         except NotFound as exc:
-            kind = self._own_sets.kind
             raise LaunchError(
                 f"{job.name} was refused, because {self._api.cluster} has no {kind.collection} in "
                 f"namespace {self._placement.namespace}: {exc}; have {kind.name} installed in the "

@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
+from kinetic._runner.protocol.workers import Crew
+from kinetic.aio.kubernetes.manifests import (
+    HOSTS,
+    ITEM,
+    JOB,
+    KIND,
+    NAME,
+    ROUND,
+    Placement,
+    item_name,
+    job_manifest,
+    object_name,
+)
 from kinetic.aio.ports import JobSpec
 
 NAME_LENGTH = 44
@@ -65,32 +77,53 @@ class Kind:
     stop: Mapping[str, Any]
     makers: Callable[[str], Sequence[tuple[str, str]]]
 
-    def manifest(self, spec: JobSpec, placement: Placement) -> dict[str, Any]:
-        """Return the manifest of the set that runs *spec*; its pods are like those of a Job.
+    def manifest(
+        self, spec: JobSpec, crew: Crew, placement: Placement, *, life: str, rank: int | None = None
+    ) -> dict[str, Any]:
+        """Return the manifest of a set that is a worker; its pods are like those of a Job.
+
+        *life* is the value of `LIFE`. Without a *rank*, the set runs the attempt *spec*. Otherwise
+        it is the worker of this rank in the round *spec*.
 
         Raises:
             ConfigurationError: See `kinetic.aio.kubernetes.manifests.job_manifest`.
         """
-        accelerator, name = spec.resources.accelerator, group_name(spec.name)
-        hosts = str(accelerator.hosts)
-        job = job_manifest(
-            spec, replace(placement, annotations={**placement.annotations, HOSTS: hosts})
-        )
+        accelerator, item = spec.resources.accelerator, object_name(spec.name)
+        hosts, number, failures = str(accelerator.hosts), "0", 0
+        name = set_name(spec.name, rank)
+        annotations = {**placement.annotations, LIFE: life, HOSTS: hosts}
+        if rank is None:
+            item = object_name(item_name(spec.name, str(spec.order.attempt)))
+            failures = spec.order.attempt - 1
+            spec = replace(spec, order=replace(spec.order, attempt=1))
+        else:
+            number = spec.labels[ROUND]
+            # A table keeps one entry for the set, and none for each rank of a Job.
+            labels = {key: value for key, value in spec.labels.items() if key != KIND}
+            spec = replace(spec, labels=labels)
+        job = job_manifest(spec, replace(placement, annotations=annotations))
         pod: dict[str, Any] = job["spec"]["template"]
         metadata: dict[str, Any] = {**job["metadata"], "name": name}
         for section in (metadata, pod["metadata"]):
-            section["labels"] = {**section["labels"], JOB: name}
+            section["labels"] = {**section["labels"], JOB: name, ITEM: item}
+            if rank is not None:
+                worker = f"{spec.name}.{life}.{rank}.0"
+                section["annotations"] = {**section["annotations"], NAME: worker}
         pod["spec"]["automountServiceAccountToken"] = False  # only the leader removes a set
         (container,) = pod["spec"]["containers"]
+        variables = {
+            "KINETIC_CREW": crew.encode(),
+            "KINETIC_ROUND": number,
+            "KINETIC_JOB_UID": life,
+            "KINETIC_RANK": str(rank or 0),
+            "KINETIC_FAILURES": str(failures),
+            "KINETIC_HOSTS": hosts,
+            "KINETIC_COORDINATOR": f"{self.coordinator(name)}:{PORT}",
+        }
         container["env"] = [
-            *(
-                variable
-                for variable in container["env"]
-                if variable["name"] not in _SINGLE_HOST_VARIABLES
-            ),
-            {"name": "KINETIC_HOSTS", "value": hosts},
+            *(it for it in container["env"] if it["name"] not in _SINGLE_HOST_VARIABLES),
+            *({"name": key, "value": value} for key, value in variables.items()),
             {"name": "KINETIC_HOST", "valueFrom": {"fieldRef": {"fieldPath": self.host}}},
-            {"name": "KINETIC_COORDINATOR", "value": f"{self.coordinator(name)}:{PORT}"},
         ]
         if self.label.startswith(LWS):
             container["env"].append({"name": "KINETIC_LWS", "value": name})
@@ -106,9 +139,15 @@ class Kind:
         }
 
 
-def group_name(name: str) -> str:
-    """Return the name of the set that runs the attempt *name*."""
-    return object_name(name, longest=NAME_LENGTH)
+def set_name(name: str, rank: int | None = None) -> str:
+    """Return the name of the set that runs the attempt *name*, or is a worker of round *name*."""
+    return object_name(name if rank is None else f"{name}-{rank}", longest=NAME_LENGTH)
+
+
+def name_of_set(observed: str) -> str:
+    """Return the name of the set that an observation calls *observed*."""
+    name, *worker = observed.split(".")
+    return set_name(name, int(worker[1]) if worker else None)
 
 
 def _job_set_spec(

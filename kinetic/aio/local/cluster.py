@@ -74,6 +74,7 @@ class LocalCluster:
     """
 
     shows_items = True
+    replaces = True
 
     def __init__(
         self, home: Path, environ: Mapping[str, str] = os.environ, *, runner: Path | None = None
@@ -123,11 +124,11 @@ class LocalCluster:
             body = f"{order}\n{job.crew.encode()}"
             await self._send(job, {"op": "launch", "single": True}, body)
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
         """Start the workers of a round; see `Workers.scale`."""
         order = f"{job.order.encode()}\n{crew.encode()}"
         # The supervisor removes the folder of a worker's items, if it is empty at the worker's end.
-        fields = {"op": "scale", "round": number, "workers": workers, "output_dir": crew.outputs}
+        fields = {"op": "scale", "round": number, "workers": ranks.stop, "output_dir": crew.outputs}
         count: int = (await self._send(job, fields, order))["workers"]
         return count
 
