@@ -36,16 +36,16 @@ def nop(_: int) -> None: ...
 class Bursts(MemoryCluster):
     """A cluster with a worker that ends items when the test says so."""
 
-    shows_items = True
+    shows_items = replaces = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.job: JobSpec | None = None
         self._news: asyncio.Queue[Observation] = asyncio.Queue()
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, workers: int) -> int:
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
         self.job = job
-        return workers
+        return ranks.stop
 
     async def tell(self, labels: Mapping[str, str]) -> None: ...
 
