@@ -70,6 +70,17 @@ class Connection:
             return
         if self.has_news:
             self.next_send_at = now + PAUSE_S
+        while self.has_news and self.channel.unsent < MAX_UNREAD_BYTES:
+            self._queue_news()
+            self.channel.flush()
+        # If news remain, unsent bytes remain too, so the selector reports room in the socket.
+        if not self.has_news and not self.synced:
+            self.synced = True
+            self.channel.send({"jobs": [], "synced": True})
+            self.channel.flush()
+
+    def _queue_news(self) -> None:
+        """Queue messages for one `flush`: each takes a system call, and wakes the client."""
         while self.ends and self.channel.unsent < MAX_UNREAD_BYTES:
             worker, ends = next(iter(self.ends.items()))
             view = {"labels": worker.labels, "executor": worker.executor, "ends": ends[:MAX_ENDS]}
@@ -78,16 +89,9 @@ class Connection:
             else:
                 self.ends[worker] = left
             self.channel.send({"jobs": [], "items": view})
-            self.channel.flush()
-        # If changes remain, unsent bytes remain too, so the selector reports room in the socket.
         if self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
             self.channel.send({"jobs": _views(self.changes)})
             self.changes.clear()
-            self.channel.flush()
-        if not self.has_news and not self.synced:
-            self.synced = True
-            self.channel.send({"jobs": [], "synced": True})
-            self.channel.flush()
 
 
 class Server:

@@ -11,14 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import (
     HEAD,
     MAX_MESSAGE_BYTES,
     VERSION,
     Decoder,
+    JobHeader,
     SupervisorPaths,
     encode,
 )
+from kinetic._supervisor.server import Connection
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
 
@@ -130,6 +133,30 @@ async def test_no_message_ends_the_supervisor_or_a_job(running: LocalCluster, ho
     assert supervisor_pid(home) == pid
     [job] = await running.find(names=["sleeper"])
     assert job.phase is Phase.RUNNING
+
+
+class CountingSocket(socket.socket):
+    """A socket that counts what is sent."""
+
+    sends = 0
+
+    def send(self, *args: Any) -> int:
+        self.sends += 1
+        return super().send(*args)
+
+
+def test_all_news_for_a_client_are_sent_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    with CountingSocket(fileno=ours.detach()) as counting, theirs:
+        connection = Connection(counting)
+        header = JobHeader(name="w", labels={}, command=("python",), runner="", edition="")
+        workers = [Job(name=f"w{n}", labels={}, created=0.0, header=header) for n in range(2)]
+        connection.ends = {worker: [(0, 1)] for worker in workers}
+        connection.changes = dict.fromkeys(workers)
+        connection.pump(0.0, immediately=True)
+        messages = [message for message, _ in Decoder().feed(theirs.recv(1 << 16))]
+        assert [len(it["jobs"]) for it in messages] == [0, 0, 2]
+        assert counting.sends == 1
 
 
 def test_messages_are_the_same_wherever_the_stream_is_cut() -> None:
