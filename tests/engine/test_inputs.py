@@ -14,6 +14,7 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner.protocol import frames, signing, wire
+from kinetic.aio._engine.input_pump import Backpressure
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 from tests.engine.severed import on_loop_time
@@ -98,6 +99,15 @@ def traced() -> Iterator[None]:
 
 
 @VIRTUAL
+async def test_what_is_delivered_in_one_turn_of_the_loop_is_told_once() -> None:
+    told: list[int | None] = []
+    window = Backpressure(4, lambda: told.append(window.bound))
+    for count in (1, 2, 3):
+        window.note("reader", count)
+    await asyncio.sleep(0)
+    assert told == [7]
+
+
 async def test_a_window_bounds_a_list_as_well(client: aio.Client, platform: Platform) -> None:
     async with await client.run_async_map(same, range(50), max_concurrent=8, window=10) as batch:
         stream = batch.outcomes()

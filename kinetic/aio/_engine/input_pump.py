@@ -43,6 +43,7 @@ class Backpressure:
         self.limit = limit
         self._on_change = on_change
         self._counts: dict[object, int] = {}
+        self._will_tell = False
 
     @property
     def delivered(self) -> int | None:
@@ -58,8 +59,13 @@ class Backpressure:
     def note(self, consumer: object, count: int) -> None:
         """Record that *consumer* has got *count* items in all, including refused items."""
         self._counts[consumer] = count
-        if self.limit is not None:
-            self._on_change()
+        if self.limit is not None and not self._will_tell:
+            self._will_tell = True  # of all items that are delivered in this turn of the loop
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._will_tell = False
+        self._on_change()
 
     def leave(self, consumer: object) -> None:
         """Note that a consumer stops reading."""

@@ -173,8 +173,8 @@ class Source:
                 return await self._call_thread(wanted, encoder)
             finally:
                 self._in_thread = False
-        pulled: list[EncodedInput] = []
-        while len(pulled) < wanted and not self._stopped and not _is_full(pulled):
+        count = size = 0
+        while count < wanted and not self._stopped and size < CHUNK_BYTES:
             try:
                 value = await anext(self._async_iterator)
             except StopAsyncIteration:
@@ -189,9 +189,11 @@ class Source:
                     encoded = await anyio.to_thread.run_sync(encoder.encode, value)
                 finally:
                     self._in_thread = False
-            pulled.append(encoded)
             self._ready.append(encoded)
             self._arrived.set()
+            if encoded.data:  # its files must be stored before the next input is pulled
+                break
+            count, size = count + 1, size + len(encoded.content)
         return True
 
     async def _call_thread(self, wanted: int, encoder: Encoder) -> bool:
@@ -228,8 +230,8 @@ class Source:
     ) -> bool:
         """Do as `_pull` for a sync iterator; wake `take`, on *loop*, after each input."""
         assert self._sync_iterator is not None
-        pulled: list[EncodedInput] = []
-        while len(pulled) < wanted and not self._stopped and not _is_full(pulled):
+        count = size = 0
+        while count < wanted and not self._stopped and size < CHUNK_BYTES:
             try:
                 value = next(self._sync_iterator)
             except StopIteration:
@@ -239,11 +241,14 @@ class Source:
                 raise
             except BaseException as exc:  # such as SystemExit, which would end the loop
                 raise RuntimeError(f"the iterator of the inputs raised {exc!r}") from exc
-            pulled.append(encoder.encode(value))
-            self._ready.append(pulled[-1])
+            encoded = encoder.encode(value)
+            self._ready.append(encoded)
             if not self._arrived.is_set():
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._arrived.set)
+            if encoded.data:
+                break
+            count, size = count + 1, size + len(encoded.content)
         return True
 
 

@@ -237,9 +237,12 @@ class Consumer:
                 raise batch.submission.abandoned
             pause = min(RECHECK_S, self._search_left())
             self._awake.clear()
-            with contextlib.suppress(TimeoutError):  # look again, in case a wake-up was missed
-                async with asyncio.timeout(pause):
-                    await self._awake.wait()
+            # Look again, in case a wake-up was missed. A time limit would take three times as long.
+            timer = asyncio.get_running_loop().call_later(pause, self._awake.set)
+            try:
+                await self._awake.wait()
+            finally:
+                timer.cancel()
         return True
 
     def _search_left(self) -> float:
