@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
+import functools
 import hashlib
 import json
 import keyword
@@ -196,13 +197,17 @@ class InputIndex:
         """
         found: dict[int, notes.Note] = {}
 
+        @functools.cache
+        def named(name: str) -> str:
+            return _named_note(name, parameters)
+
         async def read(stored: _StoredChunk) -> None:
             fields = await self._footer(stored)
             for position, encoded in fields.get("notes", {}).items():
                 is_keyword_call = fields["how"][int(position)] in "kl"
                 note = notes.read(encoded)
                 if not is_keyword_call:
-                    note = {_named_note(name, parameters): value for name, value in note.items()}
+                    note = {named(name): value for name, value in note.items()}
                 found[stored.first + int(position)] = note
             await asyncio.sleep(0)  # a store in memory answers without a turn of the loop
 
