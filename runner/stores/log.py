@@ -24,7 +24,7 @@ import os
 import stat
 import struct
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ..protocol.frames import MALFORMED
@@ -279,20 +279,12 @@ class Log:
             OSError: Nothing was written.
         """
         for _ in range(MAKE_ATTEMPTS):
-            with self._locked() as is_there:
-                if is_there:
-                    offset = self._offset(name)
-                    if offset is not None or generation:
-                        known = 0 if offset is None else self._read(offset).generation
-                        if known != generation:
-                            return False
-                    record = _record(self._mark, name, body, metadata, generation + 1)
-                    if len(record) > MOST_BYTES:
-                        raise OSError(errno.EFBIG, f"{name} is too large for the log", self.path)
-                    self._append([record])
-                    self._note(name, self._end, generation + 1)
-                    self._end += len(record)
-                    return True
+            with self._lock:
+                try:
+                    if self._begin_writing():
+                        return self._put(name, body, metadata, generation)
+                finally:
+                    self._end_writing()
             if generation:
                 return False
             mark = os.urandom(MARK_BYTES)
@@ -300,50 +292,71 @@ class Log:
                 return True
         raise OSError(errno.EEXIST, "something else than a log of kinetic is there", self.path)
 
+    def _put(self, name: str, body: bytes, metadata: Mapping[str, str], generation: int) -> bool:
+        offset = self._offset(name)
+        if offset is not None or generation:
+            known = 0 if offset is None else self._read(offset).generation
+            if known != generation:
+                return False
+        record = _record(self._mark, name, body, metadata, generation + 1)
+        if len(record) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"{name} is too large for the log", self.path)
+        self._append(record)
+        self._note(name, self._end, generation + 1)
+        self._end += len(record)
+        return True
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; the last one takes the file with it."""
-        with self._locked() as is_there:
-            if not is_there:
-                return
-            found = [name for name in dict.fromkeys(names) if self._offset(name) is not None]
-            if len(found) == self.count:
-                os.unlink(self.path)
-                self._leave()
-            elif found:
-                records = [_record(self._mark, name, b"", {}, 0) for name in found]
-                self._append(records)
-                for name in found:
-                    self._note(name, 0, 0)
-                self._end += sum(map(len, records))
-
-    @contextlib.contextmanager
-    def _locked(self) -> Generator[bool]:
-        """Be the only writer, and know all objects; the value is False if there is no file."""
         with self._lock:
-            while self._size():
-                epoch = self._epoch
-                fcntl.flock(self._fd, fcntl.LOCK_EX)
-                try:
-                    size = self._size()
-                    if epoch != self._epoch:  # another process has just removed the file
-                        continue
-                    self._read_whole(size)
-                    if not self._mark:
-                        raise OSError(errno.EIO, "the log has no beginning", self.path)
-                    yield True
-                    return
-                finally:
-                    if self._fd >= 0:
-                        fcntl.flock(self._fd, fcntl.LOCK_UN)
-            yield False
+            try:
+                if self._begin_writing():
+                    self._delete(names)
+            finally:
+                self._end_writing()
+
+    def _delete(self, names: Iterable[str]) -> None:
+        found = [name for name in dict.fromkeys(names) if self._offset(name) is not None]
+        if len(found) == self.count:
+            os.unlink(self.path)
+            self._leave()
+        elif found:
+            records = b"".join([_record(self._mark, name, b"", {}, 0) for name in found])
+            self._append(records)
+            for name in found:
+                self._note(name, 0, 0)
+            self._end += len(records)
+
+    def _begin_writing(self) -> bool:
+        """Be the only writer, and know all objects; return False if there is no file.
+
+        Call `_end_writing` afterwards, also after an error.
+        """
+        while self._fd >= 0 or self._open():
+            epoch = self._epoch
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            size = self._size()
+            if epoch != self._epoch:  # another process has removed the file, and may have made one
+                continue
+            if not size:
+                break
+            self._read_whole(size)
+            if not self._mark:
+                raise OSError(errno.EIO, "the log has no beginning", self.path)
+            return True
+        return False
+
+    def _end_writing(self) -> None:
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _read_whole(self, size: int) -> None:
         """Read all whole records, and cut off the half of one: its writer has died or failed."""
         if not self._read_new(size, skips=True) and self._mark:
             os.ftruncate(self._fd, self._end)
 
-    def _append(self, records: Iterable[bytes]) -> None:
-        content = memoryview(b"".join(records))
+    def _append(self, records: bytes) -> None:
+        content = memoryview(records)
         try:
             while content:
                 content = content[os.write(self._fd, content) :]
@@ -363,7 +376,7 @@ def _record(
 ) -> bytes:
     """Return a record; the generation 0 deletes the object."""
     # An encoder of JSON would take three times as long.
-    entries = ", ".join(f"{_quote(name)}: {_quote(value)}" for name, value in metadata.items())
+    entries = ", ".join([f"{_quote(name)}: {_quote(value)}" for name, value in metadata.items()])
     own_name, fields = name.encode(errors="surrogateescape"), f"{{{entries}}}".encode()
     sizes = len(own_name), len(fields), len(body)
     record = HEAD.pack(mark, 0, *sizes, generation) + own_name + fields + body
