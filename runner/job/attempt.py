@@ -61,7 +61,10 @@ class Invocation:
         self._started = time.time()
         self._called: float | None = None
         self._outputs: outputs.Mirror | None = None
-        self._memory_reserve: mmap.mmap | None = None
+        global _memory_reserve
+        if _memory_reserve is None:
+            # The mapping takes no memory. Large bytes would, once the process has freed such bytes.
+            _memory_reserve = mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE)
 
     def run(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Call the function; return the outcome, which may be an error, and its body.
@@ -77,8 +80,6 @@ class Invocation:
     def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Spooled]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
         try:
-            # The mapping takes no memory. Large bytes would, once the process has freed such bytes.
-            self._memory_reserve = mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE)
             with self._stopping:
                 function, args, kwargs = self._prepare(arguments)
                 if self._order.debug_s is not None:
@@ -86,7 +87,7 @@ class Invocation:
                 value = self._call(function, args, kwargs)
             return self._encode_value(value)
         except BaseException as error:
-            self._memory_reserve = None
+            _free_memory()
             _allow_more_files()
             if isinstance(error, Stopped):
                 return self._encode_stop(error)
@@ -185,7 +186,7 @@ class Invocation:
         try:
             stored = outcomes.encode_value(value, f"{self._place.work}/result")
         except BaseException as error:
-            self._memory_reserve = None
+            _free_memory()
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
             verb = "written" if _is_disk_full(error) else "pickled"
             message = f"the result cannot be {verb}: {text.qualname}: {text.message}"
@@ -286,6 +287,14 @@ class Invocation:
 
 async def _await_value(value: Any) -> Any:
     return await value
+
+
+_memory_reserve: mmap.mmap | None = None
+
+
+def _free_memory() -> None:
+    global _memory_reserve
+    _memory_reserve = None
 
 
 def _allow_more_files() -> None:

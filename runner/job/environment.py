@@ -16,7 +16,8 @@ def add_to_environment(variables: Mapping[str, str]) -> None:
     for variable, text in variables.items():
         name = variable.encode(_ENCODING, "surrogateescape")
         value = text.encode(_ENCODING, "surrogateescape")
-        os.putenv(name, value)
-        data[name] = value
+        if data.get(name) != value:
+            os.putenv(name, value)
+            data[name] = value
     if "TZ" in variables:
         time.tzset()

@@ -91,6 +91,11 @@ def ignore() -> None:
     metrics.sink = _Ignored
 
 
+def is_begun() -> bool:
+    """Return whether this process has reported since `begin`, so that a thread may send that."""
+    return _reporter is not None
+
+
 def end_without_reports() -> bool:
     """End the reports if this process and its forks have none; return whether they have none."""
     global _begun

@@ -29,6 +29,12 @@ VARIABLE = "KINETIC_OUTPUT_PATH"
 SCAN_S = 30.0
 """Seconds between two scans."""
 
+SETTLED_NS, COARSE_NS = 100_000_000, 1_000_000
+"""A directory whose time is older, in nanoseconds, has another time after its next change.
+
+This doesn't hold for a file system whose times are multiples of the second number.
+"""
+
 MAX_CONCURRENT = 16
 LARGE_BYTES = 1024 * 1024
 """Upload larger files one by one, because each upload takes memory of the job."""
@@ -99,28 +105,49 @@ class SpareFolder:
     def __init__(self, path: str) -> None:
         self._path = path
         self._former = ""
+        self._empty: tuple[int, ...] = ()  # the state of a directory that was found empty
 
     def take(self, folder: str) -> None:
         """Take the output directory *folder* of an item that has ended, if it is empty."""
         if not OWN_FOLDER.fullmatch(folder):
             return
         with contextlib.suppress(OSError):  # as if they are on two file systems
-            status = os.lstat(folder)
-            is_own = status.st_mode == stat.S_IFDIR | 0o700 and status.st_uid == os.geteuid()
-            if is_own and not os.listdir(folder):
+            if self._is_empty(folder):
                 os.rename(folder, self._path)  # it replaces only an empty directory
                 self._former = folder
                 return
         drop_if_empty(folder)
 
-    def give(self, folder: str) -> None:
-        """Make the directory *folder*, if one is kept; call this without processes of items."""
+    def give(self, folder: str) -> bool:
+        """Make the directory *folder*, if one is kept; call this without processes of items.
+
+        Return whether it was made.
+        """
         former, self._former = self._former, ""
         if not former or not OWN_FOLDER.fullmatch(folder):
-            return
+            return False
         with contextlib.suppress(OSError):
             # A process of the last item may have written to the directory that it stood in.
-            os.rename(self._path, former if os.listdir(self._path) else folder)
+            is_empty = self._is_empty(self._path)
+            os.rename(self._path, folder if is_empty else former)
+            return is_empty
+        return False
+
+    def _is_empty(self, folder: str) -> bool:
+        """Return whether *folder* is an empty directory, as kinetic makes them."""
+        status = os.lstat(folder)
+        changed = status.st_mtime_ns
+        state = status.st_dev, status.st_ino, status.st_mode, status.st_uid, changed
+        if state == self._empty:
+            return True
+        is_own = status.st_mode == stat.S_IFDIR | 0o700 and status.st_uid == os.geteuid()
+        age_ns = time.time_ns() - changed
+        if not is_own or os.listdir(folder):
+            return False
+        # A file that comes in the same tick of the file system's clock doesn't show in the time.
+        is_settled = age_ns > SETTLED_NS and changed % COARSE_NS
+        self._empty = state if is_settled else ()
+        return True
 
 
 class _FileState(NamedTuple):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import main_module, outputs
+from ..job import main_module, metrics, outputs
 from ..job.environment import add_to_environment
 from ..job.processes import Stopping
 from ..protocol import pickles, wire
@@ -27,8 +27,10 @@ JOB_ID = "JOB_ID"
 """A variable that the pod of a worker has for its batch, unless the user has captured another."""
 
 
-def encode_message(order: wire.Order, arguments: bytes) -> bytes:
+def encode_message(order: wire.Order, arguments: bytes, *, has_outputs: bool = False) -> bytes:
     """Return what the child has to know about an item.
+
+    *has_outputs* says that its output directory exists, on this machine.
 
     `marshal` makes the child write to fewer memory pages than `pickle`.
     """
@@ -36,22 +38,25 @@ def encode_message(order: wire.Order, arguments: bytes) -> bytes:
     bare = pickles.bare_pickle(arguments)
     content = arguments if bare is None else bare
     fields = order.job_id, order.index, order.attempt, order.output_dir
-    return marshal.dumps((*fields, data, content, bare is not None))
+    return marshal.dumps((*fields, data, content, bare is not None, has_outputs))
 
 
-def _decode_message(message: bytes, order: wire.Order) -> tuple[bytes, bool]:
+def _decode_message(message: bytes, order: wire.Order) -> tuple[bytes, bool, bool]:
     """Write the fields of an item into *order*; return its arguments, and if they're a bare pickle.
 
-    A new order would write to more memory pages, and no other item needs the old one.
+    The third value says whether the output directory exists. A new order would write to more memory
+    pages, and no other item needs the old one.
     """
-    job_id, index, attempt, output_dir, data, arguments, is_bare = marshal.loads(message)
+    job_id, index, attempt, output_dir, data, arguments, is_bare, has_outputs = marshal.loads(
+        message
+    )
     assign = object.__setattr__  # the class is frozen
     assign(order, "job_id", job_id)
     assign(order, "index", index)
     assign(order, "attempt", attempt)
     assign(order, "output_dir", output_dir)
     assign(order, "data", pickle.loads(data) if data else ())
-    return arguments, is_bare
+    return arguments, is_bare, has_outputs
 
 
 def _copy(order: wire.Order) -> wire.Order:
@@ -68,7 +73,7 @@ class ItemChild:
     Args:
         order: The order of the submission, without an item.
         context: What all items share.
-        result_fd: The file for results.
+        result_box: Where they leave their results.
         workspace: The working directory of the items.
         stay: Whether items run one after another in this process.
         shares_imports: Whether items fork from a process that has imported what earlier ones did.
@@ -79,7 +84,7 @@ class ItemChild:
         self,
         order: wire.Order,
         context: item.Context,
-        result_fd: int,
+        result_box: item.ResultBox,
         workspace: str,
         *,
         stay: bool,
@@ -92,7 +97,7 @@ class ItemChild:
         self._temporary_folder = temporary_folder
         self._order = replace(order)
         self._context = context
-        self._result_fd = result_fd
+        self._result_box = result_box
         self._workspace = workspace
         self._stopping = Stopping()
         self._session: Session | None = None
@@ -121,22 +126,22 @@ class ItemChild:
 
     def take(self, message: bytes, report: Callable[[bytes], None]) -> None:
         """Prepare for the item in *message*: what a fork need not do takes less time here."""
-        # A thread that sends the metrics of an earlier item here may still read its order.
-        order = _copy(self._order) if self.stay else self._order
-        arguments, is_bare = _decode_message(message, order)
+        if self.stay and metrics.is_begun():  # a thread may still read the order of the last item
+            self._order = _copy(self._order)
+        order = self._order
+        arguments, is_bare, has_outputs = _decode_message(message, order)
         variables = order.variables()
         if self._has_job_id:
             variables[JOB_ID] = order.job_id
+        hosts = self._context.hosts
+        if hosts is None and not has_outputs:  # each of several hosts has a folder of its own
+            with contextlib.suppress(OSError):  # the item's process tries again, with the error
+                has_outputs = outputs.prepare_local(order.output_dir)
+        if has_outputs:
+            variables[outputs.VARIABLE] = order.output_dir
         add_to_environment(variables)
         if not self.stay:
             os.chdir(self._workspace)  # an item may have removed this folder
-        has_outputs = False
-        hosts = self._context.hosts
-        with contextlib.suppress(OSError):  # the item's process tries again, and reports the error
-            # Each of several hosts has a folder of its own.
-            has_outputs = hosts is None and outputs.prepare_local(order.output_dir)
-            if has_outputs:
-                variables[outputs.VARIABLE] = order.output_dir
         if self._baseline is not None:
             self._baseline.expect(variables)
         assert self._session is not None
@@ -160,7 +165,7 @@ class ItemChild:
 
     def run(self) -> int:
         """Run the item that was taken, in this process; return an exit code."""
-        code = item.run(self._item, self._result_fd, self._list_imports)
+        code = item.run(self._item, self._result_box, self._list_imports)
         remote_runner.flush()
         self._stopping.reset()
         if self._leftovers is not None:
@@ -179,7 +184,7 @@ class ItemChild:
             imports.seed_again()
         if self._recorder is not None:
             self._recorder.begin()
-        code = item.run(self._item, self._result_fd, self._list_imports)
+        code = item.run(self._item, self._result_box, self._list_imports)
         has_result = code != wire.EXIT_SETUP and not item.has_folder(self._item.order)
         if has_result and remote_runner.exits_at_once():
             remote_runner.flush()

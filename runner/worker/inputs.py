@@ -81,7 +81,7 @@ class Inputs:
         try:
             footer = self._footers.get(number) or self._read_footer(name, number, slot)
             position = index - slot.first
-            if (message := footer.failed.get(str(position))) is not None:
+            if footer.failed and (message := footer.failed.get(str(position))) is not None:
                 return RefusedInput(message)
             start = footer.ends[position - 1] if position else 0
         except KeyError:
@@ -91,7 +91,7 @@ class Inputs:
             self._read_ahead(part, footer.ends[-1])
         except KeyError:
             return None
-        refs = footer.data.get(str(position), ())
+        refs = footer.data.get(str(position), ()) if footer.data else ()
         return self.read_part(part, tuple(wire.DataRef(**ref) for ref in refs))
 
     def read_part(self, part: wire.Input, data: tuple[wire.DataRef, ...]) -> StoredInput | None:

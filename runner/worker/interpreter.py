@@ -28,6 +28,9 @@ COMMAND = struct.Struct("<cI")
 
 RUN, IMPORT = b"r", b"i"
 
+READ_BYTES = 4096
+"""How many bytes of commands to read at once; most are shorter."""
+
 EXIT_CANNOT_IMPORT = 3
 """The interpreter has said why its items must import packages themselves, and has ended."""
 
@@ -226,7 +229,8 @@ class Interpreter:
 
     def _run_items(self, commands: int, reports: int) -> NoReturn:
         """Run the items in this process until the I/O process closes the pipe."""
-        while (command := _read_command(commands)) is not None:
+        messages = _Messages(commands)
+        while (command := messages.next()) is not None:
             self._items.take(command[1], lambda kind: _report(reports, kind, 0))
             code = self._items.run()
             _report(reports, ENDED, code)
@@ -244,7 +248,8 @@ class Interpreter:
         def report(kind: bytes) -> None:
             _report(reports, kind, 0)
 
-        while (command := _read_command(commands)) is not None:
+        messages = _Messages(commands)
+        while (command := messages.next()) is not None:
             kind, message = command
             if kind == IMPORT:
                 self._share_imports(message)
@@ -301,20 +306,23 @@ def _report(fd: int, kind: bytes, status: int) -> None:
     os.write(fd, REPORT.pack(kind, status))
 
 
-def _read_command(fd: int) -> tuple[bytes, bytes] | None:
-    """Return the next command and its message; None if the I/O process has closed the pipe."""
-    header = _read(fd, COMMAND.size)
-    if header is None:
-        return None
-    kind, size = COMMAND.unpack(header)
-    message = _read(fd, size)
-    return None if message is None else (kind, message)
+class _Messages:
+    """The commands in a pipe, with their messages; most take one read."""
 
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
 
-def _read(fd: int, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        if not (more := os.read(fd, size - len(data))):
-            return None
-        data += more
-    return data
+    def next(self) -> tuple[bytes, bytes] | None:
+        """Return the next command and its message; None if the I/O process has closed the pipe."""
+        data, end = self._rest, COMMAND.size
+        while True:
+            if len(data) >= COMMAND.size:
+                kind, size = COMMAND.unpack_from(data)
+                end = COMMAND.size + size
+                if len(data) >= end:
+                    self._rest = data[end:]
+                    return kind, data[COMMAND.size : end]
+            if not (more := os.read(self._fd, max(READ_BYTES, end - len(data)))):
+                return None
+            data += more

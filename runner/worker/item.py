@@ -1,8 +1,8 @@
 """Run one item in the child of a worker, and decide how its attempt ended.
 
-The child writes the result to a file that the worker has opened, with a mark at its end. The worker
-reads the file once the item's process has ended, or has reported that the result is whole. Without
-the mark, the process has died.
+The child writes the result into memory that it shares with the worker, or into a file if it is
+large. Then it writes the size. The worker reads both once the item's process has ended, or has
+reported that the result is whole. Without a size, the process has died.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import marshal
+import mmap
 import os
 import pickle
+import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
     from ..job.workspace import JobPlace
     from ..stores.objects import Objects
 
-_MAGIC = b"kinetic result\n"
+RESULT_BYTES = 1 << 16
+"""Maximum bytes of a result in the shared memory."""
+
+_SIZE = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +169,49 @@ def item_folder(order: wire.Order, place: JobPlace) -> str:
     return f"{place.work}/items/{order.index}.{order.attempt}"
 
 
+class ResultBox:
+    """Where the process of an item leaves the result for the worker."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _SIZE.size + RESULT_BYTES)
+        self._file = _file_without_name()
+
+    def put(self, data: bytes) -> None:
+        """Leave the result, in the process of the item."""
+        size = len(data)
+        if size <= RESULT_BYTES:
+            self._memory[_SIZE.size : _SIZE.size + size] = data
+        else:
+            position = 0
+            while position < size:
+                position += os.pwrite(self._file, memoryview(data)[position:], position)
+        _SIZE.pack_into(self._memory, 0, size)
+
+    def take(self) -> bytes:
+        """Return the result, which leaves the box empty; empty if the process has died."""
+        size: int = _SIZE.unpack_from(self._memory)[0]
+        _SIZE.pack_into(self._memory, 0, 0)
+        if 0 < size <= RESULT_BYTES:
+            return self._memory[_SIZE.size : _SIZE.size + size]
+        data = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        os.ftruncate(self._file, 0)
+        return data if len(data) == size else b""
+
+
+def _file_without_name() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("result")
+    import tempfile  # it loads `random`, which each fork would seed
+
+    fd, path = tempfile.mkstemp()
+    os.unlink(path)
+    return fd
+
+
 def run(
-    invocation: ItemInvocation, result_fd: int, list_imports: Callable[[], Sequence[Candidate]]
+    invocation: ItemInvocation,
+    result_box: ResultBox,
+    list_imports: Callable[[], Sequence[Candidate]],
 ) -> int:
     """Run an item, and write its result; return an exit code."""
     pid, code = os.getpid(), wire.EXIT_SETUP
@@ -174,7 +220,7 @@ def run(
     def commit(outcome: wire.Outcome, body: Spooled) -> int:
         """Write the result of a function that doesn't end; see `metrics.begin`."""
         outcome = outcome._replace(executor=context.executor, fence=order.fence)
-        _write_result(result_fd, _fields_of(outcome, body), ())
+        _put_result(result_box, _fields_of(outcome, body), ())
         return wire.EXIT_VALUE
 
     try:
@@ -182,7 +228,7 @@ def run(
         outcome, body = invocation.run(invocation.arguments)
         if os.getpid() == pid:
             fields = _fields_of(outcome, body) if invocation.plain is None else invocation.plain
-            _write_result(result_fd, fields, list_imports())
+            _put_result(result_box, fields, list_imports())
             code = wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
     except BaseException:
         import traceback
@@ -204,11 +250,11 @@ def _fields_of(outcome: wire.Outcome, body: Spooled) -> tuple[Any, ...]:
     return fields, path, body.digest, content, body.fields
 
 
-def _write_result(fd: int, fields: tuple[Any, ...], imports: Sequence[Candidate]) -> None:
-    """Write a result and a mark; `marshal` writes to fewer memory pages than `pickle`."""
-    data = marshal.dumps((fields, [*map(tuple, imports)])) + _MAGIC
-    while data:
-        data = data[os.write(fd, data) :]
+def _put_result(
+    result_box: ResultBox, fields: tuple[Any, ...], imports: Sequence[Candidate]
+) -> None:
+    # `marshal` writes to fewer memory pages than `pickle`.
+    result_box.put(marshal.dumps((fields, [*map(tuple, imports)])))
 
 
 class Result(NamedTuple):
@@ -223,20 +269,16 @@ class Result(NamedTuple):
     imports: Sequence[Candidate] = ()
 
 
-def read_result(fd: int, order: wire.Order) -> Result | None:
-    """Return the result in the file, and empty the file; None if the process wrote none."""
-    size = os.fstat(fd).st_size
-    data = os.pread(fd, size, 0)
-    os.ftruncate(fd, 0)
-    os.lseek(fd, 0, os.SEEK_SET)
-    if not data.endswith(_MAGIC):
+def take_result(result_box: ResultBox, order: wire.Order) -> Result | None:
+    """Return the result, which leaves the box empty; None if the process left none."""
+    data = result_box.take()
+    if not data:
         return None
     fields, imports = marshal.loads(data)
     imported = [Candidate(*candidate) for candidate in imports]
     if len(fields) == 3:
         value, started, ended = fields
-        result = _result_of_plain_value(value, started, ended, order.fence)
-        return result._replace(imports=imported)
+        return _result_of_plain_value(value, started, ended, order.fence, imported)
     header, path, known_digest, body, body_fields = fields
     outcome = wire.Outcome(wire.Kind(header[0]), *header[1:])
     if path:
@@ -245,7 +287,9 @@ def read_result(fd: int, order: wire.Order) -> Result | None:
     return Result(outcome, body, Path(path) if path else None, imported)
 
 
-def _result_of_plain_value(value: Any, started: float, ended: float, fence: int) -> Result:
+def _result_of_plain_value(
+    value: Any, started: float, ended: float, fence: int, imports: Sequence[Candidate]
+) -> Result:
     body = frames.pack([pickle.dumps(value, protocol=5)])
     outcome = wire.Outcome(
         kind=wire.Kind.VALUE,
@@ -256,7 +300,7 @@ def _result_of_plain_value(value: Any, started: float, ended: float, fence: int)
         body=digest(body),
         note=note_of_result(value),
     )
-    return Result(outcome, body)
+    return Result(outcome, body, imports=imports)
 
 
 def result_of(

@@ -147,18 +147,19 @@ class Guard:
             return self._called + limit
         return self._began + wire.start_allowance(self.order.debug_s) + (limit or 0.0)
 
-    def act(self) -> None:
-        """End the process if its time is over."""
+    def act(self) -> float:
+        """End the process if its time is over; return when to call this again."""
         if self._unsent:
             self._signal(self._unsent)
-        if time.monotonic() < self.next_at:
-            return
+        if time.monotonic() < (next_at := self.next_at):
+            return next_at
         if self._kill_at is None:
             self.timed_out = True
             self.stop(signal.SIGXCPU)
         else:
             self.killed = True
             self._signal(signal.SIGKILL)
+        return self.next_at
 
     def _signal(self, number: int) -> None:
         pid = self._interpreter.item_pid
@@ -257,7 +258,9 @@ class Worker:
         self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
         self._imported = 0  # how many of them the interpreter has
         self._spare_output = outputs.SpareFolder(f"{os.fspath(place.work)}/{SPARE_OUTPUT}")
-        self._result = _result_file()
+        self._result_box = item.ResultBox()
+        self._poller: select.poll | None = None
+        self._polled = -1  # the descriptor of the reports in it
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
@@ -362,7 +365,7 @@ class Worker:
         items = ItemChild(
             order,
             context,
-            self._result,
+            self._result_box,
             opened.folder,
             stay=stay,
             shares_imports=self._shared_imports is not None,
@@ -418,8 +421,8 @@ class Worker:
         order = wire.Order(**{**self._order_fields, **changes})  # `replace` takes ten times as long
         self._kills.refresh_if_stale(time.monotonic())
         self._guard = Guard(order, _output_size(), interpreter)
-        self._spare_output.give(order.output_dir)
-        self._message = encode_message(order, self._input.content)
+        has_outputs = self._spare_output.give(order.output_dir)
+        self._message = encode_message(order, self._input.content, has_outputs=has_outputs)
         interpreter.start(self._message, self._imports_to_share())
         if self._channel is not None:
             self._channel.started(operation.item, operation.attempt, self._guard.output)
@@ -440,7 +443,7 @@ class Worker:
     def _ended(self, report: Report) -> pull.Ended:
         guard, self._guard = self._guard, None
         assert guard is not None
-        left = item.read_result(self._result, guard.order)
+        left = item.take_result(self._result_box, guard.order)
         self._judge_interpreter(guard, left)
         if left is not None and self._shared_imports is not None:
             for candidate in left.imports:
@@ -535,11 +538,11 @@ class Worker:
                 self._terminating = False
                 return pull.News.TERMINATE
             guard, channel = self._guard or self._leaving, self._channel
+            until = deadline
             if guard is not None:
-                guard.act()
+                until = min(deadline, guard.act())
             elif channel is not None and channel.asked_back:
                 channel.give_back()
-            until = deadline if guard is None else min(deadline, guard.next_at)
             seconds = 0.0 if self._changed else until - time.monotonic()
             if (end := self._poll(seconds)) is not None:
                 return self._ended(end)
@@ -576,8 +579,7 @@ class Worker:
     def _await_end(self) -> None:
         """Wait until no process of the last item is left, or this worker must end."""
         while self._leaving is not None and not self._terminating:
-            self._leaving.act()
-            self._poll(min(EXIT_S, self._leaving.next_at - time.monotonic()))
+            self._poll(min(EXIT_S, self._leaving.act() - time.monotonic()))
 
     def _stop_sharing_imports(self, status: int) -> None:
         """Run the item again, in an interpreter without imports: it ended before it began."""
@@ -592,26 +594,31 @@ class Worker:
 
     def _poll(self, seconds: float | None) -> Report | None:
         """Wait for messages, and take them; return the report of the item's end."""
-        sources = [self._wake_read]
-        if self._channel is not None:
-            sources.append(self._channel.fileno())
-        if self._interpreter is not None and self._interpreter.running:
-            sources.append(self._interpreter.reports)
-        timeout = None if seconds is None else max(0.0, seconds)
-        flush_at = float("inf") if self._channel is None else self._channel.flush_at
-        if self._channel is not None and flush_at < float("inf"):
-            until_flush = max(0.0, flush_at - time.monotonic())
+        channel, interpreter = self._channel, self._interpreter
+        reports = -1 if interpreter is None or not interpreter.running else interpreter.reports
+        if self._poller is None or self._polled != reports:
+            self._poller, self._polled = select.poll(), reports
+            self._poller.register(self._wake_read, select.POLLIN)
+            if channel is not None:
+                self._poller.register(channel.fileno(), select.POLLIN)
+            if reports >= 0:
+                self._poller.register(reports, select.POLLIN)
+        timeout = None if seconds is None else max(0.0, seconds) * 1000
+        flush_at = float("inf") if channel is None else channel.flush_at
+        if channel is not None and flush_at < float("inf"):
+            until_flush = max(0.0, flush_at - time.monotonic()) * 1000
             timeout = until_flush if timeout is None else min(timeout, until_flush)
-        readable, _, _ = select.select(sources, [], [], timeout)
-        if self._channel is not None and time.monotonic() >= flush_at:
-            self._channel.flush()
+        readable = {fd for fd, _ in self._poller.poll(timeout)}
+        if channel is not None:
+            if time.monotonic() >= flush_at:
+                channel.flush()
+            if channel.fileno() in readable:
+                changed = channel.receive()
+                self._terminating = self._terminating or changed is None
+                self._changed = self._changed or bool(changed)
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
-        if self._channel is not None and self._channel.fileno() in readable:
-            changed = self._channel.receive()
-            self._terminating = self._terminating or changed is None
-            self._changed = self._changed or bool(changed)
-        return self._read_reports({*readable})
+        return self._read_reports(readable)
 
 
 def _refused(message: str) -> pull.Ended:
@@ -638,14 +645,3 @@ def _output_size() -> int:
         return os.fstat(1).st_size
     except OSError:
         return 0
-
-
-def _result_file() -> int:
-    """Open a file without a name, for the results of items."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("result")
-    import tempfile  # it loads `random`, which each fork would seed
-
-    fd, path = tempfile.mkstemp()
-    os.unlink(path)
-    return fd

@@ -204,6 +204,7 @@ class Pull:
         self._scope = scope
         self._clock = clock
         self._once = once
+        self._name = str(me)
         self._own_class = me.rank % terms.workers  # the next fresh item of this worker's own class
         self._candidates: list[int] = []  # open items of the last pass, the next one last
         self._not_before: dict[tuple[int, int], float] = {}
@@ -422,7 +423,7 @@ class Pull:
             found = yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
             self._note_retries(found)
             return False
-        claim = wire.Attempt(self.executor, None, None, str(self.me))
+        claim = wire.Attempt(self.executor, None, None, self._name)
         self.items.merge({index: {number: claim}})
         self._not_before.pop((index, number), None)
         return True
@@ -431,7 +432,7 @@ class Pull:
         return wire.attempt_key(self._scope, index, number, "claim")
 
     def _claim_metadata(self) -> dict[str, str]:
-        return wire.claim_metadata(self.executor, worker=str(self.me))
+        return wire.claim_metadata(self.executor, worker=self._name)
 
     def _run(self, index: int, failure: OpeningFailure | None = None) -> Steps:
         """Claim an item, check it, run it, and commit its outcome; return whether it ran.
@@ -516,11 +517,11 @@ class Pull:
             began, ended = outcome.started, outcome.ended
             outcome = _CANCELLED._replace(started=began, ended=ended, log=outcome.log)
             body = b""
-        yield from self._store(index, number, outcome._replace(executor=self.executor), body)
+        outcome = outcome._replace(executor=self.executor, writer=self._name)
+        yield from self._store(index, number, outcome, body)
 
     def _store(self, index: int, number: int, outcome: wire.Outcome, body: bytes) -> Steps:
         """Create an outcome. If there is one already, that one counts."""
-        outcome = outcome._replace(writer=str(self.me))
         metadata = outcome.signed(self._key, self._scope, index, number)
         name = wire.attempt_key(self._scope, index, number, "outcome")
         if not (yield Create(name, body, metadata)):
@@ -550,7 +551,7 @@ class Pull:
         cause = "the platform stopped its worker" if disrupted else "its worker died"
         death = Death(reason="preempted" if disrupted else "lost", message=f"{cause} while it ran")
         outcome, body = outcome_of_death(death, item, claim.executor or "", 1)
-        yield from self._store(index, item.attempt, outcome, body)
+        yield from self._store(index, item.attempt, outcome._replace(writer=self._name), body)
 
     # --- no item to take ---
 

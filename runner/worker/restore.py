@@ -125,7 +125,8 @@ class Baseline:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, self._mask)
 
     def _restore_loggers(self) -> None:
-        logging.disable(self._disabled_level)
+        if logging.root.manager.disable != self._disabled_level:
+            logging.disable(self._disabled_level)
         for logger, level, propagate, disabled, handlers, filters in self._loggers:
             if logger.level != level:
                 logger.setLevel(level)

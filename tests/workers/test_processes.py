@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from kinetic._runner.protocol import frames, metrics, signing, wire
 from kinetic._runner.protocol.metrics import Reports
+from kinetic._runner.worker.item import RESULT_BYTES, ResultBox
 
 from .process import KEY, SCOPE, Batch, exists, running, wait_for
 
@@ -76,10 +78,30 @@ def test_a_large_value_has_an_object_of_its_own(tmp_path: Path) -> None:
     def large(size: int) -> bytes:
         return b"x" * size
 
-    batch = Batch(tmp_path, large, [10, wire.INLINE_BYTES + 1])
+    sizes = [10, RESULT_BYTES + 1, 10, wire.INLINE_BYTES + 1]
+    batch = Batch(tmp_path, large, sizes)
     batch.run()
-    assert [len(batch.value(index)) for index in range(2)] == [10, wire.INLINE_BYTES + 1]
-    assert batch.outcomes(1)[0].value is not None
+    assert [len(batch.value(index)) for index in range(4)] == sizes
+    assert [batch.outcomes(index)[0].value is None for index in range(4)] == [True] * 3 + [False]
+
+
+def test_a_result_that_is_not_whole_counts_as_none() -> None:
+    result_box = ResultBox()
+    for size in (1, RESULT_BYTES + 1, 2):
+        result_box.put(b"x" * size)
+        assert result_box.take() == b"x" * size
+        assert result_box.take() == b"", "the next process dies before it leaves a result"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (RESULT_BYTES, RESULT_BYTES))
+            result_box.put(b"x" * (RESULT_BYTES + 1))  # it fails when a part is written
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert result_box.take() == b""
+    result_box.put(b"y" * (RESULT_BYTES + 2))
+    assert result_box.take() == b"y" * (RESULT_BYTES + 2)
 
 
 @pytest.mark.parametrize("isolation", ["process", "worker"])

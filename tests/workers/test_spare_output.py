@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,36 @@ def test_a_file_that_comes_late_goes_back_to_its_item(
     spare.give(str(base / "1"))
     assert os.listdir(base) == ["0"]
     assert os.listdir(base / "0") == ["late"]
+
+
+@pytest.mark.parametrize("age_s", [0, 10])
+def test_a_file_is_noticed_whenever_the_directory_was_found_empty(
+    base: Path, spare: SpareFolder, age_s: int
+) -> None:
+    """The directory is listed only if its time has changed, or may not show a change."""
+    first, long_ago = made(base / "0"), time.time_ns() - age_s * 10**9 - 1
+    os.utime(first, ns=(long_ago, long_ago))
+    for number in range(5):
+        spare.take(str(base / str(number)))
+        assert spare.give(str(base / str(number + 1)))
+    (base / "5" / "model").write_text("weights")
+    spare.take(str(base / "5"))
+    assert not spare.give(str(base / "6"))
+    assert os.listdir(base) == ["5"]
+
+
+def test_another_directory_of_the_same_name_is_not_taken_for_the_empty_one(
+    base: Path, spare: SpareFolder
+) -> None:
+    first, long_ago = made(base / "0"), time.time_ns() - 10**10 - 1
+    os.utime(first, ns=(long_ago, long_ago))
+    spare.take(first)
+    assert spare.give(str(base / "1"))
+    os.rename(base / "1", base / "elsewhere")
+    made(base / "1")
+    (base / "1" / "model").write_text("weights")
+    spare.take(str(base / "1"))
+    assert sorted(os.listdir(base)) == ["1", "elsewhere"]
 
 
 def test_a_directory_that_an_item_has_changed_is_no_spare(base: Path, spare: SpareFolder) -> None:
