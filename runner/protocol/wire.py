@@ -156,6 +156,16 @@ def block_prefix(scope: str, index: int) -> str:
     return f"{scope}attempts/{index // BLOCK_SIZE:06d}/"
 
 
+def span_prefix(scope: str, first: int, last: int) -> str:
+    """Return a prefix of the claims and outcomes of the items *first* to *last* of one block."""
+    prefix = ""
+    for one, other in zip(f"{first:08d}.", f"{last:08d}.", strict=True):
+        if one != other:
+            break
+        prefix += one
+    return block_prefix(scope, first) + prefix
+
+
 def item_prefix(scope: str, index: int) -> str:
     """Return the prefix of the claims and outcomes of one item."""
     return f"{block_prefix(scope, index)}{index:08d}."
@@ -468,8 +478,10 @@ class Outcome(NamedTuple):
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
         """Return the metadata, with a signature over the header and its attempt."""
         # Most fields have their defaults, and a short header takes less time at both ends.
-        defaults, fields = self._field_defaults, zip(self._fields, self, strict=True)
-        told = {name: it for name, it in fields if name == "kind" or it != defaults[name]}
+        defaults, told = self._field_defaults, dict[str, Any]()
+        for name, value in zip(self._fields, self, strict=True):
+            if name == "kind" or value != defaults[name]:
+                told[name] = value
         header = _compact(told)
         return {"header": header, "mac": signing.seal_of(key, scope, index, attempt, header)}
 

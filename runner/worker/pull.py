@@ -334,17 +334,19 @@ class Pull:
             if registration is not None:
                 self.registry.add(registration)
 
-    def _list_block(self, block: range) -> Steps:
-        """List the attempts of a block; return the indexes of the items that have any."""
-        listing = yield List(wire.block_prefix(self._scope, block.start))
+    def _list_span(self, first: int, last: int) -> Steps:
+        """List the attempts of some items of a block; return the indexes of those that have any."""
+        listing = yield List(wire.span_prefix(self._scope, first, last))
         found = wire.attempts_of(listing, self._key, self._scope)
         self.items.merge(found)
         return [*found]
 
     def _list_open_blocks(self) -> Steps:
         for block in self.items.open_blocks():
-            self._note_retries((yield from self._list_block(block)))
-            self.items.conclude(block)
+            open_items = [index for index in block if not self.items.is_final(index)]
+            found = yield from self._list_span(open_items[0], open_items[-1])
+            self._note_retries(found)
+            self.items.conclude(open_items)
 
     # --- choosing ---
 
@@ -420,7 +422,7 @@ class Pull:
         created: bool = yield Create(self._claim_name(index, number), b"", metadata)
         if not created:  # the listing tells who was faster, there and in the items beside it
             block = index - index % wire.BLOCK_SIZE
-            found = yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            found = yield from self._list_span(block, block + wire.BLOCK_SIZE - 1)
             self._note_retries(found)
             return False
         claim = wire.Attempt(self.executor, None, None, self._name)
@@ -526,7 +528,7 @@ class Pull:
         name = wire.attempt_key(self._scope, index, number, "outcome")
         if not (yield Create(name, body, metadata)):
             block = index - index % wire.BLOCK_SIZE
-            found = yield from self._list_block(range(block, block + wire.BLOCK_SIZE))
+            found = yield from self._list_span(block, block + wire.BLOCK_SIZE - 1)
             self._note_retries(found)
             return
         self.items.merge({index: {number: wire.Attempt(None, outcome)}})
@@ -714,7 +716,7 @@ class Pull:
         self.items.add_slot(wire.Slot(total=1))
         while True:
             if self.me.restarts or self.items.attempts(0):
-                yield from self._list_block(range(1))
+                yield from self._list_span(0, 0)
             yield from self._read_requests()
             item = self.items.state(0)
             if item.state.final:

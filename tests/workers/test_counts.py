@@ -88,6 +88,54 @@ def test_an_item_takes_two_objects_one_look_at_the_requests_and_no_listing() -> 
     }
 
 
+def test_a_worker_of_lazy_inputs_lists_no_item_again_that_is_final() -> None:
+    """Each input is stored when all earlier items have ended; another worker runs each second."""
+    store: Store = {}
+    worker = pull.Pull(WorkerId(0, "job", 0), "me", KEY, SCOPE, Terms(workers=2), lambda: 0.0)
+    stored, listed, is_running = 0, Counter[str](), False
+
+    def store_slot(slot: wire.Slot) -> None:
+        name = wire.input_key(SCOPE, stored)
+        store[name] = b"", slot.signed(KEY, SCOPE, name)
+
+    steps, answer, code = worker.steps(), None, None
+    while code is None:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as end:
+            code = end.value
+            continue
+        match operation:
+            case pull.Create(name, body, metadata):
+                answer = name not in store
+                store.setdefault(name, (body, metadata))
+            case pull.Read(name):
+                answer = store.get(name)
+            case pull.List(prefix):
+                names = sorted(name for name in store if name.startswith(prefix))
+                listed.update(names)
+                answer = [(name, store[name][1]) for name in names]
+            case pull.Fetch():
+                answer = True
+            case pull.Start():
+                answer, is_running = None, True
+            case pull.Wait() if is_running:
+                answer, is_running = pull.Ended(VALUE, b""), False
+            case pull.Wait():
+                answer = pull.News.CHANGE
+                store_slot(wire.Slot(stored, 1) if stored < ITEMS else wire.Slot(total=ITEMS))
+                if stored % 2:
+                    name = wire.attempt_key(SCOPE, stored, 1, "outcome")
+                    store[name] = b"", VALUE.signed(KEY, SCOPE, stored, 1)
+                stored += 1
+            case _:
+                answer = None
+    assert code == EXIT_DONE
+    attempts = [count for name, count in listed.items() if "/attempts/" in name]
+    assert max(attempts) <= 10, "at most the items whose numbers begin alike"
+    assert sum(attempts) <= 3 * ITEMS
+
+
 def test_a_busy_worker_counts_what_others_use_of_the_budget_within_a_minute() -> None:
     """Each of its items takes 10 s, and meanwhile another worker ends one that took 100 s."""
     terms = Terms(workers=2, budgets=RetryBudgets(), budget_s=1000.0)
