@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -72,6 +73,24 @@ def test_a_file_is_noticed_whenever_the_directory_was_found_empty(
     spare.take(str(base / "5"))
     assert not spare.give(str(base / "6"))
     assert os.listdir(base) == ["5"]
+
+
+def test_a_directory_that_stays_empty_is_not_listed_again(base: Path, spare: SpareFolder) -> None:
+    first, long_ago = made(base / "0"), time.time_ns() - 10**10 - 1
+    os.utime(first, ns=(long_ago, long_ago))
+    listed: list[object] = []
+    is_over = False
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.listdir" and not is_over:
+            listed.extend(arguments)
+
+    sys.addaudithook(note)  # it stays until this process ends
+    for number in range(5):
+        spare.take(str(base / str(number)))
+        assert spare.give(str(base / str(number + 1)))
+    is_over = True
+    assert listed == [first]
 
 
 def test_another_directory_of_the_same_name_is_not_taken_for_the_empty_one(
