@@ -410,8 +410,9 @@ class Pull:
         each worker takes one item, the client has others started.
         """
         leaving = self.requests.leaving
-        others_stay = self._once or bool(self.registry.ranks(self.me) - leaving)
-        return self.me.rank in leaving and others_stay
+        if self.me.rank not in leaving:
+            return False
+        return self._once or bool(self.registry.ranks(self.me) - leaving)
 
     # --- one item ---
 
