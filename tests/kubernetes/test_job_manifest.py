@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kinetic import accelerators, configuration
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew, Terms
 from kinetic.aio.backends import gke
 from kinetic.aio.images.container import COMMAND
 from kinetic.aio.kubernetes.manifests import (
@@ -79,7 +80,7 @@ def test_the_job_is_indexed_and_replaces_only_a_disrupted_pod() -> None:
     assert spec["ttlSecondsAfterFinished"] == 24 * 3600
     final, disruption, failed = spec["podFailurePolicy"]["rules"]
     assert final["action"] == "FailIndex"
-    assert final["onExitCodes"]["values"] == [wire.EXIT_FINAL]
+    assert final["onExitCodes"]["values"] == [wire.EXIT_FINAL, EXIT_SURPLUS]
     assert final["onExitCodes"]["containerName"] == CONTAINER
     assert disruption["action"] == "Ignore"
     assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
@@ -88,8 +89,12 @@ def test_the_job_is_indexed_and_replaces_only_a_disrupted_pod() -> None:
     assert failed["onExitCodes"]["containerName"] == CONTAINER
 
 
-def test_the_attempt_number_comes_from_the_pod() -> None:
-    env = variables(container_of())
+def test_the_name_of_a_worker_comes_from_its_pod() -> None:
+    crew = Crew(terms=Terms(single=True), outputs="", created=0.0)
+    env = variables(container_of(crew=crew))
+    assert Crew.decode(env["KINETIC_CREW"].replace("$$", "$")) == crew
+    uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
+    assert env["KINETIC_JOB_UID"] == {"fieldRef": {"fieldPath": uid}}
     counts = {
         "KINETIC_FAILURES": "batch.kubernetes.io/job-index-failure-count",
         "KINETIC_DISRUPTIONS": "batch.kubernetes.io/job-index-ignored-failure-count",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._tasks import for_each, release
@@ -26,13 +26,12 @@ from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.item_news import with_items
 from kinetic.aio.kubernetes.logs import item_log, job_log
 from kinetic.aio.kubernetes.manifests import (
-    ATTEMPT,
     Paths,
     Placement,
-    by_attempts_up_to,
     by_items,
     by_jobs,
     by_labels,
+    items_of,
     job_manifest,
     object_name,
 )
@@ -44,12 +43,11 @@ from kinetic.aio.kubernetes.rounds import (
     extension,
     growth,
     round_manifest,
-    single_manifest,
     size_of,
 )
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
-from kinetic.aio.kubernetes.watch import find_jobs, list_jobs, watch_jobs
-from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs
+from kinetic.aio.ports import JobSpec, Observation
 from kinetic.errors import (
     AlreadyThere,
     Conflict,
@@ -65,14 +63,9 @@ if TYPE_CHECKING:
 
     from kinetic._runner.protocol.workers import Crew
 
-T = TypeVar("T")
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
-"""The first and the longest pause between two checks whether an earlier Job or pod is deleted, in
+"""The first and the longest pause between two checks whether an earlier Job is deleted, in
 seconds."""
-
-POD_REMOVAL_S = 10.0
-"""How long to wait for the end of the previous attempt's pod after its grace period, in seconds."""
 
 JOB_DELETION_S = 120.0
 """How long to wait for the deletion of an earlier Job of the same name, in seconds."""
@@ -114,44 +107,14 @@ async def create_job(
     return None if is_new else owner
 
 
-async def _poll(check: Callable[[], Awaitable[T | None]], limit_s: float) -> T | None:
-    """Await ``check()`` until it returns a value, with growing pauses; None after *limit_s*."""
-    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
-    deadline = loop.time() + limit_s
-    while True:
-        found = await check()
-        if found is not None or loop.time() > deadline:
-            return found
-        await asyncio.sleep(next(pauses))
-
-
-async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bool:
-    """Return whether the Job of an earlier attempt creates a pod for this attempt.
-
-    The Job does so if Kubernetes disrupted the Job's earlier pod. Wait while that pod is
-    terminating.
-    """
-    number = job.labels.get(ATTEMPT, "")
-    if not number.isdecimal() or int(number) < 2:
-        return False
-
-    async def check() -> bool | None:
-        observations = await list_jobs(api, paths, by_items([job.name]))
-        if any(observation.name == job.name for observation in observations):
-            return True
-        is_over = all(found.phase in (Phase.ENDED, Phase.GONE) for found in observations)
-        return False if is_over else None
-
-    return bool(await _poll(check, job.grace + POD_REMOVAL_S))
-
-
 async def _create_or_get(
     api: Api, paths: Paths, manifest: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:
     """Return the Job, and whether this call created it; wait while an earlier Job is deleted."""
     name = str(manifest["metadata"]["name"])
-
-    async def create() -> tuple[dict[str, Any], bool] | None:
+    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
+    deadline = loop.time() + JOB_DELETION_S
+    while loop.time() < deadline:
         with contextlib.suppress(AlreadyThere):
             created = await api.call("POST", paths.jobs, body=manifest, metadata_only=True)
             return {**manifest, "metadata": get_dict(created, "metadata")}, True
@@ -159,10 +122,7 @@ async def _create_or_get(
             existing = await api.call("GET", f"{paths.jobs}/{name}")
             if not get_dict(existing, "metadata").get("deletionTimestamp"):
                 return existing, False
-        return None
-
-    if (found := await _poll(create, JOB_DELETION_S)) is not None:
-        return found
+        await asyncio.sleep(next(pauses))
     raise Unavailable(
         f"Job {name} has been terminating for more than {JOB_DELETION_S:g} s, so "
         "kinetic can't create a Job of this name; check the finalizers of the old Job",
@@ -183,9 +143,6 @@ def _as_backend_error(refused: Refused, name: str) -> Exception:
 MAX_CONCURRENT_REQUESTS = 16
 """How many requests one call of a method sends at a time."""
 
-MOST_ATTEMPTS = 100
-"""A larger number at the end of a name isn't the number of an attempt."""
-
 
 class GkeCluster:
     """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
@@ -193,7 +150,7 @@ class GkeCluster:
     *placement* says where and how to place jobs; the default namespace is that of *api*. Creating
     the object sends no request. Closing the cluster closes *api*; jobs keep running.
 
-    kinetic's submitter retries failed jobs; Kubernetes only replaces pods that it disrupted. With
+    Kubernetes replaces the pod of a single job only if it disrupted that pod. With
     *use_compute_classes*, jobs use the ComputeClass for their accelerator, if the cluster has such
     a class.
     """
@@ -234,13 +191,8 @@ class GkeCluster:
 
         Cancelled: the job may or may not exist; delete it by name.
         """
-        placement = await self._placement_of(job)
-        if job.crew is None:
-            manifest = job_manifest(job, placement)
-        else:
-            manifest = single_manifest(job, job.crew, placement)
-        if not await _is_created_by_earlier_job(self._api, self._paths, job):
-            await create_job(self._api, self._paths, self._secrets, job, manifest)
+        manifest = job_manifest(job, await self._placement_of(job))
+        await create_job(self._api, self._paths, self._secrets, job, manifest)
 
     async def drop_secret(self, names: Collection[str]) -> None:
         """Drop the secrets of these names; see `Cluster.drop_secret`."""
@@ -367,24 +319,20 @@ class GkeCluster:
     ) -> None:
         """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
         if len(names) == 1:
-            (name,) = names
-            query = {"propagationPolicy": "Background"}
-            try:
-                path = f"{self._paths.jobs}/{object_name(name)}"
-                await self._api.call("DELETE", path, query=query)
-            except NotFound:
-                await self._delete_earlier_jobs(name)
+            await self._delete_one(*names)
         elif names:
-            await for_each(self._delete_all, by_jobs(names), limit=MAX_CONCURRENT_REQUESTS)
-            await for_each(self._delete_earlier_jobs, names, limit=MAX_CONCURRENT_REQUESTS)
+            await for_each(self._delete_all, by_items(names), limit=MAX_CONCURRENT_REQUESTS)
         if labels is not None:
             await self._delete_all(by_labels(labels))
 
-    async def _delete_earlier_jobs(self, name: str) -> None:
-        """Delete the Jobs of earlier attempts: this attempt may be a pod in one of them."""
-        _, _, number = name.rpartition("-")
-        if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
-            await self._delete_all(by_attempts_up_to(name, int(number)))
+    async def _delete_one(self, name: str) -> None:
+        """Delete the Job that runs the attempt *name*, which may have begun with an earlier one."""
+        query = {"propagationPolicy": "Background"}
+        for item in items_of(name):
+            with contextlib.suppress(NotFound):
+                path = f"{self._paths.jobs}/{object_name(item)}"
+                await self._api.call("DELETE", path, query=query)
+                return
 
     async def _delete_all(self, selector: str) -> None:
         query = {"labelSelector": selector, "propagationPolicy": "Background"}

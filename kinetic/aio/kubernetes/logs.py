@@ -20,12 +20,10 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     annotations_of,
     condition,
     get_dict,
-    labels_of,
     uid,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import (
-    ATTEMPT,
     CONTAINER,
     HOSTS,
     RANK,
@@ -225,12 +223,11 @@ class _AttemptView:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether the attempt gets no further pod; a numbered attempt has one pod per host."""
+        """Whether the attempt gets no further pod; it has one on each host."""
         pods = self._pods_of(None)
         if (hosts := self.hosts) > 1:  # the pods are created one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
-        is_numbered = any(ATTEMPT in labels_of(pod) for pod in pods)
-        return is_numbered or all(_has_ended(job) for job in self._jobs.values())
+        return bool(pods) or all(_has_ended(job) for job in self._jobs.values())
 
     @property
     def hosts(self) -> int:

@@ -1,14 +1,16 @@
 """Build the manifests and selectors of a job's Kubernetes objects. No I/O.
 
 The Job is an Indexed Job with one index, because only such a Job tells each pod how many
-earlier pods failed, and how many were disrupted. The runner adds these two counts,
-``KINETIC_FAILURES`` and ``KINETIC_DISRUPTIONS``, to the order's attempt number.
+earlier pods failed, and how many were disrupted.
 
 The container gets:
 
 * ``KINETIC_ORDER``: what the runner has to do, as JSON (`wire.Order`);
 * ``/var/run/kinetic/key``: the submission's key, from its Secret;
 * ``KINETIC_POD_UID``: the pod's uid, with which the runner claims the attempt in the store;
+* ``KINETIC_CREW``: how a worker runs its items, as JSON (`Crew`);
+* ``KINETIC_JOB_UID``, ``KINETIC_FAILURES``, and ``KINETIC_DISRUPTIONS``: with
+  ``JOB_COMPLETION_INDEX``, which Kubernetes adds, they make the worker's name (`WorkerId`);
 * the captured environment variables. Kubernetes sets them from the Secret before the interpreter
   starts. The Job's manifest doesn't contain their values.
 """
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinetic._runner.protocol import directory_urls, wire
+from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
@@ -60,14 +63,6 @@ def object_name(text: str, *, longest: int = JOB_NAME_LENGTH) -> str:
 def item_name(name: str, attempt: str | None) -> str:
     """Return the *name* of a job without the number of its *attempt*."""
     return name.removesuffix(f"-{attempt}") if attempt else name
-
-
-def other_attempt_name(name: str, attempt: int, other: int) -> str:
-    """Return the name of attempt *other* of the item whose *attempt* is called *name*.
-
-    The name of a first attempt may have no number.
-    """
-    return name if attempt == other else f"{item_name(name, str(attempt))}-{other}"
 
 
 def items_of(name: str) -> list[str]:
@@ -370,7 +365,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             "parallelism": 1,
             "backoffLimitPerIndex": REFUSED_PODS,
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _rules_of_attempt()},
+            "podFailurePolicy": {"rules": _rules_of_single_job()},
             "ttlSecondsAfterFinished": placement.ttl_s,
             **({"suspend": True} if placement.queue else {}),
             "template": {
@@ -381,13 +376,14 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     }
 
 
-def failure_rules(*final: int) -> list[dict[str, Any]]:
+def failure_rules() -> list[dict[str, Any]]:
     """Return the rules for failed pods; the first rule that matches decides.
 
-    An exit code in *final* ends the pod's index, even if the pod's node is being drained.
-    Otherwise, Kubernetes replaces a pod that it disrupted.
+    If a worker leaves, or its image can't run it, its index ends, even if the pod's node is being
+    drained. Otherwise, Kubernetes replaces a pod that it disrupted.
     """
-    codes = {"containerName": CONTAINER, "operator": "In", "values": [*final]}
+    final = [wire.EXIT_FINAL, EXIT_SURPLUS]
+    codes = {"containerName": CONTAINER, "operator": "In", "values": final}
     return [
         {"action": "FailIndex", "onExitCodes": codes},
         {
@@ -397,15 +393,14 @@ def failure_rules(*final: int) -> list[dict[str, Any]]:
     ]
 
 
-def _rules_of_attempt() -> list[dict[str, Any]]:
-    """Return the rules for failed pods of a Job that runs an attempt.
+def _rules_of_single_job() -> list[dict[str, Any]]:
+    """Return the rules for failed pods of a job without a batch.
 
-    Any exit code ends the Job, because kinetic's submitter retries failures. What is left has no
-    exit code: a kubelet refused the pod. Kubernetes then creates another pod, `REFUSED_PODS` times
-    at most.
+    Any exit code ends the Job. What is left has no exit code: a kubelet refused the pod. Kubernetes
+    then creates another pod, `REFUSED_PODS` times at most.
     """
     failed = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
-    return [*failure_rules(wire.EXIT_FINAL), {"action": "FailIndex", "onExitCodes": failed}]
+    return [*failure_rules(), {"action": "FailIndex", "onExitCodes": failed}]
 
 
 def usual_labels(instance: str) -> dict[str, str]:
@@ -601,6 +596,9 @@ _FIELDS = {
 }
 """The variables whose values are fields of the pod."""
 
+JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"
+"""The field of a pod that has the uid of its Job."""
+
 
 def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
     scheme, _, rest = spec.order.store.partition("://")
@@ -616,22 +614,11 @@ def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
         name: {"secretKeyRef": {"name": placement.secret, "key": key}}
         for name, key in secret_entries(spec).items()
     }
-    sources |= _field_sources(_FIELDS)
-    return _variables(plain, sources)
-
-
-def add_variables(
-    pod: Mapping[str, Any], *, plain: Mapping[str, str], fields: Mapping[str, str]
-) -> None:
-    """Add variables to the container of a pod's spec: values, and *fields* of the pod."""
-    pod["containers"][0]["env"] += _variables(plain, _field_sources(fields))
-
-
-def _field_sources(fields: Mapping[str, str]) -> dict[str, Any]:
-    return {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
-
-
-def _variables(plain: Mapping[str, str], sources: Mapping[str, Any]) -> list[dict[str, Any]]:
+    fields = dict(_FIELDS)
+    if spec.crew is not None:
+        plain |= {"KINETIC_CREW": spec.crew.encode()}
+        fields |= {"KINETIC_JOB_UID": JOB_UID}
+    sources |= {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
     return [
         *({"name": name, "value": _escape(value)} for name, value in plain.items()),
         *({"name": name, "valueFrom": source} for name, source in sources.items()),
@@ -728,16 +715,6 @@ def by_jobs(names: Collection[str]) -> Iterator[str]:
 def by_items(names: Collection[str]) -> Iterator[str]:
     """Yield selectors that together match the Jobs and pods of the items of these attempts."""
     yield from _selectors(ITEM, {object_name(item) for name in names for item in items_of(name)})
-
-
-def by_attempts_up_to(name: str, attempt: int) -> str:
-    """Return a selector for all Jobs whose pods may run attempt number *attempt*, called *name*.
-
-    The Job of an earlier attempt may run this attempt, because a Job replaces a disrupted pod.
-    """
-    numbers = ",".join(str(number) for number in range(1, attempt + 1))
-    item = object_name(item_name(name, str(attempt)))
-    return f"{MANAGED}=kinetic,{ITEM}={item},{ATTEMPT} in ({numbers})"
 
 
 def _selectors(label: str, values: Collection[str]) -> Iterator[str]:

@@ -28,7 +28,6 @@ from kinetic.aio.kubernetes.manifests import (
     NAME,
     RANK,
     WORKER,
-    other_attempt_name,
 )
 from kinetic.aio.kubernetes.trimming import receipt_of
 from kinetic.aio.ports import Observation, Phase
@@ -104,8 +103,9 @@ def _is_last(facts: JobFacts, verdict: Diagnosis) -> bool:
 def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
     """Return an observation for each attempt; *verdict* is about the last attempt.
 
-    The Job replaces a disrupted pod, and the new pod is another attempt. The new pod's annotations
-    give its number, which is part of the observation's name and labels.
+    The Job's first pod makes the first attempt. The Job replaces a disrupted pod, and the new pod
+    is another attempt. The new pod's annotations give its number, which is part of the
+    observation's name and labels.
 
     If *facts* are about one rank of a round, return an observation for each worker of this rank.
     """
@@ -114,11 +114,8 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
     labels = _labels(document)
     name = str(annotations_of(document).get(NAME) or facts.job_name)
     is_worker = labels.get(KIND) == WORKER
-    first = 0 if is_worker else _parse_number(labels.get(ATTEMPT))
+    first = 0 if is_worker else 1
     is_final = _is_last(facts, verdict)
-    if first is None:
-        pod = next(reversed(facts.every_pod), None)
-        return [_observation(document, labels, name, verdict, pod, last=is_final)]
     pods = {first + failures_before(pod): pod for pod in facts.every_pod}
     current = _current_attempt(facts, verdict, pods, first)
     found: list[Observation] = []
@@ -126,11 +123,11 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
         pod = pods.get(number)
         is_current = number == current
         state = verdict if is_current or pod is None else pod_state(Pod(pod, facts))
+        attempt_name, attempt_labels = name, labels
         if is_worker:
-            attempt_name, attempt_labels = _worker_name(facts, document, name, number), labels
-        else:
-            attempt_name = other_attempt_name(name, first, number)
-            attempt_labels = {**labels, ATTEMPT: str(number)}
+            attempt_name = _worker_name(facts, document, name, number)
+        elif number > first:
+            attempt_name, attempt_labels = f"{name}-{number}", {**labels, ATTEMPT: str(number)}
         last = is_final and is_current
         # The Job was created for its first attempt, each later one has waited since its pod exists.
         created = document if number == first or pod is None else pod
@@ -164,20 +161,14 @@ def name_of(document: Document) -> str:
     name = str(annotations_of(document).get(NAME) or object_name or "")
     if (rank := labels_of(document).get(RANK)) and labels_of(document).get(KIND) == WORKER:
         return f"{name}.{controller(document).get('uid')}.{rank}.{failures_before(document)}"
-    first = _parse_number(_labels(document).get(ATTEMPT))
-    if first is None:
-        return name
-    return other_attempt_name(name, first, first + failures_before(document))
-
-
-def _parse_number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
+    failures = failures_before(document)
+    return f"{name}-{1 + failures}" if failures else name
 
 
 def failures_before(pod: Document) -> int:
     """Return how many pods of the same Job failed before *pod*, for any reason."""
-    annotations = annotations_of(pod)
-    return sum(_parse_number(str(annotations.get(key))) or 0 for key in FAILURE_COUNTS)
+    counts = [str(annotations_of(pod).get(key)) for key in FAILURE_COUNTS]
+    return sum(int(count) for count in counts if count.isdecimal())
 
 
 def _current_attempt(
@@ -186,10 +177,12 @@ def _current_attempt(
     """Return the number of the attempt that *verdict*, on the whole Job, is about."""
     if not pods:
         return first
-    if verdict.phase is Phase.PENDING and not facts.live_pods:
-        return max(pods) + 1  # the Job is about to create its pod
+    last = max(pods)
+    # If a pod never started, a client may have ended its Job, which the Job's next state says.
+    if verdict.phase is Phase.PENDING and not facts.live_pods and _has_started(pods[last]):
+        return last + 1  # the Job is about to create its pod
     matching = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
-    return next(matching, max(pods))
+    return next(matching, last)
 
 
 def _observation(

@@ -1,11 +1,7 @@
 """Build the manifest of a round of workers, and read how far one is. No I/O.
 
 A round is an Indexed Job: index k is the worker of rank k. The container gets what that of a single
-job gets (see `manifests`), and:
-
-* ``KINETIC_CREW``: how the workers run items, as JSON (`Crew`);
-* ``KINETIC_ROUND`` and ``KINETIC_JOB_UID``: with ``JOB_COMPLETION_INDEX``, which Kubernetes adds,
-  and the two counts, they make the worker's name (`WorkerId`).
+job gets (see `manifests`), and ``KINETIC_ROUND``, the number of the round.
 
 If a worker exits with 0, the Job is complete, and Kubernetes ends the others. It replaces a worker
 after any other end, but not after 44, with which a worker leaves, and 42, if its image can't run
@@ -17,23 +13,21 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import EXIT_SURPLUS, Crew
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict
-from kinetic.aio.kubernetes.manifests import Placement, add_variables, failure_rules, job_manifest
+from kinetic.aio.kubernetes.manifests import Placement, failure_rules, job_manifest
 from kinetic.aio.ports import JobSpec
+
+if TYPE_CHECKING:
+    from kinetic._runner.protocol.workers import Crew
 
 UNLIMITED = 2**31 - 1
 """A limit that is never reached; Kubernetes takes no larger one."""
 
 BACKSTOP_S = 60.0
 """How long after ``batch_timeout`` Kubernetes ends a round that hasn't ended, in seconds."""
-
-JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"
-"""The field of a pod that has the uid of its Job."""
 
 QUEUE_ANNOTATIONS = {
     "kueue.x-k8s.io/job-min-parallelism": "1",
@@ -53,41 +47,23 @@ def round_manifest(
     Raises:
         ConfigurationError: See `job_manifest`.
     """
-    manifest = job_manifest(spec, placement)
-    job, template = manifest["spec"], manifest["spec"]["template"]
+    manifest = job_manifest(replace(spec, crew=crew), placement)
+    job = manifest["spec"]
     job |= {
         "completions": workers,
         "parallelism": workers,
         "backoffLimitPerIndex": UNLIMITED,
         "backoffLimit": UNLIMITED,
-        "podFailurePolicy": {"rules": failure_rules(wire.EXIT_FINAL, EXIT_SURPLUS)},
+        "podFailurePolicy": {"rules": failure_rules()},
         "successPolicy": {"rules": [{"succeededCount": 1}]},
     }
     if crew.terms.lifetime_s is not None:
         job["activeDeadlineSeconds"] = _backstop(crew.terms.lifetime_s)
     if placement.queue:
         manifest["metadata"]["annotations"] |= QUEUE_ANNOTATIONS
-    _add_crew(template["spec"], crew, number)
+    (container,) = job["template"]["spec"]["containers"]
+    container["env"].append({"name": "KINETIC_ROUND", "value": str(number)})
     return manifest
-
-
-def single_manifest(spec: JobSpec, crew: Crew, placement: Placement) -> dict[str, Any]:
-    """Return the manifest of a job without a batch whose pod is a worker with one item.
-
-    Raises:
-        ConfigurationError: See `job_manifest`.
-    """
-    manifest = job_manifest(spec, placement)
-    _add_crew(manifest["spec"]["template"]["spec"], crew, 0)
-    return manifest
-
-
-def _add_crew(pod: Mapping[str, Any], crew: Crew, number: int) -> None:
-    add_variables(
-        pod,
-        plain={"KINETIC_CREW": crew.encode(), "KINETIC_ROUND": str(number)},
-        fields={"KINETIC_JOB_UID": JOB_UID},
-    )
 
 
 def size_of(job: Document) -> int:

@@ -49,7 +49,12 @@ HOST = "host"
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation, and label, with the index of a Job's pod: the number of its host."""
 
-_SINGLE_HOST_VARIABLES = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_POD_NAME")
+_SINGLE_HOST_VARIABLES = (
+    "KINETIC_FAILURES",
+    "KINETIC_DISRUPTIONS",
+    "KINETIC_JOB_UID",
+    "KINETIC_POD_NAME",
+)
 _NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
 
@@ -101,7 +106,7 @@ class Kind:
             # A table keeps one entry for the set, and none for each rank of a Job.
             labels = {key: value for key, value in spec.labels.items() if key != KIND}
             spec = replace(spec, labels=labels)
-        job = job_manifest(spec, replace(placement, annotations=annotations))
+        job = job_manifest(replace(spec, crew=crew), replace(placement, annotations=annotations))
         pod: dict[str, Any] = job["spec"]["template"]
         metadata: dict[str, Any] = {**job["metadata"], "name": name}
         for section in (metadata, pod["metadata"]):
@@ -112,7 +117,6 @@ class Kind:
         pod["spec"]["automountServiceAccountToken"] = False  # only the leader removes a set
         (container,) = pod["spec"]["containers"]
         variables = {
-            "KINETIC_CREW": crew.encode(),
             "KINETIC_ROUND": number,
             "KINETIC_JOB_UID": life,
             "KINETIC_RANK": str(rank or 0),
