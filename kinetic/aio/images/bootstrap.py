@@ -84,5 +84,5 @@ def variables(store_url: str, archive: str, python: str) -> dict[str, str]:
         plan |= {"bucket": location.bucket, "object": location.object_name(archive)}
     else:
         plan["file"] = f"{directory_urls.directory_of(store_url)}/{archive}"
-    source = recipe.runner_files()["pod/bootstrap.py"].decode()
+    source = (recipe.PACKAGE / "_runner" / "pod" / "bootstrap.py").read_text("utf-8")
     return {"KINETIC_BOOTSTRAP": f"{source}\n\nstart({json.dumps(plan)})\n"}
