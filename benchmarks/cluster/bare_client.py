@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-from anyio.from_thread import start_blocking_portal
 
 from benchmarks.cluster.recorder import RecordedRequest, Recording
 from benchmarks.cluster.servers import CPU, Cluster, Workspace
-from kinetic.aio._engine.submission import LABEL_INDEX
 
-MAX_CONCURRENT = 32
-"""How many requests to send at a time: as many as kinetic's launcher."""
+MAX_CONCURRENT = 64
+"""How many requests to send at a time: as many as kinetic sends to an API server."""
 
 REPORT_TIME = """import os, time
 log = os.environ.get('KINETIC_TERMINATION_LOG', '/dev/termination-log')
@@ -129,7 +126,7 @@ async def complete(
         await _read(session, "POST", jobs_url, _job(f"job-{number}", cluster.image), headers)
 
     async def watch(answer: aiohttp.ClientResponse) -> None:
-        async for name, _, message in _ended_pods(answer):
+        async for name, message in _ended_pods(answer):
             if name not in moments:
                 moments[name] = (float(message), time.time())
                 free_slots.release()
@@ -147,39 +144,10 @@ async def complete(
     return started_at, [*moments.values()]
 
 
-@contextmanager
-def watch_pod_ends(
-    cluster: Cluster, workspace: Workspace, items: int
-) -> Iterator[Future[dict[int, float]]]:
-    """Watch the pods of a batch in a thread; the result has the end of the pod of each item."""
-    pods = f"{cluster.user.server}/api/v1/namespaces/{workspace.name}/pods?watch=1"
-
-    async def watch() -> dict[int, float]:
-        pod_ends: dict[int, float] = {}
-        async with (
-            _session(cluster) as session,
-            session.get(pods, timeout=NO_TIMEOUT, read_bufsize=2**22) as answer,
-        ):
-            async for _, labels, _ in _ended_pods(answer):
-                pod_ends.setdefault(int(labels[LABEL_INDEX]), time.time())
-                if len(pod_ends) == items:
-                    break
-        return pod_ends
-
-    with start_blocking_portal() as portal:
-        watcher = portal.start_task_soon(watch)
-        try:
-            yield watcher
-        finally:
-            watcher.cancel()
-
-
-async def _ended_pods(
-    answer: aiohttp.ClientResponse,
-) -> AsyncIterator[tuple[str, dict[str, str], str]]:
-    """Yield name, labels, and termination message of each ended pod in a watch's stream."""
+async def _ended_pods(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:
+    """Yield name and termination message of each ended pod in a watch's stream."""
     async for line in answer.content:
         pod = json.loads(line)["object"]
         statuses = pod["status"].get("containerStatuses", ())
         if ended := next((status["state"].get("terminated") for status in statuses), None):
-            yield pod["metadata"]["name"], pod["metadata"]["labels"], ended.get("message", "")
+            yield pod["metadata"]["name"], ended.get("message", "")

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from benchmarks.cluster import bare_client
 from benchmarks.cluster.servers import CPU, Cluster, Workspace, environment_for
 
 
@@ -35,43 +34,37 @@ async def _client(cluster: Cluster, workspace: Workspace) -> AsyncIterator[tuple
 async def submit(
     cluster: Cluster, workspace: Workspace, jobs: int, warm: Callable[[], object] = lambda: None
 ) -> tuple[float, float]:
-    """Submit a batch while the scheduler stands still, after another batch of one item.
+    """Submit *jobs* single jobs at once while the scheduler stands still, after another job.
 
-    *warm* is called between the two batches.
+    *warm* is called before the jobs that count.
 
     Returns:
-        When the second submission started, and the processor seconds that it took in this process.
+        When their submission started, and the processor seconds that it took in this process.
     """
     async with _client(cluster, workspace) as (client, function):
-        await client.run_async_map(function, [0])
-        await asyncio.to_thread(cluster.wait_for_jobs, workspace, 1)
+        await client.submit(function, 0)
         warm()
         started_at, cpu_before = time.time(), time.process_time()
-        await client.run_async_map(function, range(jobs), max_concurrent=None)
-        await asyncio.to_thread(cluster.wait_for_jobs, workspace, 1 + jobs)
+        await asyncio.gather(*(client.submit(function, number) for number in range(jobs)))
         return started_at, time.process_time() - cpu_before
 
 
 async def complete(
-    cluster: Cluster, workspace: Workspace, jobs: int
-) -> tuple[float, list[tuple[float, float, float]], float]:
-    """Run a batch with default options, and clean up.
+    cluster: Cluster, workspace: Workspace, items: int, workers: int
+) -> tuple[float, list[tuple[float, float]], float]:
+    """Run a batch by *workers*, and clean up.
 
     Returns:
-        When it started; when each function ended, when a bare watch saw its pod end, and when its
-        value arrived; and when all objects were removed.
+        When it started; when each function ended, and when its value arrived; and when all objects
+        were removed.
     """
     async with _client(cluster, workspace) as (client, function):
-        with bare_client.watch_pod_ends(cluster, workspace, jobs) as watcher:
-            started_at = time.time()
-            batch = await client.run_async_map(function, range(jobs))
-            arrivals = [
-                (completion.index, completion.outcome.unwrap(), time.time())
-                async for completion in batch.outcomes()
-            ]
-            pod_ends = await asyncio.wrap_future(watcher)
+        started_at = time.time()
+        batch = await client.run_async_map(function, range(items), max_concurrent=workers)
+        moments = [
+            (completion.outcome.unwrap(), time.time()) async for completion in batch.outcomes()
+        ]
         await batch.cleanup()
-        moments = [(ended, pod_ends[index], arrived) for index, ended, arrived in arrivals]
         return started_at, moments, time.time()
 
 

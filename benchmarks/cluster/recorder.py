@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -65,19 +64,6 @@ class Recording:
 
     workspace: Workspace
     requests: list[RecordedRequest] = field(default_factory=list)
-
-    def count_storage_requests(self) -> Counter[str]:
-        """Count the requests to the GCS server by operation."""
-        return Counter(_operation(request) for request in self.requests if not request.api)
-
-
-def _operation(request: RecordedRequest) -> str:
-    if request.method == "GET":
-        path = request.path.split("?")[0]
-        if path.endswith("/o"):
-            return "list"
-        return "read" if "alt=media" in request.path or "/download/" in path else "look"
-    return {"DELETE": "delete"}.get(request.method, "write")
 
 
 @contextlib.asynccontextmanager
