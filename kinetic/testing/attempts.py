@@ -37,7 +37,9 @@ async def carry_out(run: Run) -> int:
     order = run.spec.order
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
     if not await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence)):
-        return wire.EXIT_FINAL  # another process has claimed this attempt
+        info = await run.store.look(claim)
+        if info is None or info.metadata.get("executor") != run.executor:
+            return wire.EXIT_FINAL  # another process has claimed this attempt
     item = await _read_item(run, order)
     try:
         chunk = (await run.store.get(order.arguments.name)).body
@@ -65,6 +67,7 @@ async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes
         ended=time.time(),
         body=outcomes.digest(body),
     )
+    outcome = outcome._replace(writer=run.worker)
     name = wire.attempt_key(*attempt_id, "outcome")
     if not await run.store.create(name, body, outcome.signed(run.spec.key, *attempt_id)):
         run.print("kinetic: another process has ended this attempt")

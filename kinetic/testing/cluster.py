@@ -1,6 +1,6 @@
-"""A fake cluster for tests: each job is a task of the running event loop.
+"""A fake cluster for tests: each job, and each item of a batch, is a task of the event loop.
 
-The test supplies the coroutine that every job runs.
+The test supplies the coroutine that each of them runs.
 """
 
 from __future__ import annotations
@@ -12,21 +12,29 @@ import os
 import traceback
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from kinetic._runner.protocol import outcomes
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, WorkerId
 from kinetic.aio.ports import JobSpec, Observation, Phase, Store
 from kinetic.errors import LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
+from kinetic.testing.workers import MemoryWorker
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
+    from kinetic._runner.protocol.workers import Crew
+
 EXIT_SOFTWARE = 70
 """The exit code of a job whose coroutine raised an exception; the local platform has the same."""
+
+REPLACED_S = 0.1
+"""How long after the end of a worker its replacement starts, in seconds."""
 
 EXIT_TERMINATED = -15
 """The exit code of a job that ends when it is asked to."""
@@ -35,14 +43,16 @@ EXIT_TERMINATED = -15
 class Run:
     """One job, for the coroutine that carries it out.
 
-    ``executor`` is the run's ID in claims, outcomes, and observations. ``cause`` is why the cluster
-    asked the job to end; None if it didn't ask.
+    ``executor`` is the run's ID in claims, outcomes, and observations. ``worker`` is the worker
+    that runs the item, as in outcomes; empty for a single job. ``cause`` is why the cluster asked
+    the job to end; None if it didn't ask.
     """
 
-    def __init__(self, spec: JobSpec, store: Store, executor: str) -> None:
+    def __init__(self, spec: JobSpec, store: Store, executor: str, worker: str = "") -> None:
         self.spec = spec
         self.store = store
         self.executor = executor
+        self.worker = worker
         self.cause: Reason | None = None
         self._lines: list[str] = []
         self._wakeup = asyncio.Event()
@@ -72,12 +82,30 @@ class Run:
 Work = Callable[[Run], Coroutine[Any, Any, int | None]]
 
 
+@dataclass
+class _Round:
+    """A round of workers; ``over`` once one has said that every item is final."""
+
+    spec: JobSpec
+    crew: Crew
+    number: int
+    job: str
+    size: int = 0
+    over: bool = False
+
+
 class _Job:
-    """A job of the cluster: its state, its task, and its timers."""
+    """A job of the cluster: its state, its task, and its timers.
+
+    A *worker* works for the *round*. An item has *death*, which says how its task has ended.
+    """
 
     def __init__(self, observation: Observation, run: Run) -> None:
         self.observation = observation
         self.run = run
+        self.round: _Round | None = None
+        self.worker: MemoryWorker | None = None
+        self.death: asyncio.Future[outcomes.Death] | None = None
         self.task: asyncio.Task[int | None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.deleted = False
@@ -92,7 +120,9 @@ class _Job:
 
 
 class MemoryCluster:
-    """A fake `kinetic.aio.ports.Cluster` in one event loop; ``requests`` counts calls by method.
+    """A fake `kinetic.aio.ports.Cluster` with workers, in one event loop.
+
+    ``requests`` counts calls by method.
 
     Jobs are coroutines, not processes: they share this interpreter, ``os.environ``, and the
     working directory. They live as long as the loop; `aclose` doesn't end them. A deletion or a
@@ -100,14 +130,19 @@ class MemoryCluster:
 
     Args:
         store: Where jobs find their objects.
-        work: The coroutine of every job: it gets a `Run` and returns the exit code, None for 0.
-        slots: How many jobs run at once; further jobs wait in order. Default: any number.
+        work: The coroutine of every job, and of every item of a batch: it gets a `Run` and returns
+            the exit code, None for 0.
+        slots: How many jobs and workers run at once; further ones wait in order. Default: any
+            number.
         key: The root key. Clusters that share a store need the same key. Default: a random key.
 
     Example::
 
         cluster = MemoryCluster(MemoryStore(), carry_out, slots=2)
     """
+
+    shows_items = True
+    replaces = True
 
     def __init__(
         self, store: Store, work: Work, *, slots: int | None = None, key: bytes = b""
@@ -117,6 +152,7 @@ class MemoryCluster:
         self._work = work
         self._slots = slots
         self._jobs: dict[str, _Job] = {}
+        self._rounds: dict[str, _Round] = {}
         self._queue: deque[_Job] = deque()
         self._running = 0
         self._watches: dict[asyncio.Queue[Observation], Mapping[str, str]] = {}
@@ -138,6 +174,54 @@ class MemoryCluster:
             if job.name in self._jobs:
                 return  # another caller waited for the same name
         self._begin(job)
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+        """Implement `Workers.scale`."""
+        self.requests["scale"] += 1
+        if job.name not in self._rounds:
+            self._rounds[job.name] = _Round(job, crew, number, f"m{next(self._numbers)}")
+        return await self.grow(job.name, ranks.stop)
+
+    async def grow(self, name: str, workers: int) -> int:
+        """Implement `Workers.grow`."""
+        self.requests["grow"] += 1
+        found = self._rounds.get(name)
+        if found is None or found.over:
+            return 0
+        first, found.size = found.size, max(found.size, workers)
+        for rank in range(first, found.size):
+            self._begin_worker(found, rank, 0)
+        return found.size
+
+    async def extend(self, name: str, seconds: float) -> None:
+        """Implement `Workers.extend`: a round has no deadline."""
+
+    async def tell(self, labels: Mapping[str, str]) -> None:
+        """Implement `Workers.tell`."""
+        self.requests["tell"] += 1
+        for job in self._select((), labels):
+            if job.worker is not None:
+                job.worker.tell()
+
+    async def worker_log(
+        self, worker: str, start: int, stop: int, *, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        """Implement `Workers.worker_log`: `logs` has the lines of each item."""
+        if worker:
+            raise NotFound(f"{worker} has no log of its own")
+        yield ""
+
+    def item_log(
+        self,
+        worker: str,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[str]:
+        """Implement `Workers.item_log`: `logs` has the lines of each item."""
+        return self.worker_log(worker, 0, 0)
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
@@ -240,6 +324,8 @@ class MemoryCluster:
     ) -> None:
         """End a job immediately, like a platform that loses it, and cancel the job's task.
 
+        A worker ends with its item, and is replaced. The end of an item doesn't end its worker.
+
         The task can still commit an outcome while it is cancelled, as `carry_out` does.
 
         Args:
@@ -254,7 +340,12 @@ class MemoryCluster:
         job = self._jobs[name]
         if job.ended:
             raise KeyError(name)
-        self._mark_ended(job, exit_code=exit_code, reason=reason, message=message)
+        if job.death is None:
+            self._mark_ended(job, exit_code=exit_code, reason=reason, message=message)
+        elif not job.death.done():
+            job.death.set_result(outcomes.Death(reason=str(reason or "lost"), message=message))
+            assert job.task is not None
+            job.task.cancel()
 
     # --- a job's life ---
 
@@ -283,21 +374,112 @@ class MemoryCluster:
             self._stop_timer(job)
             self._running += 1
             self._update(job, phase=Phase.RUNNING, executor=job.run.executor)
-            coroutine = self._work(job.run)
+            coroutine = self._work(job.run) if job.worker is None else job.worker.run()
             job.task = asyncio.get_running_loop().create_task(
                 coroutine, name=f"job {job.observation.name}"
             )
             job.task.add_done_callback(functools.partial(self._on_task_done, job))
-            if (limit := job.run.spec.timeout) is not None:
+            if job.worker is None and (limit := job.run.spec.timeout) is not None:
                 self._start_timer(job, limit, self._request_end, job, Reason.DEADLINE)
+
+    # --- workers and their items ---
+
+    def _begin_worker(self, its_round: _Round, rank: int, restarts: int) -> None:
+        me = WorkerId(its_round.number, its_round.job, rank, restarts)
+        name = f"{its_round.spec.name}.{its_round.job}.{rank}.{restarts}"
+        run = Run(replace(its_round.spec, name=name), self._store, f"memory-{name}")
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        labels = dict(its_round.spec.labels)
+        job = self._jobs[name] = _Job(
+            Observation(name=name, phase=Phase.PENDING, labels=labels, created_at=created), run
+        )
+        job.round = its_round
+        job.worker = MemoryWorker(
+            me, run.executor, its_round.spec, its_round.crew, self._store, self
+        )
+        self._queue.append(job)
+        self._start_waiting()
+        if job.task is None:
+            self._notify(job)
+
+    def _replace_worker(self, its_round: _Round, rank: int, restarts: int) -> None:
+        if not its_round.over:
+            self._begin_worker(its_round, rank, restarts)
+
+    def begin_item(
+        self, spec: JobSpec, executor: str, worker: str
+    ) -> asyncio.Future[outcomes.Death]:
+        """Implement `Items.begin_item`."""
+        loop, run = asyncio.get_running_loop(), Run(spec, self._store, executor, worker)
+        observation = Observation(
+            name=spec.name,
+            phase=Phase.RUNNING,
+            labels=dict(spec.labels),
+            executor=executor,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        job = self._jobs[spec.name] = _Job(observation, run)
+        job.death = death = loop.create_future()
+        job.task = loop.create_task(self._work(run), name=f"item {spec.name}")
+        job.task.add_done_callback(functools.partial(self._on_item_done, job))
+        if spec.timeout is not None:
+            self._start_timer(job, spec.timeout, self._request_end, job, Reason.DEADLINE)
+        self._notify(job)
+        return death
+
+    def _on_item_done(self, job: _Job, task: asyncio.Task[int | None]) -> None:
+        """Say how the item's task has ended; the worker then stores an outcome if there is none."""
+        assert job.death is not None
+        self._stop_timer(job)
+        code = self._exit_code(job, task)
+        job.observation = replace(job.observation, exit_code=code)
+        if not job.death.done():
+            reason = "deadline" if job.run.cause is Reason.DEADLINE else "lost"
+            job.death.set_result(
+                outcomes.Death(reason=reason, message=f"ended with exit code {code}")
+            )
+
+    def stop_item(self, name: str) -> None:
+        """Implement `Items.stop_item`."""
+        job = self._jobs.get(name)
+        if job is not None and not job.ended:
+            self._request_end(job, Reason.CANCELLED)
+
+    def end_item(self, name: str) -> None:
+        """Implement `Items.end_item`."""
+        if (job := self._jobs.get(name)) is not None and not job.ended:
+            code = job.observation.exit_code
+            self._mark_ended(job, exit_code=code, reason=None, message=f"exit code {code}")
+
+    def _end_worker(self, job: _Job) -> None:
+        """End the items of a worker that has ended, and replace it unless it has left."""
+        for other in [*self._jobs.values()]:
+            is_own = other.death is not None and other.run.executor == job.run.executor
+            if is_own and not other.ended:
+                seen = job.observation
+                self._mark_ended(
+                    other, exit_code=seen.exit_code, reason=seen.reason, message=seen.message
+                )
+        assert job.round is not None
+        if job.observation.exit_code == EXIT_DONE:
+            job.round.over = True
+        elif job.observation.exit_code != EXIT_SURPLUS and not job.deleted:
+            *_, rank, restarts = job.run.spec.name.split(".")
+            asyncio.get_running_loop().call_later(
+                REPLACED_S, self._replace_worker, job.round, int(rank), int(restarts) + 1
+            )
+
+    def _exit_code(self, job: _Job, task: asyncio.Task[int | None]) -> int:
+        if task.cancelled():
+            return EXIT_TERMINATED
+        if (error := task.exception()) is not None:
+            job.run.print("".join(traceback.format_exception(error)).rstrip())
+            return EXIT_SOFTWARE
+        return task.result() or 0
 
     def _on_task_done(self, job: _Job, task: asyncio.Task[int | None]) -> None:
         """Mark the job as ended, with the exit code or the error of its task."""
-        code: int | None = EXIT_TERMINATED
-        if not task.cancelled():
-            if (error := task.exception()) is not None:
-                job.run.print("".join(traceback.format_exception(error)).rstrip())
-            code = EXIT_SOFTWARE if error is not None else task.result() or 0
+        code = self._exit_code(job, task)
         if job.ended:
             return
         timed_out = job.run.cause is Reason.DEADLINE
@@ -310,7 +492,10 @@ class MemoryCluster:
         """Ask a running job to end within its grace."""
         job.run.cause = job.run.cause or cause
         assert job.task is not None
-        job.task.cancel()
+        if job.worker is not None:
+            job.worker.terminate()
+        else:
+            job.task.cancel()
         self._start_timer(job, job.run.spec.grace, self._kill, job)
 
     def _kill(self, job: _Job) -> None:
@@ -327,8 +512,10 @@ class MemoryCluster:
         self._stop_timer(job)
         self._update(job, phase=Phase.ENDED, exit_code=exit_code, reason=reason, message=message)
         if job.task is not None:
-            self._running -= 1
+            self._running -= job.death is None  # an item runs in its worker's slot
             job.task.cancel()
+        if job.worker is not None:
+            self._end_worker(job)
         if job.deleted:
             self._forget(job)
         self._start_waiting()
