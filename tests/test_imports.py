@@ -64,8 +64,8 @@ asyncio.run(call())
 
 UNUSED_BY_ONE_CALL = {
     *("kinetic._collector", "kinetic._progress.display", "kinetic._report", "kinetic.aio.batch"),
-    *("kinetic.aio._engine.batch", "kinetic.aio._engine.batches", "kinetic.aio._engine.cleanup"),
-    *("kinetic.aio._engine.coordinator", "kinetic.aio._engine.scheduler"),
+    *("kinetic.aio._engine.batch", "kinetic.aio._engine.batches", "kinetic.aio._engine.workers"),
+    *("kinetic.aio._engine.coordinator", "kinetic.aio._engine.decisions"),
     *("kinetic.aio._engine.input_pump", "kinetic.aio._engine.inputs"),
     *("kinetic.aio._engine.debugging", "kinetic.aio._engine.forwarder"),
     *("kinetic.aio._engine.iteration", "kinetic.aio._engine.notebook"),

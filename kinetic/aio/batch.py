@@ -186,9 +186,10 @@ class BatchHandle(NoSequence, Generic[T, X]):
             )
         finally:
             if not batch.finished:
+                unfinished = batch.coordinator.state.unfinished()
                 logging.warning(
                     "%d jobs of %s may still run. To end them: kinetic batches cancel %s",
-                    len(batch.coordinator.state.busy),
+                    sum(map(submission.has_begun, unfinished)),
                     self.group_id,
                     self.group_id,
                 )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kinetic.aio._engine import (
         batches as batches,
         beginning as beginning,
-        cleanup as cleanup,
         debugging as debugging,
         ids as ids,
         job_spec as job_spec,

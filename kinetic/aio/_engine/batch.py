@@ -25,19 +25,25 @@ from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
-from kinetic.aio._engine import ending, prepare, removal, scheduler
-from kinetic.aio._engine.cleanup import delete_all, delete_leftovers, end_all, stopped_round
+from kinetic.aio._engine import decisions, ending, prepare, removal
 from kinetic.aio._engine.coordinator import BatchCoordinator, renew_shared
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import map_settings_of, read_manifest, uploaded_call_of
-from kinetic.aio._engine.recovery import changes_since, read_inputs, recover_state
+from kinetic.aio._engine.recovery import read_inputs, recover_state
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
-from kinetic.aio._engine.worker_launcher import WorkerLauncher
-from kinetic.aio._engine.workers import count_workers, describe, fit, replay
+from kinetic.aio._engine.workers import (
+    count_workers,
+    describe,
+    end_leftovers,
+    end_workers,
+    fit,
+    replay,
+    stopped_round,
+)
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import (
@@ -147,15 +153,13 @@ class Batch:
         return max(self.inputs.count, self.submission.collected or 0)
 
     def submitted(self, index: int) -> bool:
-        """Return whether an attempt of the item exists, or this process has decided to start one.
+        """Return whether the item's input is stored, so that a worker may take it.
 
         Without a coordinator here, all items count as submitted. Refused items never do.
         """
         if index in self.submission.refusals:
             return False
-        if self.coordinator is None:
-            return True
-        return self.submission.has_begun(index) or index in self.coordinator.state.busy
+        return self.coordinator is None or index < self.stored
 
     @property
     def finished(self) -> bool:
@@ -286,7 +290,7 @@ class Batch:
         uploaded: prepare.UploadedCall,
         source: Source,
         settings: MapSettings,
-        events: Iterable[scheduler.Event] = (),
+        events: Iterable[decisions.Event] = (),
         *,
         ends_inputs: bool = True,
     ) -> None:
@@ -318,11 +322,13 @@ class Batch:
             budget=budget_s,
             ends_inputs=ends_inputs,
         )
-        coordinator.post(scheduler.SecondsSpent(submission.meter.seconds))
+        coordinator.post(decisions.SecondsSpent(submission.meter.seconds))
         for event in events:
             coordinator.post(event)
-            for change in changes_since(submission, event):
-                coordinator.post(change)
+        for index in range(self.known):
+            item = submission.item(index)
+            if item is not None and item.state.final:
+                coordinator.post(decisions.ItemRead(index, item))
         self.session.spawn(self._run_coordinator(coordinator), name=f"batch {self.group_id}")
         if (deadline := self.manifest["deadline"]) is not None:
             if submission.requests.reopened:  # a retry gets the whole batch_timeout again
@@ -509,7 +515,7 @@ class Batch:
             missing = await retry_forever(
                 lambda: renew_shared(store, uploaded), "renewing shared objects"
             )
-            events = await recover_state(self.session, self.submission, self.inputs)
+            events = await recover_state(self.submission, self.inputs)
             total, stored = self.inputs.total, self.inputs.count
         finally:
             renewal.cancel()
@@ -528,7 +534,7 @@ class Batch:
         ends_inputs = inputs is not None or (seal and total is None)
         if not ends_inputs:
             end = total if total is not None else stored
-            events.append(scheduler.InputsEnded(end, sealed=total is not None))
+            events.append(decisions.InputsEnded(end, sealed=total is not None))
         self.coordinate(lease, uploaded, source, settings, events, ends_inputs=ends_inputs)
 
     @property
@@ -665,11 +671,7 @@ class Batch:
     async def scale(self, count: int) -> int:
         """Have *count* workers from now on; return how many of them can run at once."""
         submission, workers = self.submission, self.submission.workers
-        if workers is None:
-            raise ConfigurationError(
-                f"{self.group_id} has no workers to scale: each of its attempts is a job of its "
-                "own. To limit how many run at once, pass max_concurrent= to run_async_map"
-            )
+        assert workers is not None, "each batch has workers"
         if not await self.exists():
             raise submission.identity.gone_error
         await self.refresh()
@@ -696,7 +698,7 @@ class Batch:
             return more
 
         launcher = self.coordinator.launcher if self.coordinator and self.submits else None
-        if isinstance(launcher, WorkerLauncher):  # it has its places of the client's limit
+        if launcher is not None:  # it has its places of the client's limit
 
             def allowed() -> int:
                 # A launcher that has lost the batch allows none, but the workers continue.
@@ -729,8 +731,6 @@ class Batch:
     async def workers(self) -> list[Worker]:
         """Return the workers that wait or run."""
         await self.refresh()
-        if self.submission.workers is None:
-            return []
         return await describe(self.submission, self.known)
 
     # --- ending ---
@@ -770,32 +770,26 @@ class Batch:
                 return
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
-            await delete_leftovers(self.submission)
+            await end_leftovers(self.submission)
             return  # every item has ended, so keep the remaining jobs and their logs
         if not await self.exists():
             return
-        round_number = await self.submission.requests.append(
-            wire.Request(kind="stop", cause="cancel")
-        )
-        await delete_leftovers(self.submission)
-        await end_all(self.submission, round_number)
+        await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
+        await end_workers(self.submission)
         await self.look()
         for index in range(self.known):
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
                 await self.session.until_final(self.submission, index)
 
     async def delete_jobs(self, *, keep_logs: bool = False) -> None:
-        """Delete all jobs of the batch from the platform, unless reopened items need theirs.
+        """Delete all workers of the batch from the platform, unless reopened items need them.
 
-        With *keep_logs*, workers, which have left, stay in its records: their logs are whole. The
-        store has the end of the logs of other jobs.
+        With *keep_logs*, they stay in its records, although they have left: their logs are whole.
         """
-        submission = self.submission
+        submission, labels = self.submission, {LABEL_SUBMISSION: self.group_id}
         if all(map(submission.is_final, submission.requests.reopened)):
-            if not keep_logs or submission.workers is None:
-                await self._retry_while_refused(
-                    lambda: delete_all(submission, submission.requests.round)
-                )
+            if not keep_logs:
+                await self._retry_while_refused(lambda: submission.cluster.delete(labels=labels))
             submission.note_cleaned()
 
     async def collect(
@@ -961,6 +955,6 @@ class Batch:
             self.submission.abandon(error, stuck)
         self.wake()
         try:
-            await delete_leftovers(self.submission)
+            await end_leftovers(self.submission)
         except KineticError as exc:
             logging.warning("can't delete the stopped jobs of %s: %s", self.group_id, exc)

@@ -19,7 +19,6 @@ from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import beginning, prepare, removal
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.cleanup import delete_leftovers
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import check_inputs
@@ -27,6 +26,7 @@ from kinetic.aio._engine.manifest import batch_manifest, read_manifest
 from kinetic.aio._engine.recovery import read_inputs
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import Submission
+from kinetic.aio._engine.workers import end_leftovers
 from kinetic.errors import AuthError, ConfigurationError, KineticError, NotFound, WireError
 from kinetic.options import MapSettings
 from kinetic.prices import budget_price, price_of
@@ -141,7 +141,7 @@ async def attach(session: Session, group_id: str) -> Batch:
     # If a step below raises, the session keeps the batch; the next `attach` repeats the steps.
     await batch.look()
     await batch.observe_if_resumed()
-    await delete_leftovers(batch.submission)
+    await end_leftovers(batch.submission)
     if not (batch.submission.closes or batch.submission.abandoned or batch.finished):
         batch.observe()
     return batch

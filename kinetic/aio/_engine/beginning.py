@@ -57,7 +57,7 @@ async def start_job(
             arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
             crew = _crew_of(session, identity, uploaded)
-            await builder.launch(0, 1, arguments, crew=crew)
+            await builder.launch(1, arguments, crew)
             submission.last_launched = 1
             submission.relaunches_here = submission.submitter_relaunches
     except BaseException:
@@ -136,7 +136,7 @@ async def _launch_again(
 
     async def launch() -> None:
         await cluster.delete(names=[previous])
-        await builder.launch(0, number, arguments, crew=crew)
+        await builder.launch(number, arguments, crew)
         submission.last_launched = number
 
     async def is_needed() -> bool:

@@ -1,4 +1,4 @@
-"""Submit a batch: hold its lease and carry out the scheduler's decisions.
+"""Submit a batch: hold its lease, and carry out what `decisions` decides.
 
 The lease is an object in the store; only the process that holds it may submit the batch.
 """
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -21,16 +21,14 @@ from kinetic._runner.protocol.notes import ERROR
 from kinetic._runner.protocol.wire import DataRef
 from kinetic._tasks import for_each
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine import data_upload, ending, scheduler
-from kinetic.aio._engine.cleanup import delete_unwanted, end_all, withdraw_idle
+from kinetic.aio._engine import data_upload, decisions, ending
 from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.launcher import BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.recovery import count_of
-from kinetic.aio._engine.submission import LABEL_ATTEMPT
-from kinetic.aio._engine.worker_launcher import WorkerLauncher
+from kinetic.aio._engine.workers import end_workers
 from kinetic.aio._lease import RENEW_S
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Store
@@ -65,7 +63,7 @@ LEAVING_S = 10.0
 """How long to try to release a lease, in seconds; otherwise the lease expires by itself."""
 
 EVENTS_PER_TURN = 500
-"""Maximum number of events that the scheduler gets in one turn of the loop."""
+"""Maximum number of events that are decided on in one turn of the loop."""
 
 
 class BatchCoordinator:
@@ -91,10 +89,8 @@ class BatchCoordinator:
     ) -> None:
         if (scaled := context.submission.requests.workers) is not None:
             settings = replace(settings, max_concurrent=scaled)
-        self.state = scheduler.State(settings, budget=budget)
-        self.window = Backpressure(
-            settings.window_for(length), lambda: self.post(scheduler.StartLimit(self.window.bound))
-        )
+        self.state = decisions.State(settings, budget=budget)
+        self.window = Backpressure(settings.window_for(length), lambda: self.pump.wake())
         self.error: BaseException | None = None
         self.request_error: BaseException | None = None
         self.over = asyncio.Event()
@@ -105,20 +101,16 @@ class BatchCoordinator:
         self._length = length
         self._session = context.session
         self._submission = context.submission
-        self._events: deque[scheduler.Event] = deque()
+        self._events: deque[decisions.Event] = deque()
         self._awake = asyncio.Event()
         self._leaving = False
         self.closing = False
         self._has_sealed = False
         self._applying: set[asyncio.Task[object]] = set()
-        self._absent: set[tuple[int, int]] = set()
-        self.launcher: Launcher | WorkerLauncher
-        if (workers := context.submission.workers) is None:
-            self.launcher = Launcher(context, self.state, self.post, on_change)
-        else:
-            self.launcher = WorkerLauncher(
-                context, self.state, self.post, on_change, workers, length
-            )
+        self._last_attempts: dict[int, int] = {}  # of the items whose retry was logged
+        workers = context.submission.workers
+        assert workers is not None, "each batch has workers"
+        self.launcher = Launcher(context, self.state, self.post, on_change, workers, length)
         self.pump = InputPump(
             context,
             source,
@@ -127,7 +119,6 @@ class BatchCoordinator:
             self.post,
             self.launcher.report_refusal,
             ends_inputs=ends_inputs,
-            runs_alone=self.launcher.runs_alone,
         )
         self._stop_listening = self._submission.listen(self._on_item)
         self._submission.requests.listeners.append(self._on_request)
@@ -139,64 +130,58 @@ class BatchCoordinator:
 
     @property
     def all_requested(self) -> bool:
-        """Whether this process has requested every item's job, and no attempt waits to start."""
-        waits_for_slot = self.state.waits_for_slot and not self.launcher.runs_alone
-        waiting = waits_for_slot or self.launcher.pending or self._events
-        return self.state.total is not None and not waiting
+        """Whether the platform has all workers that the batch needs for its items."""
+        is_pending = self.launcher.pending or self._events or self.waiting
+        return self.state.total is not None and not is_pending
 
     @property
     def waiting(self) -> list[int]:
         """Items that don't run without this process, and have no attempt under way."""
         if self.launcher.runs_alone:
             return []
-        busy = self.state.busy.keys() - self.launcher.unrequested
-        return [index for index in self.state.unfinished() if index not in busy]
+        has_begun = self._submission.has_begun
+        return [index for index in self.state.unfinished() if not has_begun(index)]
 
-    def post(self, event: scheduler.Event) -> None:
-        """Queue an event; the scheduler gets it in the next turn of the loop."""
+    def post(self, event: decisions.Event) -> None:
+        """Queue an event, to decide on it in the next turn of the loop."""
         self._events.append(event)
         self._awake.set()
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
-        """Post what the submission has learned of an item, as events for the scheduler."""
+        """Post what the submission has learned of an item."""
         if item is not None:
             if self.state.budget < math.inf:
-                self._events.append(scheduler.SecondsSpent(self._submission.meter.seconds))
-            self._events.append(scheduler.ItemRead(index, item))
+                self._events.append(decisions.SecondsSpent(self._submission.meter.seconds))
+            self._events.append(decisions.ItemRead(index, item))
             self._awake.set()
-        elif (observation := self._submission.observations.get(index)) is not None:
-            number = int(observation.labels.get(LABEL_ATTEMPT, 0))
-            if self.state.busy.get(index) != number:  # another process launched the attempt late
-                self.post(scheduler.AttemptFound(index, number))
+            if item.after and item.attempt > self._last_attempts.get(index, 1):
+                self._last_attempts[index] = item.attempt
+                self._log_retry(index, item.attempt)
         if self._submission.is_damaged(index):
             # A forged object stays forged, so its item counts as failed.
-            self.post(scheduler.Refused(index))
+            self.post(decisions.Refused(index))
 
     def _on_request(self, request: wire.Request) -> None:
         """In the background, carry out a new request to stop or retry, of any process."""
-        if request.kind == "scale" and isinstance(self.launcher, WorkerLauncher):
-            self._rescale(self.launcher, int(request.cause))
+        if request.kind == "scale":
+            self._rescale(int(request.cause))
         if request.kind not in KINDS:
             return
         if request.kind == "stop" and request.items is None:
-            self.post(scheduler.StopRequested())
-            attempts = [*self.state.busy.items()]
-            round_number, keep_running = self._submission.requests.round, request.keep_running
-            work = self._apply_stop(attempts, round_number, keep_running=keep_running)
+            self.post(decisions.StopRequested())
+            work = self._apply_stop(keep_running=request.keep_running)
         else:
-            busy = self.state.busy
-            attempts = [(index, busy[index]) for index in request.items or () if index in busy]
-            work = self._apply(request, attempts)
+            work = self._apply(request)
         number = len(self._submission.requests.entries)
         self._in_background(work, f"request {number} to {self._submission.identity.id}")
 
-    def _rescale(self, launcher: WorkerLauncher, workers: int) -> None:
+    def _rescale(self, workers: int) -> None:
         """Let *workers* run, and store as many inputs ahead as they need."""
         settings = self.state.settings = replace(self.state.settings, max_concurrent=workers)
         if self.window.limit is not None:
             self.window.limit = settings.window_for(self._length)
-        self.post(scheduler.StartLimit(self.window.bound))
-        launcher.rescale()
+        self.pump.wake()
+        self.launcher.rescale()
 
     def _in_background(self, work: Coroutine[Any, Any, object], name: str) -> None:
         task = self._session.spawn(work, name=name)
@@ -286,7 +271,6 @@ class BatchCoordinator:
     async def _finish_submitting(self, known_requests: int) -> None:
         submission, total = self._submission, self.state.total
         await self.launcher.until_idle()
-        await self.launcher.withdraw_uncertain()
         if self.state.sealed and total is not None and not submission.requests.removing:
             await self._drop_secrets(total)
         await retry_forever(lambda: self.lease.release(known_requests), "releasing the lease")
@@ -398,7 +382,7 @@ class BatchCoordinator:
 
     def _decide_next(self) -> None:
         events = [self._events.popleft() for _ in range(min(EVENTS_PER_TURN, len(self._events)))]
-        for action in scheduler.decide(self.state, *events):
+        for action in decisions.decide(self.state, *events):
             self._carry_out(action)
         if self.state.sealed and self.launcher.runs_alone and not self._has_sealed:
             self._has_sealed = True
@@ -413,31 +397,26 @@ class BatchCoordinator:
     def _is_idle(self) -> bool:
         return self.state.complete and not self._events and not self._applying
 
-    def _carry_out(self, action: scheduler.Action) -> None:
+    def _carry_out(self, action: decisions.Action) -> None:
         match action:
-            case scheduler.Start():
-                self.launcher.start(action)
-            case scheduler.Freed(index):
-                self.launcher.free(index)
-            case scheduler.Wait(index, attempt, delay):
-                self._log_retry(index, attempt, delay)
-                due = scheduler.BackoffOver(index, attempt)
-                asyncio.get_running_loop().call_later(delay, self.post, due)
-            case scheduler.Stop(cause, keep_running):
+            case decisions.Offer():
+                self.launcher.offer()
+            case decisions.OfferAgain():
+                self.launcher.offer_again(action)
+            case decisions.Stop(cause, keep_running):
                 self.stop_in_background(cause, keep_running=keep_running)
-            case scheduler.Complete():
+            case decisions.Complete():
                 logging.info("batch %s is complete", self._submission.identity.id)
 
-    def _log_retry(self, index: int, attempt: int, delay: float) -> None:
+    def _log_retry(self, index: int, attempt: int) -> None:
         outcome = self._submission.attempt(index, attempt - 1).outcome
         if outcome is not None:
             logging.info(
-                "%s: attempt %d failed (%s); attempt %d starts in %.1f s",
+                "%s: attempt %d failed (%s); attempt %d follows",
                 self._submission.identity.job_id(index),
                 attempt - 1,
                 (outcome.note or {}).get(ERROR) or outcome.reason,
                 attempt,
-                delay,
             )
 
     # --- requests ---
@@ -452,43 +431,32 @@ class BatchCoordinator:
         work = self.stop(cause, keep_running=keep_running)
         self._in_background(work, f"{cause} of {self._submission.identity.id}")
 
-    async def _apply_stop(
-        self, attempts: Sequence[tuple[int, int]], round_number: int, *, keep_running: bool
-    ) -> None:
-        """Carry out a stop of the batch: end its inputs and, unless *keep_running*, its jobs."""
+    async def _apply_stop(self, *, keep_running: bool) -> None:
+        """Carry out a stop of the batch: end its inputs and, unless *keep_running*, its workers."""
+        submission = self._submission
         if not keep_running:
-            await self._delete_jobs(round_number)
+            try:
+                await retry_forever(lambda: end_workers(submission), "ending workers")
+            except KineticError as exc:
+                logging.warning(
+                    "can't end the workers of %s, which leave by themselves: %s",
+                    *(submission.identity.id, exc),
+                )
         self.pump.close()
         await self.pump.over.wait()
         if self.pump.ends_inputs and self.state.total is None and self.lease.lost is None:
             await self.pump.end()
-        submission = self._submission
         unfinished = [
             index for index in range(count_of(self.inputs)) if not self.state.is_final(index)
         ]
         await retry_forever(
             lambda: submission.look_at_each(unfinished), "reading the stopped items"
         )
-        if keep_running:
-            await withdraw_idle(submission, attempts)
 
-    async def _delete_jobs(self, round_number: int) -> None:
-        """Delete the jobs up to a round; only log an error, because jobs end by themselves."""
-        batch = self._submission.identity.id
-        try:
-            await retry_forever(lambda: end_all(self._submission, round_number), "deleting jobs")
-        except KineticError as exc:
-            logging.warning(
-                "can't delete the running jobs of %s, which continue until they end: %s", batch, exc
-            )
-
-    async def _apply(self, request: wire.Request, attempts: Sequence[tuple[int, int]]) -> None:
+    async def _apply(self, request: wire.Request) -> None:
         """Read the items that *request* names; let those that it reopens start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
-        if request.kind == "stop" and not request.keep_running:
-            # The process that stored the request doesn't know the jobs that were launched later.
-            await delete_unwanted(submission, attempts)
         await retry_forever(lambda: submission.look_at_each(items), "reading the requested items")
         if request.kind != "retry":
             return
@@ -499,34 +467,15 @@ class BatchCoordinator:
                 and item.state is wire.ItemState.OPEN
                 and item.attempt > standing.base
             ):
-                self.post(scheduler.Reopened(index, item.attempt, standing))
+                self.post(decisions.Reopened(index, item.attempt, standing))
 
     async def reread(self) -> None:
-        """Read the attempts under way, and launch again the attempts that the platform lacks.
-
-        A launch request may still be on its way. So launch an attempt again only if two calls in a
-        row haven't found its job. If both requests arrive, the second has no effect, because a job
-        of that name exists.
-        """
-        submission, launcher, busy = self._submission, self.launcher, self.state.busy
-        requested = {
-            index: number for index, number in busy.items() if index not in launcher.unrequested
-        }
-        # An item that a stop keeps from starting has ended; this process may not know that yet.
-        halted = {index for index in self.state.unfinished() if self.state.is_halted(index)}
-        await submission.look_at_each(halted.union(requested))
-        alive = await ending.ask(submission, requested)
-        absent_before, self._absent = self._absent, set()
-        for index, number in requested.items():
-            item = submission.item(index)
-            is_claimed = submission.attempt(index, number).executor is not None
-            is_current = item is not None and not item.state.final and item.attempt == number
-            if not is_current or is_claimed or index in alive or index in launcher.unrequested:
-                continue
-            if (index, number) not in absent_before:
-                self._absent.add((index, number))
-            elif busy.get(index) == number:
-                launcher.relaunch(scheduler.Start(index, number))
+        """Read the open items, ask the platform about them, and check that there are workers."""
+        submission, open_items = self._submission, self.state.unfinished()
+        await submission.look_at_each(open_items)
+        await ending.ask(submission, open_items)
+        if any(not submission.is_final(index) for index in open_items):
+            self.launcher.check()
 
     async def _renew_shared_daily(self) -> NoReturn:
         """Renew the shared content once a day, until cancelled."""

@@ -36,9 +36,6 @@ from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason
 
-MAX_NAMES = 500
-"""Above this count, ask the platform for all jobs of the submission, not for each by its name."""
-
 RELAUNCH_S = 60.0
 """How long a submitter may take to launch the next attempt, in seconds."""
 
@@ -541,10 +538,7 @@ async def find(
     names = {identity.attempt_name(*attempt): attempt for attempt in attempts}
     if submission.workers is not None:
         return await _find_items(submission, names) if names else {}
-    if len(names) > MAX_NAMES:
-        found = await cluster.find(labels={LABEL_SUBMISSION: identity.id})
-    else:
-        found = await cluster.find(names=[*names], explained=explained) if names else []
+    found = await cluster.find(names=[*names], explained=explained) if names else []
     return {
         names[observation.name]: observation for observation in found if observation.name in names
     }

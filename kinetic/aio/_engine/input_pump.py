@@ -18,7 +18,7 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic._runner.protocol import frames, wire
-from kinetic.aio._engine import prepare, scheduler
+from kinetic.aio._engine import decisions, prepare
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import (
     CHUNK_ITEMS,
@@ -98,12 +98,11 @@ class InputPump:
         context: BatchContext,
         source: Source,
         window: Backpressure,
-        state: scheduler.State,
-        post: Callable[[scheduler.Event], None],
+        state: decisions.State,
+        post: Callable[[decisions.Event], None],
         report_refusal: Callable[[int, Exception], Awaitable[None]],
         *,
         ends_inputs: bool,
-        runs_alone: bool,
     ) -> None:
         identity = context.submission.identity
         self._store = context.session.platform.store
@@ -120,7 +119,7 @@ class InputPump:
         self._key = identity.key
         self._first_index = self._inputs.count
         # What is stored may run. So if the window limits how many run, it limits what is stored.
-        self._stores_window = runs_alone and window.limit is not None
+        self._stores_window = window.limit is not None
         self._room = asyncio.Event()
         self._recent: OrderedDict[int, Any] = OrderedDict()
         self.ends_inputs = ends_inputs
@@ -190,7 +189,7 @@ class InputPump:
             drained = await self._source.drain(0.0 if self._state.stopping else DRAIN_S)
             await self._store_inputs(drained)
             if self.has_known_length and (count := self._inputs.count - self._first_index):
-                self._post(scheduler.Stored(self._first_index, count))
+                self._post(decisions.Stored(self._first_index, count))
             if self.seals or (self.ends_inputs and not self.closing):
                 await self.end()
         finally:
@@ -220,7 +219,7 @@ class InputPump:
             else:
                 self._inputs.total, self._inputs.sealed = total, True
                 self._inputs.slots += 1
-        self._post(scheduler.InputsEnded(self._inputs.total))
+        self._post(decisions.InputsEnded(self._inputs.total))
 
     async def _pull(self) -> None:
         """Pull and store inputs, whenever `_wait_for_room` allows more."""
@@ -254,7 +253,7 @@ class InputPump:
             minimum = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
             if room >= minimum:
                 return minimum
-            if room >= 1 and self._state.free > 0 and not self._state.waits_for_slot:
+            if room >= 1 and self._state.has_idle_worker:
                 return int(room)
             self._room.clear()
             await self._room.wait()
@@ -297,10 +296,10 @@ class InputPump:
         if self._source.known_inputs is None:
             self._remember(first, chunk)
         for position, error in failed.items():
-            self._post(scheduler.ItemsKnown(self._inputs.count))
+            self._post(decisions.ItemsKnown(self._inputs.count))
             await self._report_refusal(first + position, error)
-        known = scheduler.ItemsKnown(first + count)
-        self._post(known if self.has_known_length else scheduler.Stored(first, count))
+        known = decisions.ItemsKnown(first + count)
+        self._post(known if self.has_known_length else decisions.Stored(first, count))
 
     def _remember(self, first: int, inputs: Sequence[EncodedInput]) -> None:
         """Keep the newest inputs for `input_of`; with a window, all undelivered inputs."""
@@ -356,7 +355,7 @@ class InputPump:
         count = self._inputs.count - before
         logging.warning("%s: found %d inputs of an earlier submitter", self._batch, count)
         if count:
-            self._post(scheduler.Stored(before, count))
+            self._post(decisions.Stored(before, count))
 
 
 def _sample(inputs: Sequence[EncodedInput]) -> str:

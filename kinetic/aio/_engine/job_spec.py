@@ -85,18 +85,8 @@ class JobSpecBuilder:
             owned=uploaded.call.owned,
         )
 
-    async def launch(
-        self,
-        index: int,
-        attempt: int,
-        arguments: wire.Input,
-        data: tuple[wire.DataRef, ...] = (),
-        *,
-        fence: int = 1,
-        round_number: int = 0,
-        crew: Crew | None = None,
-    ) -> None:
-        """Start one attempt; ignore an error that isn't a refusal if the platform has the job.
+    async def launch(self, attempt: int, arguments: wire.Input, crew: Crew | None) -> None:
+        """Start an attempt of a single job, unless the platform has it in spite of an error.
 
         With a *crew*, a worker carries out the attempt.
 
@@ -107,21 +97,20 @@ class JobSpecBuilder:
         """
         identity = self._identity
         order = self._order(
-            job_id=identity.job_id(index),
-            index=index,
+            job_id=identity.job_id(0),
+            index=0,
             attempt=attempt,
-            fence=fence,
             arguments=arguments,
-            data=(*self._data, *data),
-            output_dir=identity.output_dir(index),
+            data=self._data,
+            output_dir=identity.output_dir(0),
         )
         labels = {
             **self._labels,
-            LABEL_INDEX: str(index),
+            LABEL_INDEX: "0",
             LABEL_ATTEMPT: str(attempt),
-            LABEL_ROUND: str(round_number),
+            LABEL_ROUND: "0",
         }
-        name = identity.attempt_name(index, attempt)
+        name = identity.attempt_name(0, attempt)
         try:
             await self._cluster.launch(self._job(name=name, labels=labels, order=order, crew=crew))
         except BackendError as exc:

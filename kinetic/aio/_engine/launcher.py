@@ -1,12 +1,14 @@
-"""Start the attempts of a batch that the scheduler has decided on.
+"""Start the workers of a batch, which run its items, and replace a round that has ended.
 
-Several launch requests run at once, but only while this process holds the batch's lease. The lease
-is the object in the store that names the one process that submits the batch.
+A worker claims the items itself, and retries them. So this process only asks the platform for as
+many workers as the batch may have. The page about the protocol of workers (``docs/workers.md``)
+says what a round is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -15,33 +17,61 @@ from typing import Any
 from absl import logging
 
 from kinetic._runner.protocol import wire
-from kinetic.aio._engine import ending, job_spec, prepare, scheduler
-from kinetic.aio._engine.cleanup import delete_if_stopped, withdraw_idle
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Crew, Requests, Terms
+from kinetic.aio._engine import decisions, ending, job_spec, prepare
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import Submission
+from kinetic.aio._engine.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence, Submission
+from kinetic.aio._engine.workers import (
+    Roster,
+    count_workers,
+    end_workers,
+    read_roster,
+    registered_places,
+    stopped_round,
+)
 from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import (
     FOREVER,
     Outage,
+    growing_pauses,
     is_final,
-    is_refusal,
     retry,
     retry_forever,
 )
-from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
+from kinetic.aio.ports import JobSpec, Observation, Phase, Workers
+from kinetic.errors import (
+    BackendError,
+    KineticError,
+    LaunchError,
+    NotFound,
+    SubmitterLost,
+    Throttled,
+)
+from kinetic.job_status import Reason
 
-LAUNCHES_AT_ONCE = 32
-"""Maximum number of launch requests under way at once."""
+WAIT_CHECK_S = 5.0
+"""How often to check whether a worker runs, in seconds, if the wait is limited."""
 
-UNCLEAR_S = 540.0
-"""How long to retry a launch while it's unknown whether the platform took it, in seconds."""
+EARLIER_CHECKS_S = 0.1, 2.0
+"""First and longest pause between two checks whether earlier workers have ended, in seconds."""
+
+RESTARTS_S = 0.5, 60.0
+"""First and longest pause before a worker is started in the place of one that died before it could
+take an item, in seconds."""
+
+MOST_UNREGISTERED = 3
+"""How many workers in a row may die before they can take an item, if nobody replaces them."""
+
+BACKOFF_S = 0.25
+"""How long another worker than the last one waits before it retries an item, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """What all attempts of a batch share, and the lease that allows their launch."""
+    """What the parts of a submitting process share: the batch, its inputs, and its lease."""
 
     session: Session
     submission: Submission
@@ -51,229 +81,438 @@ class BatchContext:
 
 
 class Launcher:
-    """Launch attempts; close an item as failed if its attempt can't be launched.
+    """Keep the workers of a batch running, while it has open items.
 
-    `worker_launcher.WorkerLauncher` is the counterpart for platforms that run workers.
-
-    *post* passes an event to the scheduler. A worker calls *on_change* when no launch is pending
-    any more.
+    *post* passes an event to the coordinator. This calls *on_change* when a request has ended.
     """
 
     def __init__(
         self,
         context: BatchContext,
-        state: scheduler.State,
-        post: Callable[[scheduler.Event], None],
+        state: decisions.State,
+        post: Callable[[decisions.Event], None],
         on_change: Callable[[], None],
+        workers: Workers,
+        length: int | None,
     ) -> None:
-        self.runs_alone = False
+        self.runs_alone = workers.replaces
         """Whether stored items run without this process."""
-        self.unrequested: set[int] = set()
-        """Items for whose next attempt this process has yet to send the launch request."""
         self.halted = False
         self.asked = asyncio.Event()
-        """See `worker_launcher.WorkerLauncher`; never set here."""
+        """Set when the platform was asked for workers, or the client's limit has no place."""
         self._context = context
-        self._builder = job_spec.JobSpecBuilder(
-            context.session,
-            context.submission.identity,
-            context.uploaded,
-            prunable=state.settings.prunable,
-        )
         self._state = state
         self._post = post
         self._on_change = on_change
-        self._queue: asyncio.Queue[scheduler.Start] = asyncio.Queue()
-        self._slots: dict[int, int] = {}  # item with a slot of the client's limit → its attempt
-        self._launched = 0
-        self._uncertain: set[tuple[int, int]] = set()  # launches without a clear answer
+        self._workers = workers
+        settings, uploaded = state.settings, context.uploaded
+        options = uploaded.call.options
+        self._length = length
+        self._count = count = self._find_count()
+        terms = Terms(
+            workers=count,
+            budgets=context.submission.identity.budgets,
+            backoff_s=BACKOFF_S,
+            fail_fast=settings.fail_fast,
+            cancel_running=settings.cancel_running_on_fail,
+            budget_s=state.budget if math.isfinite(state.budget) else None,
+            lifetime_s=settings.batch_timeout,
+        )
+        self._crew = Crew(
+            terms=terms,
+            outputs=context.submission.identity.output_base,
+            created=context.submission.identity.created,
+            isolation=options.isolation,
+            init=uploaded.init,
+            recycle=options.recycle,
+        )
+        self._builder = job_spec.JobSpecBuilder(
+            context.session,
+            context.submission.identity,
+            uploaded,
+            prunable=settings.prunable,
+        )
+        self._requests = Requests()
+        self._running: int | None = None  # the round that has workers, as far as is known
+        self._has_news = False
+        self._stores_more = True  # whether workers must hear of the next item that may start
+        self._lacks_workers = False
+        self._without_input: list[decisions.OfferAgain] = []
+        self._allowed = 0 if context.session.limit.is_bounded else count
+        self._held = 0  # places in the client's limit; also for workers that were asked to leave
+        self._needed = asyncio.Event()
+        self._may_grow = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._was_accepted = False
+        # If nobody replaces workers: those that died since the last start; how many of them
+        # in a row had not registered; a round, and how many ranks it has had.
+        self._lost: list[Observation] = []
+        self._unregistered = 0
+        self._used = 0, 0
+        self._restart_pauses = growing_pauses(*RESTARTS_S)
         batch = f"batch {context.submission.identity.id}"
-        self._pause = Pause(batch)
-        self._outage = Outage(f"launching jobs of {batch}")
-        self._idle = asyncio.Event()
-        self._requests_under_way = 0
+        self._pause, self._outage = Pause(batch), Outage(f"starting the workers of {batch}")
+        context.submission.on_worker_gone = self._on_worker_gone
 
     @property
     def pending(self) -> bool:
-        """Whether an attempt should start that the platform hasn't confirmed yet."""
-        return bool(self.unrequested or self._requests_under_way)
+        """Whether the platform hasn't confirmed the workers yet."""
+        is_under_way = self._busy.locked() or self._needed.is_set()
+        return self._lacks_workers or bool(self._without_input) or is_under_way
 
-    def start(self, start: scheduler.Start) -> None:
-        """Put an attempt into the queue."""
-        self.unrequested.add(start.index)
-        self._queue.put_nowait(start)
+    @property
+    def allowed(self) -> int:
+        """How many workers this client may ask for now."""
+        return self._allowed
 
-    def free(self, index: int) -> None:
-        """Free the item's slot in the client's limit, if it has one: its attempt has an outcome."""
-        if self._slots.pop(index, None) is not None:
-            self._context.session.limit.release()
+    @property
+    def _round(self) -> int:
+        """The number of the current round, by the requests that this process has read."""
+        for request in self._context.submission.requests.entries[self._requests.count :]:
+            self._requests.add(request)
+        return self._requests.round
+
+    def offer(self) -> None:
+        """Have workers for items that may start from now on."""
+        self._may_grow.set()
+        if self._running != self._round or not self.runs_alone:
+            self._stores_more = self._state.total is None
+            self._need_workers()
+        elif self._stores_more:
+            # The end of the inputs may be known before the last of them may start.
+            self._stores_more = self._state.total is None
+            self._has_news = True  # idle workers look for it seldom
+            self._needed.set()
+
+    def offer_again(self, offer: decisions.OfferAgain) -> None:
+        """Have workers for an item that was reopened."""
+        self._may_grow.set()
+        if offer.index >= self._context.inputs.count:  # a stop came before its input was stored
+            self._without_input.append(offer)
+        elif self._running != self._round or not self.runs_alone:
+            self._lacks_workers = True
+        else:
+            self._has_news = True
+        self._needed.set()
+
+    def check(self) -> None:
+        """Check whether there are workers, because items are open: an end may be unreported."""
+        submission = self._context.submission
+        if not (self.runs_alone and submission.listed and submission.worker_observations):
+            self._need_workers()
+
+    def _on_worker_gone(self, worker: Observation) -> None:
+        if not self.runs_alone:
+            self._replace(worker)
+            return
+        if worker.exit_code == EXIT_SURPLUS and self._held:  # nobody replaces it
+            self._allowed = min(self._allowed, self._held - 1)
+            self._keep_places(self._held - 1)
+        if self._context.submission.worker_observations:
+            return
+        self._keep_places(self._allowed)
+        self._running = None
+        if not self._state.complete:
+            self._may_grow.set()
+            self._need_workers()
+
+    def _replace(self, worker: Observation) -> None:
+        """Start a worker in the place of one that has ended, or give the place back."""
+        living = len(self._context.submission.worker_observations)
+        if self._context.session.limit.is_bounded:
+            self._keep_places(max(living, min(self._held, self._wanted)))
+            self._allowed = min(self._allowed, self._held)
+        if self._state.complete:
+            return
+        self._may_grow.set()
+        if worker.exit_code not in (EXIT_DONE, EXIT_SURPLUS):
+            self._lost.append(worker)
+        self._need_workers()
+
+    def _need_workers(self) -> None:
+        self._lacks_workers = True
+        self._needed.set()
+
+    def _find_count(self) -> int:
+        platform, resources = self._context.session.platform, self._context.uploaded.resources
+        wanted = self._state.settings.max_concurrent
+        return count_workers(platform, resources, wanted, self._length)
+
+    def rescale(self) -> None:
+        """Follow a change of ``max_concurrent``, also in later rounds."""
+        self._count = self._find_count()
+        if not self._context.session.limit.is_bounded:
+            self._allowed = self._count
+        self._allowed = min(self._allowed, self._count)
+        if not self._context.submission.worker_observations:
+            self._keep_places(self._allowed)
+        self._may_grow.set()
+        if not self.runs_alone:
+            self._need_workers()
 
     def free_all(self) -> None:
-        """Free all slots in the client's limit, because this process starts nothing more."""
-        for index in tuple(self._slots):
-            self.free(index)
+        """Give back the places in the client's limit."""
+        self._keep_places(0)
+        self._allowed = 0
+        self._context.submission.on_worker_gone = None
+
+    def _keep_places(self, count: int) -> None:
+        """Give back the places in the client's limit above *count*."""
+        while self._held > count:
+            self._held -= 1
+            self._context.session.limit.release()
+
+    @property
+    def _wanted(self) -> int:
+        """How many workers the batch may have: no more than items that have not ended."""
+        total = self._state.total
+        if total is None and not self.runs_alone:
+            total = len(self._state.marks)  # a worker can't wait for later inputs
+        return self._count if total is None else min(self._count, total - self._state.ended)
 
     async def halt(self) -> None:
-        """Start nothing more, and wait for the requests that are under way."""
+        """Start no more workers, and wait for the request that is under way."""
         self.halted = True
         await self.until_idle()
 
     async def until_idle(self) -> None:
-        """Wait until no launch request is under way.
-
-        If a stop request came during a launch, the launch is under way until `_launch` has deleted
-        the new job.
-        """
-        while self._requests_under_way:
-            self._idle.clear()
-            await self._idle.wait()
-
-    async def withdraw_uncertain(self) -> None:
-        """Delete jobs that launches without a clear answer may have made for ended items."""
-        uncertain, self._uncertain = self._uncertain, set()
-        await withdraw_idle(self._context.submission, uncertain)
+        """Wait until no request is under way."""
+        async with self._busy:
+            pass
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
-        """Return the coroutines that run beside the coordinator, until they are cancelled."""
-        limit = self._state.settings.max_concurrent or LAUNCHES_AT_ONCE
-        return [self._run_worker() for _ in range(min(LAUNCHES_AT_ONCE, limit))]
+        """Return the coroutines that run beside the coordinator, until they are cancelled.
 
-    def relaunch(self, start: scheduler.Start) -> None:
-        """Put an attempt into the queue again, because the platform lacks it."""
-        self.start(start)
-
-    async def _run_worker(self) -> None:
-        """Start the attempts in the queue, one after the other, until cancelled.
-
-        Raises:
-            SubmitterLost: Another process submits the batch now, or the platform has refused
-                jobs for longer than KINETIC_SUBMIT_PATIENCE.
+        Raises (in a coroutine):
+            SubmitterLost: The platform has refused workers for KINETIC_SUBMIT_PATIENCE.
         """
-        while True:
-            start = await self._queue.get()
-            await self._acquire_slot(start)
-            if self.halted:
-                continue
-            await self._start(start)
-            if not self.pending:
-                self._on_change()
+        return [self._run(), self._grow(), self._limit_wait()]
 
-    async def _acquire_slot(self, start: scheduler.Start) -> None:
-        """Take a slot of the client's limit; the item keeps it until it has an outcome."""
+    async def _grow(self) -> None:
+        """Ask for one more worker whenever the client's limit has a place."""
         limit = self._context.session.limit
-        if start.index not in self._slots:
+        while limit.is_bounded:
+            if self._allowed >= self._wanted:
+                self._may_grow.clear()
+                await self._may_grow.wait()
+                continue
+            if limit.is_full:
+                self.asked.set()
             await limit.acquire()
-            if start.index in self._slots:  # another attempt took a slot for the item meanwhile
+            if self._allowed >= self._wanted:  # the batch was scaled, or items have ended
                 limit.release()
-        self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
+                continue
+            self._held += 1
+            self._allowed += 1
+            if self._running is not None:
+                self._lacks_workers = True
+            self._needed.set()
 
-    async def _start(self, start: scheduler.Start) -> None:
-        """Launch the attempt; retry while the platform refuses jobs for a cause that can pass."""
-        index = start.index
+    async def _limit_wait(self) -> None:
+        """End the open items if no worker has run for ``start_timeout``, while some wait."""
+        limit = self._context.uploaded.call.options.start_timeout
+        submission, clock = self._context.submission, asyncio.get_running_loop().time
+        waiting_since: float | None = None
+        while limit is not None:
+            await asyncio.sleep(min(limit / 4, WAIT_CHECK_S))
+            if not self._all_wait():
+                waiting_since = None
+                continue
+            waiting_since = clock() if waiting_since is None else waiting_since
+            if clock() - waiting_since < limit:
+                continue
+            waiting_since = None
+            message = f"no worker could start for {limit:g} s (start_timeout)"
+            if waiting := submission.waiting_message():
+                message += f": {waiting}"
+            for index in self._state.unfinished():
+                await self._end_late(index, message)
+
+    def _all_wait(self) -> bool:
+        """Whether there are workers, and none of them runs."""
+        seen = self._context.submission.worker_observations.values()
+        return {it.phase for it in seen} == {Phase.PENDING}
+
+    async def _end_late(self, index: int, message: str) -> None:
+        """Close the attempt of an item that found no worker, and those by which it would retry."""
+        submission, number = self._context.submission, 0
+        while self._all_wait():  # a worker may begin while earlier attempts are closed
+            item = submission.item(index) or wire.Item(wire.ItemState.OPEN, 1)
+            if item.state.final or item.attempt == number:
+                return
+            number = item.attempt
+            name, reason = submission.identity.attempt_name(index, number), Reason.UNSCHEDULABLE
+            ended = Observation(name=name, phase=Phase.ENDED, reason=reason, message=message)
+            await ending.settle(submission, Evidence(index, number, ended))
+
+    async def _run(self) -> None:
+        while True:
+            await self._needed.wait()
+            async with self._busy:
+                self._needed.clear()
+                while self._without_input:
+                    await self._refuse_without_input(self._without_input.pop())
+                if self._lacks_workers and self._allowed and not self.halted:
+                    self._lacks_workers = False
+                    await self._start_workers()
+                    self.asked.set()
+                if self._has_news:
+                    self._has_news = False
+                    batch = self._context.submission.identity.id
+                    # Workers also look by themselves, so a lost message only costs time.
+                    with contextlib.suppress(BackendError):
+                        await self._workers.tell({LABEL_SUBMISSION: batch})
+            self._on_change()
+
+    async def _start_workers(self) -> None:
+        """Have the workers of the current round; if it is over and items are open, open another."""
         try:
-            await retry_while_refused(
-                lambda: self._launch_until_answered(start),
-                self._pause,
-                may_wait=self._has_started,
-                progress=lambda: self._launched,
-            )
-        except SubmitterLost:
-            raise
+            submission = self._context.submission
+            while not submission.requests.removing:
+                number = self._round
+                if submission.listed and self._requests.all_stopped:
+                    return  # `end_workers` has deleted the workers, and what is open needs none
+                if self._was_accepted and self._running is None:
+                    # A supervisor that has died is replaced by one that begins the round again.
+                    await self._close_dead()
+                found = await self._scale(number)
+                if found is None:
+                    return
+                if found:
+                    self._running, self._was_accepted = number, True
+                    if submission.listed:  # a stop may have come before the workers were there
+                        with contextlib.suppress(KineticError):  # they also leave by themselves
+                            await end_workers(submission)
+                    return
+                if not await self._open_round(number):
+                    return
         except KineticError as exc:
+            batch = self._context.submission.identity.id
             if exc.passing and self._has_started():
-                batch = self._context.submission.identity.id
                 raise SubmitterLost(
                     f"this process stopped submitting batch {batch}, because the platform took no "
-                    f"job for {self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing is "
-                    "lost. To continue, remove the cause, then call "
+                    f"worker for {self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing "
+                    "is lost. To continue, remove the cause, then call "
                     f"kinetic.attach_batch({batch!r}).resume(). {exc}",
                     job_id=batch,
                 ) from exc
-            await self.report_refusal(index, exc, start.attempt)
-        if not self.halted:
-            self.unrequested.discard(index)
+            for index in self._state.unfinished():
+                item = self._context.submission.item(index)
+                await self.report_refusal(index, exc, item.attempt if item is not None else 1)
 
     def _has_started(self) -> bool:
-        return self._launched > 0 or self._context.submission.has_started
+        """Return whether the platform has ever taken workers of the batch, for any process."""
+        return self._was_accepted or self._context.submission.has_started
 
-    async def _launch_until_answered(self, start: scheduler.Start) -> None:
-        """Launch the attempt; retry while it's unknown whether the platform took it.
+    async def _scale(self, number: int) -> int | None:
+        """Ask for the workers of a round; return how many it has, or None if none are wanted."""
+        job = self._builder.worker(number)
 
-        While a quota is used up, retry for ``start_timeout`` seconds; without it, retry forever.
-        """
+        async def scale() -> int | None:
+            submission, pauses = self._context.submission, growing_pauses(*EARLIER_CHECKS_S)
+            if self.halted or (submission.listed and stopped_round(submission) is not None):
+                return None  # the refusals may have lasted for long
+            while (roster := await read_roster(submission, self._requests)).earlier:
+                # Deleted workers still end their items, and one that waits for a machine stays.
+                for earlier in roster.earlier:
+                    labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(earlier)}
+                    await submission.cluster.delete(labels=labels)
+                await asyncio.sleep(next(pauses))
+            if not self.runs_alone:
+                return await self._start_more(job, number, roster)
+            ranks = range(roster.size_for(self._allowed))
+            return await self._workers.scale(job, self._crew, number=number, ranks=ranks)
+
         clock = asyncio.get_running_loop().time
-        started_at = clock()
+        patience_s = self._context.uploaded.call.options.start_timeout or math.inf
+        gives_up_at = clock() + patience_s
 
-        def is_retryable(failure: Exception) -> bool:
-            limit = UNCLEAR_S
-            if isinstance(failure, Throttled):
-                limit = self._context.uploaded.call.options.start_timeout or math.inf
-            unclear = isinstance(failure, BackendError) and not is_final(failure)
-            return unclear and clock() - started_at < limit
+        def is_unclear(failure: Exception) -> bool:
+            if isinstance(failure, Throttled):  # a quota is used up, which may last for days
+                self.asked.set()
+                if clock() >= gives_up_at:
+                    return False
+            return isinstance(failure, BackendError) and not is_final(failure)
 
-        await retry(
-            lambda: self._launch_if_wanted(start), FOREVER, self._outage, should_retry=is_retryable
+        async def scale_until_answered() -> int | None:
+            return await retry(scale, FOREVER, self._outage, should_retry=is_unclear)
+
+        return await retry_while_refused(
+            scale_until_answered, self._pause, may_wait=self._has_started
         )
 
-    async def _launch_if_wanted(self, start: scheduler.Start) -> None:
-        """Launch the attempt, if it's still wanted."""
-        context, index = self._context, start.index
-        stored_input = await retry_forever(
-            lambda: context.inputs.input(index), f"reading input {index}"
-        )
-        if not context.lease.may_start:
-            await context.lease.until_may_start()
-        if await self._is_wanted(start):
-            await self._launch(start.index, start.attempt, *stored_input)
+    async def _start_more(self, job: JobSpec, number: int, roster: Roster) -> int | None:
+        """Start workers until as many live as the batch may have, if nobody replaces them.
 
-    async def _is_wanted(self, start: scheduler.Start) -> bool:
-        """Return whether the attempt is still wanted; if its item was stopped, read the item."""
-        submission, index = self._context.submission, start.index
-        if self._state.busy.get(index) != start.attempt:
-            if self._slots.get(index) == start.attempt:
-                self.free(index)  # the item has ended, or another process' attempt is under way
-            return False
-        if self._state.is_halted(index) or submission.requests.standing(index).stopped:
-            await retry_forever(lambda: submission.look(index), f"looking at item {index}")
-            return False
-        return not self.halted
-
-    async def _launch(
-        self, index: int, attempt: int, arguments: wire.Input, data: tuple[wire.DataRef, ...]
-    ) -> None:
-        """Ask the platform for the attempt's job; delete it if a stop request came meanwhile."""
-        submission, fence = self._context.submission, self._context.lease.fence
-        self._requests_under_way += 1
-        self.unrequested.discard(index)
-        try:
-            try:
-                await self._builder.launch(
-                    index,
-                    attempt,
-                    arguments,
-                    data,
-                    fence=fence,
-                    round_number=submission.requests.round,
+        Raises:
+            LaunchError: Several workers in a row have died before they could take an item.
+        """
+        registered = await registered_places(self._context.submission, number)
+        lost, self._lost, is_early = self._lost, [], False
+        for worker in lost:
+            if worker.name.rpartition(".")[0] in registered:
+                self._unregistered, self._restart_pauses = 0, growing_pauses(*RESTARTS_S)
+                continue
+            is_early = True
+            self._unregistered += worker.reason not in INFRASTRUCTURE
+            if self._unregistered >= MOST_UNREGISTERED:
+                raise LaunchError(
+                    f"{self._unregistered} workers in a row have ended before they could take an "
+                    f"item. The last one: {worker.message or 'no reason is known'}",
+                    reason=str(worker.reason or ""),
                 )
-            except KineticError as exc:
-                self.unrequested.add(index)
-                if not is_refusal(exc):
-                    self._uncertain.add((index, attempt))
-                raise
-            self._uncertain.discard((index, attempt))
-            self._launched += 1
-            standing = submission.requests.standing(index)
-            if standing.stopped or attempt <= standing.base:
-                await delete_if_stopped(submission, index, attempt)
-        finally:
-            self._requests_under_way -= 1
-            if not self._requests_under_way:
-                self._idle.set()
+        if is_early:
+            asyncio.get_running_loop().call_later(next(self._restart_pauses), self._need_workers)
+            return None
+        used = max(registered.values(), default=-1) + 1
+        if number == self._used[0]:  # a worker that hasn't registered may have left no trace
+            used = max(used, self._used[1])
+        ranks = roster.ranks_for(min(self._allowed, self._wanted), used)
+        self._used = number, ranks.stop
+        await self._workers.scale(job, self._crew, number=number, ranks=ranks)
+        return max(1, ranks.stop)
+
+    async def _open_round(self, number: int) -> bool:
+        """Open a round after round *number*; return False if no item is open."""
+        submission, requests = self._context.submission, self._context.submission.requests
+        open_items = await self._close_dead()
+        if not open_items:
+            return False
+        await retry_forever(requests.read, "reading requests")
+        if self._round == number:
+            slot, request = len(requests.entries), wire.Request(kind="round")
+            await retry_forever(lambda: requests.append_at(slot, request), "opening a round")
+            await retry_forever(requests.read, "reading requests")
+            logging.info("%s: %d items continue", submission.identity.id, len(open_items))
+        return True
+
+    async def _close_dead(self) -> list[int]:
+        """Close the claims of workers that have died; return the items that are still open.
+
+        Workers that start from now on can't judge claims of another round, or of an earlier start.
+        """
+        submission, unfinished = self._context.submission, self._state.unfinished()
+        await retry_forever(
+            lambda: submission.look_at_each(unfinished), "reading the items before a new round"
+        )
+        open_items = [index for index in unfinished if not submission.is_final(index)]
+        if open_items:
+            await retry_forever(
+                lambda: ending.ask(submission, open_items), "asking for dead workers"
+            )
+        return [index for index in open_items if not submission.is_final(index)]
+
+    async def _refuse_without_input(self, offer: decisions.OfferAgain) -> None:
+        """End an item that a retry has reopened, and that no worker can run."""
+        try:
+            await self._context.inputs.input(offer.index)
+        except NotFound as exc:
+            await self.report_refusal(offer.index, exc, offer.attempt)
 
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
-        """Close an item that can't start because of *error*, unless a process has begun it."""
+        """Close an item that can't start because of *error*, unless a worker has begun it."""
         if await close_refused(self._context.submission, index, error, attempt):
-            self._post(scheduler.Refused(index))
+            self._post(decisions.Refused(index))
 
 
 async def close_refused(

@@ -221,3 +221,41 @@ async def describe(submission: Submission, known: int) -> list[Worker]:
 def name_of(worker: str) -> str:
     """Return the name that a user sees of a `WorkerId`, which lacks the number of disruptions."""
     return worker.rpartition(".")[0]
+
+
+# --- ending them ---
+
+
+async def end_workers(submission: Submission) -> None:
+    """End the workers of a batch whose stop request is stored.
+
+    Workers end the items themselves, and leave. Where `Workers.tell` reaches them, they aren't
+    deleted, because that would remove the logs of their items. Elsewhere, the platform asks them to
+    end, and they store the logs first.
+
+    The request to delete them names their round. So if it reaches the platform late, it doesn't
+    delete workers of items that were retried in the meantime.
+    """
+    batch, workers = submission.identity.id, submission.workers
+    if submission.listed:
+        if (number := stopped_round(submission)) is not None:
+            labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}
+            await submission.cluster.delete(labels=labels)
+    elif workers is not None:
+        await workers.tell({LABEL_SUBMISSION: batch})
+
+
+def stopped_round(submission: Submission) -> int | None:
+    """Return the round of workers that a stop ends; None if it lets items run, or a retry came."""
+    requests = replay(submission.requests.entries)
+    is_over = requests.all_stopped and requests.standing(-1).unwanted  # -1: an item without name
+    return requests.round if is_over else None
+
+
+async def end_leftovers(submission: Submission) -> None:
+    """End the workers of a stopped batch that a process left on the platform when it died."""
+    if not submission.requests.all_stopped:
+        return
+    if await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id}):
+        await submission.requests.look()  # a retry request is stored before its workers start
+        await end_workers(submission)
