@@ -544,7 +544,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
-        """The handles by index; None for an item whose job isn't submitted."""
+        """The handles by index; None for an item whose input isn't stored yet, or was refused."""
         return [None if job is None else self._sync_handle(job) for job in self._aio.jobs]
 
     def job(self, index: int) -> JobHandle[T]:

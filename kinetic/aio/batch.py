@@ -208,7 +208,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
-        """The handles by index; None for an item whose job isn't submitted."""
+        """The handles by index; None for an item whose input isn't stored yet, or was refused."""
         known = range(self._batch.known)
         return [self._handle(i) if self._batch.submitted(i) else None for i in known]
 
