@@ -135,6 +135,8 @@ class MemoryCluster:
         slots: How many jobs and workers run at once; further ones wait in order. Default: any
             number.
         key: The root key. Clusters that share a store need the same key. Default: a random key.
+        replaces: Whether the cluster replaces workers that died. Otherwise each worker takes one
+            item at most, like a set of hosts.
 
     Example::
 
@@ -142,11 +144,17 @@ class MemoryCluster:
     """
 
     shows_items = True
-    replaces = True
 
     def __init__(
-        self, store: Store, work: Work, *, slots: int | None = None, key: bytes = b""
+        self,
+        store: Store,
+        work: Work,
+        *,
+        slots: int | None = None,
+        key: bytes = b"",
+        replaces: bool = True,
     ) -> None:
+        self.replaces = replaces
         self.requests: Counter[str] = Counter()
         self._store = store
         self._work = work
@@ -180,13 +188,18 @@ class MemoryCluster:
         self.requests["scale"] += 1
         if job.name not in self._rounds:
             self._rounds[job.name] = _Round(job, crew, number, f"m{next(self._numbers)}")
-        return await self.grow(job.name, ranks.stop)
+        if self.replaces:
+            return await self.grow(job.name, ranks.stop)
+        for rank in ranks:
+            life = replace(self._rounds[job.name], job=f"m{next(self._numbers)}")
+            self._begin_worker(life, rank, 0)
+        return ranks.stop
 
     async def grow(self, name: str, workers: int) -> int:
         """Implement `Workers.grow`."""
         self.requests["grow"] += 1
         found = self._rounds.get(name)
-        if found is None or found.over:
+        if found is None or found.over or not self.replaces:
             return 0
         first, found.size = found.size, max(found.size, workers)
         for rank in range(first, found.size):
@@ -395,7 +408,13 @@ class MemoryCluster:
         )
         job.round = its_round
         job.worker = MemoryWorker(
-            me, run.executor, its_round.spec, its_round.crew, self._store, self
+            me,
+            run.executor,
+            its_round.spec,
+            its_round.crew,
+            self._store,
+            self,
+            once=not self.replaces,
         )
         self._queue.append(job)
         self._start_waiting()
@@ -463,7 +482,7 @@ class MemoryCluster:
         assert job.round is not None
         if job.observation.exit_code == EXIT_DONE:
             job.round.over = True
-        elif job.observation.exit_code != EXIT_SURPLUS and not job.deleted:
+        elif job.observation.exit_code != EXIT_SURPLUS and not job.deleted and self.replaces:
             *_, rank, restarts = job.run.spec.name.split(".")
             asyncio.get_running_loop().call_later(
                 REPLACED_S, self._replace_worker, job.round, int(rank), int(restarts) + 1

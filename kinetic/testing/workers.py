@@ -46,10 +46,19 @@ class MemoryWorker:
         crew: How the workers run items.
         store: Where the objects are.
         items: Runs the items.
+        once: Whether the worker takes one item at most.
     """
 
     def __init__(
-        self, me: WorkerId, executor: str, spec: JobSpec, crew: Crew, store: Store, items: Items
+        self,
+        me: WorkerId,
+        executor: str,
+        spec: JobSpec,
+        crew: Crew,
+        store: Store,
+        items: Items,
+        *,
+        once: bool,
     ) -> None:
         self._me = str(me)
         self._executor = executor
@@ -58,7 +67,9 @@ class MemoryWorker:
         self._store = store
         self._items = items
         self._clock = asyncio.get_running_loop().time
-        self._pull = pull.Pull(me, executor, spec.key, spec.order.scope, crew.terms, self._clock)
+        self._pull = pull.Pull(
+            *(me, executor, spec.key, spec.order.scope, crew.terms, self._clock), once=once
+        )
         self._news = asyncio.Event()
         self._terminating = False
         self._item = ""  # the name of the running item's job
