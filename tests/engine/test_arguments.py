@@ -414,13 +414,13 @@ async def test_a_batch_that_is_found_knows_how_much_is_stored(platform: Platform
 
 
 async def test_cancelling_what_has_ended_keeps_the_logs(client: aio.Client) -> None:
-    batch = await client.run_async_map(inverse, [0])
+    batch = await client.run_async_map(inverse, [1])
     await batch.wait()
     job = await batch.job(0)
     before = await job.tail()
     await batch.cancel()
     assert await job.tail() == before
-    await batch.results(return_exceptions=True)
+    await batch.results()
     with pytest.raises(errors.NotFound, match="cleanup=False"):
         await job.tail()
     with pytest.raises(errors.NotFound, match="cleanup=False"):
