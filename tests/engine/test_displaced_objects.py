@@ -27,7 +27,8 @@ HANGS_S = 30.0
 
 def platform_in(folder: Path, work: Any = carry_out) -> Platform:
     store = DirectoryStore(folder, shared=True)  # in which claims and outcomes are files
-    return replace(memory_platform(), store=store, cluster=MemoryCluster(store, work))
+    cluster = MemoryCluster(store, work)
+    return replace(memory_platform(), store=store, cluster=cluster, workers=cluster)
 
 
 async def same(x: int) -> int:

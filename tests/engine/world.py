@@ -76,7 +76,7 @@ def platform_with(kind: type[C], work: Any = carry_out) -> tuple[Platform, C]:
     """Return a platform on the loop's time with a cluster of class *kind*, and that cluster."""
     plain = on_loop_time(memory_platform())
     cluster = kind(plain.store, work)
-    return replace(plain, cluster=cluster), cluster
+    return replace(plain, cluster=cluster, workers=cluster), cluster
 
 
 class Passing:
