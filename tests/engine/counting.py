@@ -11,7 +11,7 @@ from typing import Any
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """Count callbacks, timers, and tasks except the platform's jobs."""
+    """Count callbacks, timers, and tasks except the platform's jobs and items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
         context: contextvars.Context | None = None,
         **more: Any,
     ) -> asyncio.Task[Any]:
-        if not (name or "").startswith("job "):
+        if not (name or "").startswith(("job ", "item ")):
             self.counts["tasks"] += 1
         return super().create_task(coro, name=name, context=context, **more)
 

@@ -4,49 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kinetic import aio, errors
+from kinetic._runner.protocol.workers import Crew
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec
 from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
 from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL, until
+from tests.engine.world import VIRTUAL, dies, until
 
 pytestmark = VIRTUAL
 
 FORBIDDEN = errors.AuthError("cannot create jobs: a right is missing")
 DENIED = errors.LaunchError("refused by the policy 'team'", reason="refused", passing=True)
+INVALID = errors.LaunchError("the specification is invalid")
+
+GOOD = 4
+"""Items that have a value in the first round; the others fail."""
 
 
 class Guarded(MemoryCluster):
-    """After ``free`` launches, refuse every request with ``refusal`` unless it is None."""
+    """Refuse workers and deletions with ``refusal`` unless it is None."""
 
     refusal: Exception | None = None
-    free = 0
+    refused = 0
 
-    def __init__(self, platform: Platform, work=carry_out) -> None:
-        super().__init__(platform.store, work)
-        self.tried: Counter[str] = Counter()
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+        self._guard()
+        return await super().scale(job, crew, number=number, ranks=ranks)
 
-    async def launch(self, job: JobSpec) -> None:
-        self.tried[job.name] += 1
-        if self.free <= 0:
-            self._guard()
-        self.free -= 1
-        await super().launch(job)
-
-    async def delete(self, **selection: Any) -> None:
-        if self.free <= 0:
-            self._guard()
-        await super().delete(**selection)
+    async def delete(self, *, names: Any = (), labels: Mapping[str, str] | None = None) -> None:
+        self._guard()
+        await super().delete(names=names, labels=labels)
 
     def _guard(self) -> None:
         if self.refusal is not None:
+            self.refused += 1
             raise self.refusal
 
     def lift(self, after: float) -> None:
@@ -54,16 +52,16 @@ class Guarded(MemoryCluster):
         asyncio.get_running_loop().call_later(after, setattr, self, "refusal", None)
 
 
-async def slow(run: Run) -> int | None:
-    await asyncio.sleep(2)
-    return await carry_out(run)
+async def fails_at_first(run: Run) -> int | None:
+    order = run.spec.order
+    return await (dies(run) if order.attempt == 1 and order.index >= GOOD else carry_out(run))
 
 
-def guarded(refusal: Exception, *, free: int, work=slow) -> tuple[Platform, Guarded]:
-    plain = on_loop_time(memory_platform(work))
-    cluster = Guarded(plain, work)
-    cluster.refusal, cluster.free = refusal, free
-    return replace(plain, cluster=cluster), cluster
+def guarded(refusal: Exception | None = None) -> tuple[Platform, Guarded]:
+    plain = on_loop_time(memory_platform())
+    cluster = Guarded(plain.store, fails_at_first)
+    cluster.refusal = refusal
+    return replace(plain, cluster=cluster, workers=cluster), cluster
 
 
 def square(x: int) -> int:
@@ -73,15 +71,26 @@ def square(x: int) -> int:
 SQUARES = [x * x for x in range(30)]
 
 
+async def refused(
+    client: aio.Client, cluster: Guarded, refusal: Exception
+) -> aio.BatchHandle[int]:
+    """Return a batch whose second round was refused."""
+    batch = await client.run_async_map(square, range(30), max_concurrent=4)
+    await batch.wait()
+    cluster.refusal = refusal
+    assert await batch.retry_failed() == 30 - GOOD
+    await until(lambda: cluster.refused)
+    return batch
+
+
 @pytest.mark.parametrize("refusal", [FORBIDDEN, DENIED], ids=["right", "policy"])
 async def test_a_passing_refusal_fails_no_item(
     refusal: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    platform, cluster = guarded(refusal, free=14)
+    platform, cluster = guarded()
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(square, range(30), max_concurrent=12, retries=1)
-        await until(lambda: cluster.free == 0 and cluster.tried.total() > 14)
         with caplog.at_level(logging.WARNING, logger="absl"):
+            batch = await refused(client, cluster, refusal)
             cluster.lift(after=20)
             assert await batch.results(cleanup=False) == SQUARES
     messages = [message for message in caplog.messages if str(refusal) in message]
@@ -92,10 +101,9 @@ async def test_a_pause_says_at_once_what_was_refused_and_until_when(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_SUBMIT_PATIENCE", "600")
-    platform, cluster = guarded(FORBIDDEN, free=3)
+    platform, cluster = guarded()
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(square, range(30), max_concurrent=3)
-        await until(lambda: cluster.tried.total() > 3)
+        batch = await refused(client, cluster, FORBIDDEN)
         (message,) = [message for message in caplog.messages if "is paused" in message]
         for part in (batch.group_id, str(FORBIDDEN), "600 s", "KINETIC_SUBMIT_PATIENCE"):
             assert part in message
@@ -103,38 +111,40 @@ async def test_a_pause_says_at_once_what_was_refused_and_until_when(
         await batch.results(cleanup=False)
 
 
-async def test_refused_first_submissions_fail_at_once() -> None:
-    platform, cluster = guarded(FORBIDDEN, free=0)
+@pytest.mark.parametrize("refusal", [FORBIDDEN, INVALID], ids=["right", "invalid"])
+async def test_refused_first_submissions_fail_at_once(refusal: Exception) -> None:
+    platform, cluster = guarded(refusal)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(square, range(3))
         async with asyncio.timeout(5):
             results = await batch.results(return_exceptions=True, cleanup=False)
-    assert [type(error) for error in results] == [errors.AuthError] * 3
-    assert set(cluster.tried.values()) == {1}
+    assert [type(error) for error in results] == [type(refusal)] * 3
+    assert cluster.refused == 1
 
 
-async def test_what_can_never_be_taken_fails_at_once_beside_others() -> None:
-    invalid = errors.LaunchError("the specification is invalid")
-    platform, cluster = guarded(invalid, free=2)
+async def test_what_can_never_be_taken_fails_at_once_after_others() -> None:
+    platform, cluster = guarded()
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(square, range(4), max_concurrent=2)
+        batch = await refused(client, cluster, INVALID)
         async with asyncio.timeout(30):
             results = await batch.results(return_exceptions=True, cleanup=False)
-    assert results[:2] == [0, 1] and results[2:] == [invalid, invalid]
-    assert set(cluster.tried.values()) == {1}
+    assert results[:GOOD] == SQUARES[:GOOD]
+    assert {str(error) for error in results[GOOD:]} == {str(INVALID)}
+    assert cluster.refused == 1
 
 
 async def test_after_its_patience_a_batch_is_left_to_be_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KINETIC_SUBMIT_PATIENCE", "100")
-    platform, cluster = guarded(FORBIDDEN, free=5)
+    platform, cluster = guarded()
     loop = asyncio.get_running_loop()
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(square, range(30), max_concurrent=5)
+        batch = await refused(client, cluster, FORBIDDEN)
+        began = loop.time()
         with pytest.raises(errors.SubmitterLost, match=r"resume.*a right is missing"):
             await batch.results()
-        assert 80 < loop.time() < 130
+        assert 80 < loop.time() - began < 130
         assert await batch.failures() == []
         cluster.refusal = None
         await batch.resume()
@@ -142,22 +152,20 @@ async def test_after_its_patience_a_batch_is_left_to_be_resumed(
 
 
 async def test_leaving_during_a_pause_ends_promptly() -> None:
-    platform, cluster = guarded(FORBIDDEN, free=4)
+    platform, cluster = guarded()
     async with aio.Client(platform=platform) as client:
-        async with await client.run_async_map(square, range(30), max_concurrent=4) as batch:
-            await until(lambda: cluster.tried.total() > 4)
+        async with await refused(client, cluster, FORBIDDEN) as batch:
             await asyncio.sleep(60)
             async with asyncio.timeout(5):
                 await batch.cancel()
-        assert len([item async for item in batch.outcomes() if item.outcome.ok]) == 4
+        assert len([item async for item in batch.outcomes() if item.outcome.ok]) == GOOD
 
 
 @pytest.mark.full
 async def test_a_takeover_of_a_paused_batch_waits_too() -> None:
-    platform, cluster = guarded(FORBIDDEN, free=4)
+    platform, cluster = guarded()
     async with aio.Client(platform=platform) as first:
-        batch = await first.run_async_map(square, range(30), max_concurrent=4)
-        await until(lambda: cluster.tried.total() > 4)
+        batch = await refused(first, cluster, FORBIDDEN)
         async with aio.Client(platform=platform) as second:
             other = await second.attach_batch(batch.group_id)
             await other.resume(force=True)
@@ -166,10 +174,9 @@ async def test_a_takeover_of_a_paused_batch_waits_too() -> None:
 
 
 async def test_cleanup_during_a_pause_waits_for_it_to_pass() -> None:
-    platform, cluster = guarded(FORBIDDEN, free=4)
+    platform, cluster = guarded()
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(square, range(30), max_concurrent=4)
-        await until(lambda: cluster.tried.total() > 4)
+        batch = await refused(client, cluster, FORBIDDEN)
         cluster.lift(after=60)
         await batch.cleanup()
         assert await cluster.find() == []

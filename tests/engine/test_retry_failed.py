@@ -193,7 +193,7 @@ async def test_a_client_can_retry_items_that_failed_again_in_another_process(
 
 
 @VIRTUAL
-async def test_a_client_learns_that_no_process_starts_what_it_retried(
+async def test_a_client_continues_what_it_retried_if_the_submitter_vanishes(
     client: aio.Client, other: aio.Client, platform: Platform
 ) -> None:
     """All items had ended, so this client did not watch the lease any more."""
@@ -204,8 +204,7 @@ async def test_a_client_learns_that_no_process_starts_what_it_retried(
     holder = asyncio.create_task(held.keep())
     assert await found.retry_failed() == 2
     holder.cancel()
-    with pytest.raises(errors.SubmitterLost, match="2 of its items"):
-        await found.results(timeout=300)
+    assert await found.results(timeout=300) == [0, 1, 2, 3, 4]
 
 
 class SlowRelease(Passing):
@@ -287,4 +286,5 @@ async def test_inputs_that_raise_end_what_is_tried_again_as_well() -> None:
                 await again.wait()
                 enough.set()
                 await batch.results()
-        assert await platform.cluster.find() == []
+        jobs: dict[str, Any] = platform.cluster._jobs  # type: ignore[attr-defined]
+        await until(lambda: all(job.ended for job in jobs.values()))

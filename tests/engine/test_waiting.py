@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kinetic import aio, errors
-from tests.engine.world import VIRTUAL, World
+from tests.engine.world import VIRTUAL, Passing, World
 
 LONG_S = 600.0
 RHYTHM_S = 10.0
@@ -26,9 +28,21 @@ async def settled(world: World, count: int) -> None:
     await asyncio.sleep(2.5 * RHYTHM_S)
 
 
-async def requests_within(world: World, seconds: float) -> Counter[str]:
-    """Count the requests to store and cluster within *seconds*."""
-    counts = (world.store.requests, world.cluster.requests)
+class Counted(Passing):
+    """Count the requests of a client, but not those of workers."""
+
+    def __init__(self, port: Any) -> None:
+        super().__init__(port)
+        self.requests: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.requests[name] += 1
+        return super().__getattr__(name)
+
+
+async def requests_within(seconds: float, *ports: Any) -> Counter[str]:
+    """Count the requests to *ports* within *seconds*."""
+    counts: list[Counter[str]] = [port.requests for port in ports]
     for count in counts:
         count.clear()
     await asyncio.sleep(seconds)
@@ -50,7 +64,7 @@ async def test_a_single_job_that_runs_for_long_is_read_once_a_minute(
     waiting = asyncio.create_task(job.result())
     await settled(world, 1)
     await asyncio.sleep(2 * REREAD_S)
-    assert is_one_reading_a_minute(await requests_within(world, LONG_S))
+    assert is_one_reading_a_minute(await requests_within(LONG_S, world.store, world.cluster))
     world.gate.set()
     assert await waiting == 3
 
@@ -59,27 +73,31 @@ async def test_a_single_job_that_runs_for_long_is_read_once_a_minute(
 async def test_nobody_reads_a_job_that_nobody_waits_for(client: aio.Client, world: World) -> None:
     job = await client.submit(same, 3)
     await settled(world, 1)
-    assert await requests_within(world, LONG_S) == {}
+    assert await requests_within(LONG_S, world.store, world.cluster) == {}
     world.gate.set()
     assert await job.result() == 3
 
 
 @VIRTUAL
 async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minute(
-    client: aio.Client, world: World
+    world: World,
 ) -> None:
     """The two requests renew its lease and look for control requests."""
-    batch = await client.run_async_map(same, range(50), max_concurrent=None)
-    waiting = asyncio.create_task(batch.results())
-    await settled(world, 50)
-    await asyncio.sleep(2 * REREAD_S)
-    requests = await requests_within(world, LONG_S)
-    beats = LONG_S / RHYTHM_S
-    assert requests.pop("replace") == beats
-    assert requests.pop("look") == beats + requests["list"], "each list also looks for a collection"
-    assert is_one_reading_a_minute(requests), "one list for all its items"
-    world.gate.set()
-    assert await waiting == [*range(50)]
+    store: Any = Counted(world.store)
+    cluster: Any = Counted(world.cluster)
+    async with aio.Client(platform=replace(world.platform, store=store, cluster=cluster)) as client:
+        batch = await client.run_async_map(same, range(50), max_concurrent=None)
+        waiting = asyncio.create_task(batch.results())
+        await settled(world, 50)
+        await asyncio.sleep(2 * REREAD_S)
+        requests = await requests_within(LONG_S, store, cluster)
+        beats = LONG_S / RHYTHM_S
+        assert requests.pop("replace") == beats
+        looks = beats + requests["list"]
+        assert requests.pop("look") == looks, "each list also looks for a collection"
+        assert is_one_reading_a_minute(requests), "one list for all its items"
+        world.gate.set()
+        assert await waiting == [*range(50)]
 
 
 @pytest.mark.full
