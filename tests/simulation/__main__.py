@@ -1,7 +1,6 @@
 """Play single seeds and print what happened: ``python -m tests.simulation [CHANGE …] 17 [18 …]``.
 
-``manned`` lets workers run the items; without it, each attempt is a job of the platform. Other
-changes are ``crowded``, ``collecting``, ``forged``, and ``budgeted``. For ``budgeted``,
+Changes are ``crowded``, ``collecting``, ``forged``, and ``budgeted``. For ``budgeted``,
 KINETIC_PRICES must name a file with a price of ``tpu-v5e-1``.
 """
 
@@ -11,9 +10,9 @@ import sys
 
 from absl import logging
 
-from .scenario import budgeted, chained, collecting, crowded, forged, manned, play
+from .scenario import budgeted, chained, collecting, crowded, forged, play
 
-CHANGES = {it.__name__: it for it in (budgeted, collecting, crowded, forged, manned)}
+CHANGES = {it.__name__: it for it in (budgeted, collecting, crowded, forged)}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Small edits of the client of workers, each of which leaves out a rule that must be caught.
+"""Small edits of the client, each of which leaves out a rule that must be caught.
 
 A mutation replaces a piece of the source of one function while a course of events is played. So it
 fails if that piece changes: then look whether the rule moved, and move the mutation.
@@ -17,7 +17,7 @@ from kinetic.aio._engine import batch, coordinator, ending, workers
 from kinetic.aio._engine.worker_launcher import WorkerLauncher
 from tests.workers.actors import Odds as CrewOdds
 
-from .scenario import Event, Plan, manned
+from .scenario import Event, Plan
 from .world import Odds
 
 
@@ -53,18 +53,16 @@ class Edit:
 
     def change(self, plan: Plan) -> Plan:
         """Return the plan of a seed with this mutation's odds, events, and terms."""
-        found = manned(plan)
-        assert found.crew is not None
-        events = found.events
+        events = plan.events
         if self.events is not None:  # vary the times with the seed
             shift = plan.seed % 17 / 2
             events = tuple(replace(event, at=event.at + shift) for event in self.events)
         calm = {"errors": 0.2, "item_s": 20.0, "capacity": 1000, "stop_s": 1.0}
         crew = CrewOdds(**(calm | dict(self.crew)))
-        terms = {name: found.terms[name] for name in ("max_concurrent", "retries")}
+        terms = {name: plan.terms[name] for name in ("max_concurrent", "retries")}
         plain: dict[str, Any] = {"lazy": False, "start_timeout": None, "limit": None}
         return replace(
-            found,
+            plan,
             crew=crew,
             odds=replace(Odds(), **self.odds),
             events=events,

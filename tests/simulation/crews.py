@@ -6,6 +6,7 @@ the world of the pods: it lets their operations take effect in the one store of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -24,10 +25,10 @@ from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
 from tests.workers.actors import Disturber, Odds, Pod, Process
 
-from .oracle import CrewOracle, Violation
+from .oracle import Oracle
 
 if TYPE_CHECKING:
-    from .world import World
+    from .world import Watch, World
 
 HOUR_S = 3600.0
 """How long each attempt takes by its outcome, which a budget counts."""
@@ -73,7 +74,7 @@ class Entry:
 class Crews(Disturber):
     """The rounds of workers, and the world of their pods."""
 
-    def __init__(self, world: World, odds: Odds, oracle: CrewOracle) -> None:
+    def __init__(self, world: World, odds: Odds, oracle: Oracle) -> None:
         super().__init__(self)
         self.world = world
         oracle.is_alive = lambda executor: any(it.executor == executor for it in self.living)
@@ -86,6 +87,7 @@ class Crews(Disturber):
         self.values: dict[int, Any] = {}
         self.entries: dict[str, Entry] = {}
         self.pods: list[ItemPod] = []
+        self.watches: dict[Watch, None] = {}
         self.refusing: LaunchError | None = None
         self._numbers = itertools.count()
         self._supervisors = 0
@@ -106,9 +108,8 @@ class Crews(Disturber):
         return self
 
     @property
-    def truth(self) -> CrewOracle:
+    def truth(self) -> Oracle:
         """The oracle of the simulation."""
-        assert isinstance(self.world.oracle, CrewOracle)
         return self.world.oracle
 
     @property
@@ -149,7 +150,7 @@ class Crews(Disturber):
         """Return why the worker can't open the submission; None if it can."""
         scope = self.world.oracle.scope
         try:
-            self.world.behavior.get(self._caller(pod), f"{scope}manifest")
+            self.world.get(f"{scope}manifest")
         except NotFound:
             return pull.REMOVED
         if not self.chance("unopened"):
@@ -161,40 +162,37 @@ class Crews(Disturber):
         outcome = wire.Outcome(wire.Kind.ERROR, "error", phase="setup", body=outcomes.digest(body))
         return pull.OpeningFailure(outcome, body, "no module named x", self.rng.random() < 0.3)
 
-    def _caller(self, pod: ItemPod) -> PodStore:
-        return PodStore(self.world, pod.executor)
-
     def apply(self, pod: ItemPod, operation: Any) -> Any:
         """Let an operation of a worker take effect in the store."""
         pod.late = self.truth.inputs_gone
-        behavior, caller = self.world.behavior, self._caller(pod)
+        world = self.world
         match operation:
             case pull.Create(name, body, metadata):
-                created = bool(behavior.create(caller, name, body, metadata))
+                created = world.create(pod.executor, name, body, metadata)
                 if name.endswith(".outcome"):
                     self._committed(pod, name, created=created)
                 return created
             case pull.Read(name):
                 try:
-                    found = behavior.get(caller, name)
+                    found = world.get(name)
                 except NotFound:
                     return None
                 return found.body, found.metadata
             case pull.List(prefix):
-                return [(info.name, info.metadata) for info in behavior.list(caller, prefix)]
+                return [(info.name, info.metadata) for info in world.list(prefix)]
             case pull.Delete(name):
-                behavior.delete(caller, [name])
+                world.delete(pod.executor, [name])
                 return None
             case pull.Fetch(item, slot):
-                return self._fetch(caller, item, slot)
+                return self._fetch(item, slot)
             case _:
                 raise TypeError(operation)
 
-    def _fetch(self, caller: PodStore, item: int, slot: int) -> bool:
+    def _fetch(self, item: int, slot: int) -> bool:
         """Read the input of an item; return whether it exists."""
         name = wire.input_key(self.world.oracle.scope, slot)
         try:
-            found = self.world.behavior.get(caller, name)
+            found = self.world.get(name)
         except NotFound:
             return False
         first = int(found.metadata["first"])
@@ -279,8 +277,27 @@ class Crews(Disturber):
             or (labels is not None and labels.items() <= entry.seen.labels.items())
         ]
 
+    def subscribe(self, watch: Watch) -> list[Observation]:
+        """Begin a watch; return what there is."""
+        self.watches[watch] = None
+        while not watch.queue.empty():
+            watch.queue.get_nowait()
+        return self.matching((), watch.labels)
+
     def _emit(self, seen: Observation) -> None:
-        self.world.cluster.emit(seen)
+        """Send what the platform shows of a job to those who watch it."""
+        for watch in tuple(self.watches):
+            if not watch.labels.items() <= seen.labels.items():
+                continue
+            delay = 0.0
+            if self.world.hits("shaky_watch"):
+                delay = self.rng.random() * 10
+                if self.rng.random() < 0.3:
+                    self.after(delay + 1, functools.partial(watch.queue.put_nowait, seen))  # twice
+                if self.rng.random() < 0.2:  # the connection breaks
+                    self.after(delay, functools.partial(watch.queue.put_nowait, None))
+                    continue
+            self.after(delay, functools.partial(watch.queue.put_nowait, seen))
 
     def _show(self, entry: Entry, **facts: Any) -> None:
         entry.seen = replace(entry.seen, **facts)
@@ -478,7 +495,7 @@ class Crews(Disturber):
         """Let the supervisor die, with all workers; the next one knows only that they ended."""
         self.note("platform", "the supervisor dies, with its workers")
         self._rounds = self._new_rounds()
-        for watch in self.world.cluster.watches:
+        for watch in self.watches:
             watch.queue.put_nowait(None)
         for pod in self.living:
             pod.counted = False
@@ -489,14 +506,3 @@ class Crews(Disturber):
                 self._forget_item(entry, reason=Reason.LOST)
             elif entry.seen.phase is not Phase.ENDED:
                 self._show(entry, phase=Phase.ENDED, reason=Reason.LOST)
-
-
-@dataclass(frozen=True)
-class PodStore:
-    """A worker, as the store knows it."""
-
-    world: World
-    party: str
-
-
-__all__ = ["CrewOracle", "Crews", "Violation"]

@@ -1,8 +1,8 @@
 """The invariants of every course of events, checked at each effect.
 
-The oracle sees every effect on the store and the platform, every decision of a party, and every
-outcome that a party receives. It implements the rule of an item a second time, and compares it
-with the engine's whenever an item changes.
+The oracle sees every effect on the store and the platform, and every outcome that a party receives.
+It implements the rule of an item a second time, and compares it with the engine's whenever an item
+changes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class Batch:
     outcomes: dict[tuple[int, int], wire.Outcome] = field(default_factory=dict)
     control: list[wire.Request] = field(default_factory=list)
     inputs: dict[int, tuple[bytes, dict[str, str]]] = field(default_factory=dict)
-    released: set[int] = field(default_factory=set)
     fence: int = 0
-    held: bool = False
     holder: str = ""
 
 
@@ -84,8 +82,18 @@ def standing(batch: Batch, index: int, upto: int | None = None) -> tuple[int, bo
     return base, stopped
 
 
+LOOKS_AGAIN_S = 60.0
+"""How often workers without a client sum up what a batch has spent."""
+
+SEEN_S = 20.0
+"""How long a client may not know that a worker runs."""
+
+
 class Oracle:
-    """Receive every event, and raise at the first one that breaks an invariant."""
+    """Receive every event, and raise at the first one that breaks an invariant.
+
+    ``is_alive`` tells whether the platform takes a worker's process for alive.
+    """
 
     def __init__(self, budgets: RetryBudgets, max_concurrent: int) -> None:
         self.budgets = budgets
@@ -96,18 +104,6 @@ class Oracle:
         """The final state that each item has reached; it must not change."""
         self.ran: dict[tuple[int, int], str] = {}
         self.values: dict[int, object] = {}
-        self.requested: set[tuple[int, int]] = set()
-        """Attempts that a party asked the platform to launch."""
-        self.active: set[tuple[int, int]] = set()
-        self.reported: set[tuple[int, int]] = set()
-        """Attempts whose end, or whose pod's end, the platform has reported."""
-        self.overtaken = 0
-        """How many launches took effect after another party got the lease."""
-        self.floor: dict[str, int] = {}
-        """Party → number of requests when it got the lease."""
-        self.fences: dict[str, int] = {}
-        self.reads: dict[str, dict[int, float]] = {}
-        """Party → slot of control → when it first read the slot."""
         self.cleaning = -1
         self.collected = False
         self.removed: set[tuple[int, int]] = set()
@@ -115,11 +111,19 @@ class Oracle:
         self.inputs_gone = False
         self.gone = False
         self.over = False
-        self.forced = False
         self.clock: Callable[[], float] = lambda: 0.0
-        self.fenced_at = 0.0
-        """When the fence last changed."""
         self.seen: Counter[str] = Counter()
+        self.is_alive: Callable[[str], bool] = lambda executor: False
+        self.served_since: Callable[[], float] = lambda: 0.0
+        """Since when a worker lives; now, if none does."""
+        self.refusals = 0
+        self.may_time_out = False
+        self.stop_patience = math.inf
+        """For how many seconds a stopped item may run on."""
+        self._stops: list[tuple[int, float]] = []
+        self.spent_at = math.inf
+        """When the attempts had used up the budget."""
+        self.budget_hours = math.inf
 
     def state(self, index: int) -> tuple[str, int]:
         return judge(self.batch, index, self.budgets)
@@ -139,12 +143,10 @@ class Oracle:
         return max((int(chunk["first"]) + int(chunk["count"]) for chunk in chunks), default=0)
 
     def claimed_too_late(self, index: int) -> bool:
-        """Tell whether an item was claimed again after its end and the batch's end were stored."""
-        kinds = [request.kind for request in self.batch.control]
-        while kinds and kinds[-1] == "forged":  # written later, without effect
-            kinds.pop()
-        ended = max(self.batch.released, default=-1) >= len(kinds) and index in self.final
-        return ended and self.state(index)[0] == "cancelling"
+        """Tell whether a worker claimed an item after its end, and died."""
+        state, number = self.state(index)
+        is_late = index in self.final and state == "cancelling"
+        return is_late and not self.is_alive(self.batch.claims[index, number])
 
     # --- the store ---
 
@@ -211,14 +213,9 @@ class Oracle:
         if fence < batch.fence and self.cleaning < 0:  # an interrupted cleanup may delete the lease
             raise Violation("I3", f"{actor} sets the fence from {batch.fence} back to {fence}")
         if fence > batch.fence:
-            batch.fence, batch.holder, self.fenced_at = fence, actor, self.clock()
-            self.fences[actor] = fence
-            self.floor[actor] = len(batch.control)
+            batch.fence, batch.holder = fence, actor
         elif actor != batch.holder:
             raise Violation("I3", f"{actor} writes the lease that {batch.holder} holds")
-        batch.held = content["held"]
-        if not batch.held:
-            batch.released.add(content["control_seen"])
 
     def _input(self, slot: int, body: bytes, metadata: dict[str, str]) -> None:
         inputs = self.batch.inputs
@@ -248,8 +245,10 @@ class Oracle:
         self.seen[f"control: {entry.kind} {entry.cause}".strip()] += 1
         if entry.kind == "stop" and entry.cause == "cleanup":
             self.cleaning = slot
-        if entry.kind == "retry":
-            self.was_read(actor, slot)  # a party knows the retry that it wrote itself
+        if entry.kind == "scale":
+            self.max_concurrent = max(self.max_concurrent, int(entry.cause))
+        elif entry.kind == "stop" and not entry.keep_running:
+            self._stops.append((len(batch.control), self.clock()))
         items = range(self.stored) if entry.items is None else entry.items
         for index in entry.bases if entry.kind == "retry" else items:
             if entry.kind == "retry":
@@ -271,15 +270,29 @@ class Oracle:
         if (before.kind, before.executor) != (outcome.kind, outcome.executor):
             raise Violation("I1", f"{index}.{number} ended as {before}, and then as {outcome}")
         batch.outcomes[key] = outcome
-        closed = outcome.executor == wire.VOID and outcome.phase in ("lost", "cancelled")
-        may_run = key in self.requested and key not in self.reported
-        if closed and may_run and self.cleaning < 0:
-            raise Violation("I4", f"{index}.{number} is closed, but no end was reported")
-        self.active.discard(key)
         self.seen[f"outcome: {outcome.kind}"] += 1
         if sum(k[0] == index and o.kind == "value" for k, o in batch.outcomes.items()) > 1:
             raise Violation("I1", f"item {index} has two values")
         self._check_item(index, f"the outcome of attempt {number}")
+        if self.cleaning < 0:
+            self._check_closing(index, number, outcome)
+        hours = sum(bool(outcome.started) for outcome in batch.outcomes.values())
+        if self.spent_at == math.inf and hours >= self.budget_hours:
+            self.spent_at = self.clock()
+
+    def _check_closing(self, index: int, number: int, outcome: wire.Outcome) -> None:
+        """Check that no process lives whose attempt another process closes."""
+        what = f"{index}.{number}, which ends as {outcome.kind} ({outcome.reason})"
+        if outcome.executor == wire.VOID and outcome.kind in ("lost", "error"):
+            if index < self.stored and not (self.refusals or self.may_time_out):
+                raise Violation("I4", f"no worker was refused, and a client closes {what}")
+            served_s = self.clock() - self.served_since()
+            if outcome.reason == "unschedulable" and served_s > SEEN_S:
+                raise Violation("I4", f"workers run since {served_s:.0f} s, a client closes {what}")
+        elif (outcome.phase == "lost" or outcome.kind == "lost") and self.is_alive(
+            outcome.executor
+        ):
+            raise Violation("I4", f"{outcome.executor} lives, and another process closes {what}")
 
     def _check_item(self, index: int, cause: str) -> None:
         now, before = self.state(index), self.final.get(index)
@@ -306,72 +319,6 @@ class Oracle:
 
     # --- starting attempts ---
 
-    def was_read(self, party: str, slot: int) -> None:
-        """Record that *party* has read a slot of control."""
-        self.reads.setdefault(party, {}).setdefault(slot, self.clock())
-
-    def decided(self, party: str, index: int, number: int) -> None:
-        """Check an attempt that *party* asks the platform to launch."""
-        fence, batch = self.fences.get(party, 0), self.batch
-        self.requested.add((index, number))
-        if self.cleaning >= 0:
-            return  # a cleanup removes what the holder starts
-        now = self.clock()
-        excused = self.forced and now - self.fenced_at < 30.0  # the old holder can't know yet
-        if fence < batch.fence and not excused:
-            raise Violation(
-                "I3",
-                f"{party} of fence {fence} starts {index}.{number}, {batch.holder} has "
-                f"fence {batch.fence}",
-            )
-        base, stopped = standing(batch, index)
-        before = standing(batch, index, self.floor.get(party, 0))[1]
-        if fence > 1 and number > base and stopped and before:
-            raise Violation(
-                "I3", f"{party} starts {index}.{number}, stopped before its fence {fence}"
-            )
-        read = self.reads.get(party, {})
-        if not standing(batch, index, max(read, default=-1) + 1)[1]:
-            return  # the requests that it has read reopen the item
-        for slot, when in read.items():
-            if slot < len(batch.control) and now - when > 0.5:
-                known = standing(batch, index, slot + 1)[1] and standing(batch, index)[1]
-                if known:
-                    raise Violation(
-                        "I3",
-                        f"{party} starts {index}.{number}, {now - when:.1f} s after it read "
-                        f"the stop at slot {slot}",
-                    )
-
-    def launched(self, party: str, index: int, number: int) -> None:
-        """Check a job that the platform created for *party*."""
-        if (index, number) in self.batch.outcomes:
-            return
-        if self.fences.get(party, 0) < self.batch.fence:
-            self.overtaken += 1
-        self.active.add((index, number))
-        live = [
-            key
-            for key in self.active
-            if self.state(key[0]) in (("open", key[1]), ("cancelling", key[1]))
-        ]
-        if len(live) > self.max_concurrent + self.overtaken:
-            raise Violation(
-                "I5",
-                f"{sorted(live)} are live, max_concurrent is {self.max_concurrent}, and "
-                f"{self.overtaken} were launched by an earlier holder",
-            )
-
-    def ended(self, index: int, number: int) -> None:
-        """Record that the platform reports the end of a job."""
-        self.reported.add((index, number))
-        self.active.discard((index, number))
-
-    def job_deleted(self, party: str, index: int, number: int) -> None:
-        """Check a job that *party* deletes from the platform."""
-        if self.cleaning < 0 and self.state(index) == ("open", number):
-            raise Violation("I8", f"{party} deletes the job of {index}.{number}, which may run")
-
     def objection(self, index: int, number: int) -> str:
         """Return why an attempt must not run given the store's contents, or an empty string."""
         base, _ = standing(self.batch, index)
@@ -389,12 +336,12 @@ class Oracle:
         value: object,
         seen: tuple[int, str],
         *,
-        is_late: bool = True,
+        is_late: bool,
     ) -> None:
         """Check the start of user code.
 
-        *seen* is the number of requests that the runner read, and the objection at that time.
-        *is_late* says that the runner's last request came after the inputs were removed, if so.
+        *seen* is the number of requests that the worker read, and the objection at that time.
+        *is_late* says that the worker's last request came after the inputs were removed, if so.
         """
         upto, objection = seen
         if (index, number) in self.ran:
@@ -414,7 +361,7 @@ class Oracle:
         self.values[index] = value
 
     def refused(self, executor: str, index: int, number: int, zombie: bool) -> None:
-        """Check a pod that couldn't commit because another process closed its attempt."""
+        """Check a worker that couldn't commit because another process closed its attempt."""
         if self.over or self.cleaning >= 0:
             return
         if self.batch.claims.get((index, number)) == executor and not zombie:
@@ -422,107 +369,7 @@ class Oracle:
                 "I4", f"{executor} has done {index}.{number}, and its outcome is refused"
             )
 
-    # --- received outcomes, budget, and inputs ---
-
-    def received(self, party: str, index: int, state: str) -> None:
-        """Check an item's outcome that a handle of *party* delivers."""
-        now = self.state(index)[0]
-        if now in FINAL and state != now and self.cleaning < 0:
-            retried = any(
-                request.kind == "retry" and index in request.bases for request in self.batch.control
-            )
-            if not retried:
-                raise Violation("I1", f"{party} receives {state} for item {index}, it is {now}")
-
-    def check_budget(self, hours: float, max_concurrent: int) -> None:
-        """Check that holders stop starting attempts once those that ended took *hours*.
-
-        Each holder may overshoot by the attempts that run at once.
-        """
-        outcomes = self.batch.outcomes
-        ended = [key for key in self.ran if (outcome := outcomes.get(key)) and outcome.ended]
-        allowed = hours + max_concurrent * max(1, self.batch.fence)
-        if len(ended) > allowed:
-            raise Violation("I9", f"{len(ended)} attempts of one hour; {allowed:g} are allowed")
-
-    def check_inputs(self) -> None:
-        """Check that every item ran with the input at its index."""
-        for body, metadata in self.batch.inputs.values():
-            if "first" not in metadata:
-                continue
-            content = frames.unpack(body).frames
-            for offset in range(int(metadata["count"])):
-                index = int(metadata["first"]) + offset
-                if index not in self.values:
-                    continue
-                stored = pickles.load(content[offset])[0][0]
-                if stored != self.values[index]:
-                    raise Violation(
-                        "I7", f"item {index} ran with {self.values[index]!r}, not {stored!r}"
-                    )
-
-
-LOOKS_AGAIN_S = 60.0
-"""How often workers without a client sum up what a batch has spent."""
-
-
-SEEN_S = 20.0
-"""How long a client may not know that a worker runs."""
-
-
-class CrewOracle(Oracle):
-    """The same for a batch that workers run, which claim and retry items themselves.
-
-    ``is_alive`` tells whether the platform takes a worker's process for alive.
-    """
-
-    def __init__(self, budgets: RetryBudgets, max_concurrent: int) -> None:
-        super().__init__(budgets, max_concurrent)
-        self.is_alive: Callable[[str], bool] = lambda executor: False
-        self.served_since: Callable[[], float] = lambda: 0.0
-        """Since when a worker lives; now, if none does."""
-        self.refusals = 0
-        self.may_time_out = False
-        self.stop_patience = math.inf
-        """For how many seconds a stopped item may run on."""
-        self._stops: list[tuple[int, float]] = []
-        self.spent_at = math.inf
-        """When the attempts had used up the budget."""
-        self.budget_hours = math.inf
-
-    def _control(self, actor: str, name: str, body: bytes, metadata: dict[str, str]) -> None:
-        super()._control(actor, name, body, metadata)
-        request = self.batch.control[-1]
-        if request.kind == "scale":
-            self.max_concurrent = max(self.max_concurrent, int(request.cause))
-        elif request.kind == "stop" and not request.keep_running:
-            self._stops.append((len(self.batch.control), self.clock()))
-
-    def _attempt(self, index: int, number: int, kind: str, metadata: dict[str, str]) -> None:
-        super()._attempt(index, number, kind, metadata)
-        if kind == "claim" or self.cleaning >= 0:
-            return
-        outcome = self.batch.outcomes[index, number]
-        what = f"{index}.{number}, which ends as {outcome.kind} ({outcome.reason})"
-        if outcome.executor == wire.VOID and outcome.kind in ("lost", "error"):
-            if index < self.stored and not (self.refusals or self.may_time_out):
-                raise Violation("I4", f"no worker was refused, and a client closes {what}")
-            served_s = self.clock() - self.served_since()
-            if outcome.reason == "unschedulable" and served_s > SEEN_S:
-                raise Violation("I4", f"workers run since {served_s:.0f} s, a client closes {what}")
-        elif (outcome.phase == "lost" or outcome.kind == "lost") and self.is_alive(
-            outcome.executor
-        ):
-            raise Violation("I4", f"{outcome.executor} lives, and another process closes {what}")
-        hours = sum(bool(outcome.started) for outcome in self.batch.outcomes.values())
-        if self.spent_at == math.inf and hours >= self.budget_hours:
-            self.spent_at = self.clock()
-
-    def claimed_too_late(self, index: int) -> bool:
-        """Tell whether a worker claimed an item after its end, and died."""
-        state, number = self.state(index)
-        is_late = index in self.final and state == "cancelling"
-        return is_late and not self.is_alive(self.batch.claims[index, number])
+    # --- workers ---
 
     def runs(
         self,
@@ -544,9 +391,6 @@ class CrewOracle(Oracle):
         retried = any(request.kind == "retry" for request in self.batch.control)
         if late > self.stop_patience + LOOKS_AGAIN_S and not retried:
             raise Violation("I9", f"{executor} starts {item}, {late:.0f} s after the budget")
-
-    def check_budget(self, hours: float, max_concurrent: int) -> None:
-        """Do nothing: `runs` checks each start."""
 
     def ends(self, executor: str, index: int, number: int) -> None:
         """Check that a worker ends an item's process soon after the item was stopped."""
@@ -573,3 +417,31 @@ class CrewOracle(Oracle):
             return
         if self.state(running[0]) == ("open", running[1]):
             raise Violation("I4", f"the exit of another worker ends {executor} and {running}")
+
+    # --- received outcomes and inputs ---
+
+    def received(self, party: str, index: int, state: str) -> None:
+        """Check an item's outcome that a handle of *party* delivers."""
+        now = self.state(index)[0]
+        if now in FINAL and state != now and self.cleaning < 0:
+            retried = any(
+                request.kind == "retry" and index in request.bases for request in self.batch.control
+            )
+            if not retried:
+                raise Violation("I1", f"{party} receives {state} for item {index}, it is {now}")
+
+    def check_inputs(self) -> None:
+        """Check that every item ran with the input at its index."""
+        for body, metadata in self.batch.inputs.values():
+            if "first" not in metadata:
+                continue
+            content = frames.unpack(body).frames
+            for offset in range(int(metadata["count"])):
+                index = int(metadata["first"]) + offset
+                if index not in self.values:
+                    continue
+                stored = pickles.load(content[offset])[0][0]
+                if stored != self.values[index]:
+                    raise Violation(
+                        "I7", f"item {index} ran with {self.values[index]!r}, not {stored!r}"
+                    )

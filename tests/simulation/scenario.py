@@ -34,9 +34,9 @@ from tests.engine.notifications import Fault, Unreliable
 from tests.workers.actors import Odds as CrewOdds
 
 from .crews import Crews
-from .oracle import FINAL, CrewOracle, Oracle, Violation
+from .oracle import FINAL, Oracle, Violation
 from .virtual import Frozen, Runaway, VirtualLoop, virtual_clocks
-from .world import Behavior, Gate, Odds, PartyCluster, PartyImages, PartyStore, World, result_of
+from .world import Gate, Odds, PartyCluster, PartyImages, PartyStore, World, result_of
 
 CALM_AFTER = 240.0
 """Seconds after which no more faults happen."""
@@ -76,9 +76,10 @@ class Plan:
     lazy: bool
     terms: dict[str, Any]
     odds: Odds
+    """The faults of the parties' connections."""
+    crew: CrewOdds
+    """The faults of the workers."""
     events: tuple[Event, ...]
-    crew: CrewOdds | None = None
-    """The faults of the workers that run the items; None if each attempt is a job."""
     start_timeout: float | None = None
     limit: int | None = None
     """``max_concurrent`` of each client."""
@@ -104,39 +105,81 @@ class Report:
         return "\n".join(lines)
 
 
-FAULTS = {
+FAULTS: dict[str, float] = {
     "slow": 0.03,
     "late": 0.01,
+    "late_answer": 0.05,
     "down": 0.05,
     "lost": 0.05,
     "gave_up": 0.02,
-    "twice": 0.3,
-    "dies": 0.25,
-    "preempted": 0.2,
-    "zombie": 0.25,
-    "never": 0.1,
-    "removed": 0.3,
-    "uncommitted": 0.02,
     "shaky_watch": 0.3,
 }
+"""The probability of each fault of a connection."""
+
+CREW_FAULTS: dict[str, float] = {
+    "slow": 0.03,
+    "failing": 0.01,
+    "dies": 0.3,
+    "evicted": 0.2,
+    "zombie": 0.25,
+    "twin": 0.2,
+    "late": 0.2,
+    "unopened": 0.1,
+    "frozen": 0.2,
+}
+
+SCALING = {"scale": 0.3, "supervisor": 0.15, "refuse": 0.15, "refuse for good": 0.05}
+"""The requests and faults about the number of workers, and the probability of one more."""
 
 
 def plan_of(seed: int) -> Plan:
     """Draw the plan of a seed."""
     rng = random.Random(seed)
-    count = rng.choice([0, 1, 1, 2, 3, 5, len(FAULTS)])
-    chosen = rng.sample([*FAULTS], count)
-    odds = replace(
-        Odds(), errors=rng.choice([0.0, 0.2, 0.5]), **{name: FAULTS[name] for name in chosen}
-    )
-    items = rng.randint(2, 8)
-    terms = {
+    items, lazy = rng.randint(2, 8), rng.random() < 0.3
+    crew = _crew(rng)
+    terms: dict[str, Any] = {
         "max_concurrent": rng.randint(1, 3),
         "retries": rng.randint(0, 2),
         "fail_fast": rng.random() < 0.15,
         "cancel_running_on_fail": rng.random() < 0.5,
     }
-    events: list[Event] = [Event(rng.random() * 20, "watch", "O")]
+    if rng.random() < 0.2:
+        terms["window"] = rng.randint(1, items)
+    if rng.random() < 0.1:
+        terms["batch_timeout"] = rng.choice([20.0, 100.0])
+    return Plan(
+        seed=seed,
+        items=items,
+        lazy=lazy,
+        terms=terms,
+        odds=Odds(**_some(rng, FAULTS)),
+        crew=crew,
+        events=tuple(sorted(_events(rng, items, lazy=lazy), key=lambda event: event.at)),
+        start_timeout=60.0 if crew.capacity == 0 or rng.random() < 0.1 else None,
+        limit=rng.choice([None, None, None, 1, 2]),
+    )
+
+
+def _some(rng: random.Random, faults: dict[str, float]) -> dict[str, float]:
+    """Draw some of the faults, often none or one, and sometimes all."""
+    chosen = rng.sample([*faults], rng.choice([0, 1, 1, 2, 3, len(faults)]))
+    return {name: faults[name] for name in chosen}
+
+
+def _crew(rng: random.Random) -> CrewOdds:
+    return CrewOdds(
+        errors=rng.choice([0.0, 0.2, 0.5]),
+        item_s=rng.choice([1.0, 20.0, 100.0]),
+        slow_s=20.0,
+        frozen_s=100.0,
+        capacity=rng.choice([0, 1, 1000, 1000, 1000, 1000]),
+        stop_s=rng.choice([1.0, 1.0, 25.0]),
+        **_some(rng, CREW_FAULTS),
+    )
+
+
+def _events(rng: random.Random, items: int, *, lazy: bool) -> list[Event]:
+    events = [Event(rng.random() * 20, "watch", "O")]
     fate = rng.choice(["none", "none", "pause", "kill", "outage", "pause"])
     at = rng.random() * 40
     if fate == "pause":
@@ -161,14 +204,14 @@ def plan_of(seed: int) -> Plan:
         events.append(Event(rng.random() * 60, "cleanup", "O"))
     if rng.random() < 0.2:
         events.append(Event(rng.random() * 60, "wall", rng.choice("ABO"), rng.uniform(-9e4, 9e4)))
-    return Plan(
-        seed=seed,
-        items=items,
-        lazy=rng.random() < 0.3,
-        terms=terms,
-        odds=odds,
-        events=tuple(sorted(events, key=lambda event: event.at)),
-    )
+    for kind, odds in SCALING.items():
+        while rng.random() < odds:
+            party = rng.choice("ABO") if kind == "scale" else "P"
+            amount = rng.choice([5.0, 60.0]) if kind.startswith("refuse") else rng.randint(1, 4)
+            events.append(Event(rng.random() * 120, kind, party, amount))
+    if lazy and rng.random() < 0.8:  # so long that workers take the producer for dead
+        events.append(Event(rng.random() * 1.5, "pause", "A", 700.0))
+    return events
 
 
 CROWD = (
@@ -192,7 +235,7 @@ def crowded(plan: Plan) -> Plan:
 
 
 def collecting(plan: Plan) -> Plan:
-    """Let most attempts succeed and several parties collect; add other requests and a fault."""
+    """Let most items succeed and several parties collect; add other requests and a fault."""
     rng = random.Random(plan.seed * 31 + 17)
     more = [Event(rng.random() * 120, "collect", rng.choice("ABO")) for _ in range(3)]
     if rng.random() < 0.5:
@@ -203,8 +246,8 @@ def collecting(plan: Plan) -> Plan:
         at, item = 20 + rng.random() * 120, rng.randrange(plan.items)
         more.append(Event(at, kind, rng.choice("BO"), item))
     events = sorted((*plan.events, *more), key=lambda event: event.at)
-    odds = replace(plan.odds, errors=rng.choice([0.0, 0.0, 0.1]))
-    return replace(plan, odds=odds, events=tuple(events))
+    crew = replace(plan.crew, errors=rng.choice([0.0, 0.0, 0.1]))
+    return replace(plan, crew=crew, events=tuple(events))
 
 
 def forged(plan: Plan) -> Plan:
@@ -219,59 +262,6 @@ def budgeted(plan: Plan) -> Plan:
     rng = random.Random(plan.seed * 31 + 13)
     hours = rng.randint(1, plan.items)
     return replace(plan, terms={**plan.terms, "budget": hours * USD_PER_HOUR})
-
-
-CREW_FAULTS: dict[str, float] = {
-    "slow": 0.03,
-    "failing": 0.01,
-    "dies": 0.3,
-    "evicted": 0.2,
-    "zombie": 0.25,
-    "twin": 0.2,
-    "late": 0.2,
-    "unopened": 0.1,
-    "frozen": 0.2,
-}
-
-
-def manned(plan: Plan) -> Plan:
-    """Let workers run the items, with faults and requests of their own."""
-    rng = random.Random(plan.seed * 31 + 23)
-    chosen = rng.sample([*CREW_FAULTS], rng.choice([0, 1, 1, 2, 3, len(CREW_FAULTS)]))
-    crew = CrewOdds(
-        errors=plan.odds.errors,
-        item_s=rng.choice([1.0, 20.0, 100.0]),
-        slow_s=20.0,
-        frozen_s=100.0,
-        capacity=rng.choice([0, 1, 1000, 1000, 1000, 1000]),
-        stop_s=rng.choice([1.0, 1.0, 25.0]),
-        **{name: CREW_FAULTS[name] for name in chosen},
-    )
-    terms = dict(plan.terms)
-    if rng.random() < 0.2:
-        terms["window"] = rng.randint(1, plan.items)
-    if rng.random() < 0.1:
-        terms["batch_timeout"] = rng.choice([20.0, 100.0])
-    events: list[Event] = []
-    for kind, odds in MANNED.items():
-        while rng.random() < odds:
-            party = rng.choice("ABO") if kind == "scale" else "P"
-            amount = rng.choice([5.0, 60.0]) if kind.startswith("refuse") else rng.randint(1, 4)
-            events.append(Event(rng.random() * 120, kind, party, amount))
-    if plan.lazy and rng.random() < 0.8:  # so long that workers take the producer for dead
-        events.append(Event(rng.random() * 1.5, "pause", "A", 700.0))
-    return replace(
-        plan,
-        crew=crew,
-        terms=terms,
-        events=tuple(sorted((*plan.events, *events), key=lambda event: event.at)),
-        start_timeout=60.0 if crew.capacity == 0 or rng.random() < 0.1 else None,
-        limit=rng.choice([None, None, None, 1, 2]),
-    )
-
-
-MANNED = {"scale": 0.3, "supervisor": 0.15, "refuse": 0.15, "refuse for good": 0.05}
-"""The requests and faults that `manned` adds, and the probability of one more."""
 
 
 def _call(start_timeout: float | None) -> Callable[..., Any]:
@@ -312,7 +302,7 @@ class Process:
             images=PartyImages(),
             cluster=cluster if scenario.fault is None else Unreliable(cluster, scenario.fault),
             id_marker="local-",
-            workers=cluster if scenario.plan.crew is not None else None,
+            workers=cluster,
         )
         limit = scenario.plan.limit
         self.client = aio.Client(backend="local", platform=platform, max_concurrent=limit)
@@ -395,30 +385,23 @@ class Process:
 class Scenario:
     """Play one plan."""
 
-    def __init__(self, plan: Plan, behavior: Behavior, fault: Fault | None = None) -> None:
+    def __init__(self, plan: Plan, fault: Fault | None = None) -> None:
         self.plan = plan
         self.fault = fault
         self.rng = random.Random(plan.seed * 7919 + 1)
         self.loop = VirtualLoop(random.Random(plan.seed * 7919 + 2))
         budgets = RetryBudgets(user=plan.terms["retries"])
-        self.oracle: Oracle
-        if plan.crew is None:
-            self.oracle = Oracle(budgets, plan.terms["max_concurrent"])
-        else:
-            self.oracle = CrewOracle(budgets, plan.terms["max_concurrent"])
-            self.oracle.stop_patience = 45.0 + plan.crew.stop_s + 3 * plan.crew.slow_s
-            self.oracle.may_time_out = plan.start_timeout is not None
-            self.oracle.budget_hours = plan.terms.get("budget", math.inf) / USD_PER_HOUR
-        crew = plan.crew or CrewOdds()
-        self.world = World(self.loop, self.rng, plan.odds, self.oracle, behavior, crew)
+        self.oracle = Oracle(budgets, plan.terms["max_concurrent"])
+        self.oracle.stop_patience = 45.0 + plan.crew.stop_s + 3 * plan.crew.slow_s
+        self.oracle.may_time_out = plan.start_timeout is not None
+        self.oracle.budget_hours = plan.terms.get("budget", math.inf) / USD_PER_HOUR
+        self.world = World(self.loop, self.rng, plan.odds, self.oracle, plan.crew)
         self.processes: dict[str, Process] = {}
         self.group_id = ""
 
     def process(self, name: str) -> Process:
         if name not in self.processes:
-            process = self.processes[name] = Process(self, name)
-            self.world.holders[name] = lambda: process.handle and process.handle._batch.coordinator
-            self.world.batches[name] = lambda: process.handle and process.handle._batch
+            self.processes[name] = Process(self, name)
         return self.processes[name]
 
     def check_value(self, index: int, value: Any) -> None:
@@ -483,7 +466,7 @@ class Scenario:
             waiting = [task.get_name() for task in self._waiting()]
             waiting += filter(self._submits, self.processes)
             self.world.fail(Violation("L1", f"these wait forever: {waiting}"))
-        if self.world.violation is None and self.world.crews is not None:
+        if self.world.violation is None:
             await self._audit_crews(self.world.crews)
         if self.world.violation is None:
             await self._audit()
@@ -591,7 +574,6 @@ class Scenario:
 
     def _disturb_platform(self, event: Event) -> None:
         crews = self.world.crews
-        assert crews is not None
         if event.kind == "supervisor":
             crews.die()
         else:
@@ -624,14 +606,13 @@ class Scenario:
         before = len(self.oracle.batch.control)
         await handle.scale(count)
         crews, control = self.world.crews, self.oracle.batch.control
-        assert crews is not None
         others = [it.kind for it in control[before:] if it.kind not in ("scale", "leave")]
         last = [it.cause for it in control if it.kind == "scale"][-1:]
         if others or last != [str(count)] or self.plan.limit or self.oracle.cleaning >= 0:
             return
         requests = replay(control)
         active = crews.ranks(requests.round) - requests.leaving
-        total = self.oracle.end
+        total = self.oracle.end if self.plan.lazy else self.plan.items
         wanted = count if total is None else min(count, total)
         if crews.ranks(requests.round) and not requests.done and len(active) < wanted:
             self.world.fail(Violation("L1", f"{active} are to take items, {wanted} are wanted"))
@@ -669,7 +650,6 @@ class Scenario:
         raise AssertionError("the store doesn't answer for a minute")
 
     async def _resume(self, process: Process, *, force: bool) -> None:
-        self.oracle.forced = self.oracle.forced or force
         seal = self.plan.lazy and self.oracle.end is None and self.plan.seed % 3 > 0
         await self._ask(process, lambda handle: handle.resume(force=force, seal=seal))
         process.submitting = True
@@ -719,8 +699,6 @@ class Scenario:
             if self._alive(name) and holder and is_temporary(error := holder.error):
                 self.world.fail(Violation("L1", f"{name} stops submitting because of {error!r}"))
                 return
-        if (budget := self.plan.terms.get("budget")) is not None:
-            oracle.check_budget(budget / USD_PER_HOUR, self.plan.terms["max_concurrent"])
         if oracle.cleaning >= 0:
             return
         auditor = self.process("C")
@@ -767,9 +745,8 @@ def chained(*changes: Callable[[Plan], Plan]) -> Callable[[Plan], Plan]:
 
 def play(
     seed: int,
-    behavior: Behavior | None = None,
     change: Callable[[Plan], Plan] = lambda plan: plan,
     fault: Fault | None = None,
 ) -> Report:
     """Play one seed to its end, after *change* has modified its plan; watches have the *fault*."""
-    return Scenario(change(plan_of(seed)), behavior or Behavior(), fault).play()
+    return Scenario(change(plan_of(seed)), fault).play()
