@@ -119,7 +119,9 @@ class TellsMeanwhile(Passing):
 async def test_resuming_ignores_answers_older_than_notifications(world: Held) -> None:
     group = await abandoned(world, 2)
     cluster: Any = TellsMeanwhile(world.cluster)
-    async with aio.Client(platform=replace(world.platform, cluster=cluster, workers=cluster)) as client:
+    async with aio.Client(
+        platform=replace(world.platform, cluster=cluster, workers=cluster)
+    ) as client:
         batch = await client.attach_batch(group)
         cluster.late = True
         await batch.resume(force=True)
@@ -133,7 +135,9 @@ async def test_resuming_ignores_answers_older_than_notifications(world: Held) ->
 async def test_a_check_of_an_attempt_ignores_answers_older_than_notifications(world: Held) -> None:
     cluster: Any = TellsMeanwhile(world.cluster)
     cluster.late = True
-    async with aio.Client(platform=replace(world.platform, cluster=cluster, workers=cluster)) as client:
+    async with aio.Client(
+        platform=replace(world.platform, cluster=cluster, workers=cluster)
+    ) as client:
         batch = await client.run_async_map(wait_for_gate, world.inputs(2))
         await cluster.asked.wait()
         await asyncio.sleep(5)

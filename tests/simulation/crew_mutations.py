@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic.aio._engine import batch, coordinator, ending, workers
 from kinetic.aio._engine.worker_launcher import WorkerLauncher
+
+from kinetic.aio._engine import batch, coordinator, ending, workers
 from tests.workers.actors import Odds as CrewOdds
 
 from .scenario import Event, Plan
