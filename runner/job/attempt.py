@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -484,53 +485,27 @@ class Attempt:
         """Create the object of a large value, then the outcome; return the exit code."""
         order, name = self._order, self._order.part_name("outcome")
         was_called = outcome.reason != "setup" or outcome.phase == "commit"
-        patience = DISK_FULL_RETRY_S if was_called else 0.0  # no work can be lost before the call
+        create = partial(
+            create_patiently,
+            self._objects,
+            # Before the call, no work can be lost.
+            gives_up=lambda: self._stopping.requested or not was_called,
+        )
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
-                self._create(outcome.value[0], body.content, {}, patience, consume=True)
+                create(outcome.value[0], body.content, {}, consume=True)
                 content = frames.pack([], body.fields)
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
             known_digest = body.digest if content is body.content else ""
             outcome = outcome._replace(body=known_digest or outcomes.digest(content))
             metadata = outcome.signed(self._key, order.scope, order.index, order.attempt)
-            created = self._create(name, content, metadata, patience)
+            created = create(name, content, metadata)
         except OSError as exc:
             return self._on_commit_error(outcome, exc)
         if not created:
             _log("another process closed this attempt")
         return self._exit_code(outcome, metadata if created else None, content)
-
-    def _create(
-        self,
-        name: str,
-        content: bytes | Path,
-        metadata: Mapping[str, str],
-        patience: float,
-        *,
-        consume: bool = False,
-    ) -> bool:
-        """Create an object; return False if it exists.
-
-        If the disk is full, retry for *patience* seconds, so that the user can free space. Don't
-        retry if the object is larger than the disk.
-        """
-        deadline, warned = time.monotonic() + patience, False
-        while True:
-            try:
-                return self._objects.create(name, content, metadata, consume=consume)
-            except OSError as exc:
-                gives_up = time.monotonic() >= deadline or self._stopping.requested
-                is_full = _is_disk_full(exc) and _can_hold(exc.filename or "/", content)
-                if gives_up or not is_full:
-                    raise
-                if not warned:
-                    _log(
-                        f"the job has ended, but its result can't be written ({exc}); free some "
-                        f"space: kinetic retries for {patience:.0f} s"
-                    )
-                warned = True
-                time.sleep(DISK_FULL_PAUSE_S)
 
     def _exit_code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
@@ -543,14 +518,7 @@ class Attempt:
         _log(f"can't write the outcome: {exc}")
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_UNCOMMITTED
-        text = outcomes.error_text(exc, phase="commit")
-        message = f"the job succeeded, but its result can't be stored: {text.message}"
-        if _is_disk_full(exc):
-            message += "; free some space there, and run the job again"
-        text = replace(text, message=message)
-        failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
-        failed = failed._replace(note=text.note)
-        return self._commit(failed, outcomes.encode_error(text, None))
+        return self._commit(*without_value(outcome, exc))
 
 
 def take_all(steps: Generator[str, None, int]) -> int:
@@ -561,6 +529,48 @@ def take_all(steps: Generator[str, None, int]) -> int:
         except StopIteration as end:
             code: int = end.value
             return code
+
+
+def create_patiently(
+    objects: Objects,
+    name: str,
+    content: bytes | Path,
+    metadata: Mapping[str, str],
+    *,
+    gives_up: Callable[[], bool],
+    consume: bool = False,
+) -> bool:
+    """Create an object; return False if it exists.
+
+    If the disk is full, retry for `DISK_FULL_RETRY_S`, so that the user can free space, unless
+    *gives_up* returns True. Don't retry if the object is larger than the disk.
+    """
+    deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
+    while True:
+        try:
+            return objects.create(name, content, metadata, consume=consume)
+        except OSError as exc:
+            is_full = _is_disk_full(exc) and _can_hold(exc.filename or "/", content)
+            if not is_full or time.monotonic() >= deadline or gives_up():
+                raise
+            if not warned:
+                _log(
+                    f"the job has ended, but its result can't be written ({exc}); free some "
+                    f"space: kinetic retries for {DISK_FULL_RETRY_S:.0f} s"
+                )
+            warned = True
+            time.sleep(DISK_FULL_PAUSE_S)
+
+
+def without_value(outcome: wire.Outcome, problem: OSError) -> tuple[wire.Outcome, Spooled]:
+    """Return the outcome and the body of a call whose value can't be stored."""
+    text = outcomes.error_text(problem, phase="commit")
+    message = f"the job succeeded, but its result can't be stored: {text.message}"
+    if _is_disk_full(problem):
+        message += "; free some space there, and run the job again"
+    text = replace(text, message=message)
+    failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
+    return failed._replace(note=text.note), outcomes.encode_error(text, None)
 
 
 def _can_hold(path: str, content: bytes | Path) -> bool:

@@ -10,12 +10,14 @@ import contextlib
 import math
 import mmap
 import os
+import re
 import select
 import signal
 import socket
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from ..job import processes
 from ..job.kernel_kills import KernelKills, kills_in_container
@@ -98,11 +100,18 @@ class Channel:
                 return int(answer)
 
 
+_OWN_FRAME = re.compile(
+    rb'  File "%b/[^"]*", line \d+ in ' % re.escape(os.fsencode(Path(__file__).parents[1]))
+)
+"""The line of a function of the runner in what `faulthandler` prints after a crash."""
+
+
 def last_lines(output: bytes) -> str:
-    """Return the last lines of *output*, in at most `KEPT_BYTES`."""
+    """Return the last lines of *output*, in at most `KEPT_BYTES`, without calls of the runner."""
     lines = output[-KEPT_BYTES:].splitlines(keepends=True)
     if len(output) > KEPT_BYTES and len(lines) > 1:
         lines = lines[1:]  # the first line is cut
+    lines = [line for line in lines if not _OWN_FRAME.match(line)]
     return b"".join(lines[-KEPT_LINES:]).decode(errors="replace")
 
 

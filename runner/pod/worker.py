@@ -27,7 +27,7 @@ from ..stores.objects import Objects, open_store
 from ..worker import pull
 from ..worker.interpreter import Report
 from ..worker.main import Submission, Worker
-from .attempt import close_earlier, write_receipt
+from .attempt import write_receipt
 from .follower import close_restarted, read_order, store_order
 from .guard import Channel, last_lines
 from .job import Pod, open_stream
@@ -143,8 +143,6 @@ def _make_worker(
     variables = temporary.make(work, pod.executor, {wire.SHARED_TMPDIR: folder})
     os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
     tempfile.tempdir = None  # the guard has found another folder
-    if place.crew.terms.single:  # each pod of a single job makes one attempt
-        close_earlier(pod.order, pod.key, pod.first, objects)
     order = replace(pod.order, grace=job_grace(pod.order.grace))
     submission = Submission.of(order, pod.key, place.crew, place.hosts)
     job_place = JobPlace(
@@ -179,7 +177,8 @@ class PodWorker(Worker):
         self._me = me
         self._has_one_item = submission.terms.single or submission.hosts is not None
         self._guard_channel = channel
-        self._running: tuple[int, int] | None = None  # item and attempt whose output is kept
+        self._claimed: tuple[int, int] | None = None  # item and attempt
+        self._is_kept = self._has_one_item  # whether the output is that of the claimed item
         self._kills = KernelKills(channel.kills)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
 
@@ -196,11 +195,11 @@ class PodWorker(Worker):
         # The pod mounts only what is common to all items.
         own_data = tuple(replace(ref, fuse=False) for ref in self._input.data)
         self._input = self._input._replace(data=own_data)
-        self._running = operation.item, operation.attempt
         self._await_end()  # the output of the last item ends before this one's begins
         if not self._has_one_item:
             self._write_mark("begins")
             self._guard_channel.forget_output()
+            self._is_kept = True
         super()._start(operation)
         if self._submission.hosts is not None and self._guard is not None:
             store_order(self._guard.order, self._pod, self._me, self._objects)
@@ -212,24 +211,25 @@ class PodWorker(Worker):
         return last_lines(self._guard_channel.output())
 
     def _create(self, operation: pull.Create) -> bool:
-        attempt = self._running
-        if attempt is None or operation.name != self._outcome_name(*attempt):
-            return super()._create(operation)
-        self._store_output(*attempt)
+        name = operation.name
+        if self._claimed is None or name != self._outcome_name(*self._claimed):
+            created = super()._create(operation)
+            is_own = operation.metadata.get("executor") == self._executor
+            if created and is_own and name.endswith(".claim"):
+                self._claimed = wire.parse_attempt_key(name)
+            return created
+        index, attempt = self._claimed
+        if self._is_kept:
+            self._store_output(index, attempt)
         created = super()._create(operation)
-        if not self._has_one_item:
+        if self._is_kept and not self._has_one_item:
             self._write_mark("has ended")
-        self._running = None
+            self._is_kept = False
+        self._claimed = None
         if created:
-            write_receipt(
-                self._pod.receipt,
-                wire.Receipt(
-                    index=attempt[0],
-                    attempt=attempt[1],
-                    metadata=operation.metadata,
-                    body=operation.body,
-                ),
-            )
+            metadata, body = operation.metadata, operation.body
+            receipt = wire.Receipt(index=index, attempt=attempt, metadata=metadata, body=body)
+            write_receipt(self._pod.receipt, receipt)
         return created
 
     def _outcome_name(self, index: int, attempt: int) -> str:
@@ -247,9 +247,7 @@ class PodWorker(Worker):
             print(f"kinetic: cannot store the end of the job's log: {exc}", file=sys.stderr)
 
     def _write_mark(self, event: Event) -> None:
-        assert self._running is not None
-        order = self._pod.order
-        job = self._submission.job_id(self._running[0])
-        self._guard_channel.write_line(
-            mark(self._pod.key, order.scope, job, self._running[1], event)
-        )
+        assert self._claimed is not None
+        index, attempt = self._claimed
+        job, scope = self._submission.job_id(index), self._pod.order.scope
+        self._guard_channel.write_line(mark(self._pod.key, scope, job, attempt, event))

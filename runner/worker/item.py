@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..job import metrics, outputs, views
-from ..job.attempt import Invocation
+from ..job.attempt import Invocation, without_value
 from ..job.ends import End, death_of
 from ..job.processes import Stopping
 from ..protocol import frames, stand_ins, wire
@@ -312,6 +312,13 @@ def result_of(
     open_item = wire.Item(wire.ItemState.OPEN, order.attempt)
     outcome, body = outcome_of_death(death_of(order, end), open_item, executor, order.fence, log)
     return Result(outcome, body)
+
+
+def unstorable(result: Result, problem: OSError) -> Result:
+    """Return the result of an item whose value can't be stored because of *problem*."""
+    outcome, body = without_value(result.outcome, problem)
+    content = body.content if isinstance(body.content, bytes) else b""
+    return Result(outcome._replace(body=body.digest), content, None, result.imports)
 
 
 def say(message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import os
 import pickle
@@ -13,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..job import outputs, processes, temporary, workspace
+from ..job import attempt, outputs, processes, temporary, workspace
 from ..job.ends import End
 from ..job.environment import add_to_environment
 from ..job.kernel_kills import KernelKills, kills_on_machine
@@ -41,10 +41,6 @@ from .opening import failure_of, open_submission
 if TYPE_CHECKING:
     from ..job.hosts import Hosts
     from ..stores.objects import Objects
-
-DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
-"""How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
-
 
 START_CHECK_S = 0.01
 """How often to check whether the process of a stopped item exists, in seconds."""
@@ -248,6 +244,7 @@ class Worker:
         self._output_end: int | None = None  # where the output of an item without outcome ends
         self._leaving: Guard | None = None  # its item is done, and its process exits
         self._terminating = self._changed = False
+        self._is_opening = False  # whether a signal ends this process at once
         self._interpreter: Interpreter | None = None
         self._temporary = temporary.find(os.fspath(place.work))
         self._temporary_in_use = False
@@ -255,7 +252,8 @@ class Worker:
         self._kills = KernelKills(kills_on_machine)
         self._message = b""
         # Modules that items have imported, in this order; None if each item imports its own.
-        self._shared_imports: dict[str, Candidate] | None = {} if _can_share_imports() else None
+        shares_imports = _can_share_imports() and not submission.terms.single
+        self._shared_imports: dict[str, Candidate] | None = {} if shares_imports else None
         self._imported = 0  # how many of them the interpreter has
         self._spare_output = outputs.SpareFolder(f"{os.fspath(place.work)}/{SPARE_OUTPUT}")
         self._result_box = item.ResultBox()
@@ -286,6 +284,9 @@ class Worker:
         steps = self._pull.steps()
         answer: Any = None
         try:
+            self._is_opening = True
+            if self._terminating:
+                raise processes.Stopped
             while True:
                 operation = steps.send(answer)
                 try:
@@ -296,6 +297,9 @@ class Worker:
         except StopIteration as end:
             code: int = end.value
             return code
+        except processes.Stopped:
+            item.say("this process was asked to stop before its first job")
+            return EXIT_REPLACE
         finally:
             if self._channel is not None:
                 self._channel.flush()
@@ -307,25 +311,32 @@ class Worker:
 
     def _on_terminate(self, number: int, frame: object) -> None:
         self._terminating = True
+        if self._is_opening:  # an installation or a silent store may take minutes
+            self._is_opening = False
+            raise processes.Stopped
 
     # --- the store ---
 
     def _create(self, operation: pull.Create) -> bool:
-        deadline = time.monotonic() + DISK_FULL_RETRY_S
-        while True:
-            try:
-                created = self._objects.create(operation.name, operation.body, operation.metadata)
-                if operation.name.endswith(".outcome") and self._channel is not None:
-                    self._channel.ended(*wire.parse_attempt_key(operation.name), self._output_end)
-                    self._output_end = None
-                return created
-            except OSError as exc:
-                is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-                if not is_full or time.monotonic() >= deadline:
-                    raise
-                if self._channel is not None:
-                    self._channel.flush()
-                time.sleep(DISK_FULL_PAUSE_S)
+        is_outcome = operation.name.endswith(".outcome")
+        self._is_opening = self._is_opening and not is_outcome
+        created = self._put(operation.name, operation.body, operation.metadata)
+        if is_outcome and self._channel is not None:
+            self._channel.ended(*wire.parse_attempt_key(operation.name), self._output_end)
+            self._output_end = None
+        return created
+
+    def _put(self, name: str, content: bytes | Path, metadata: Mapping[str, str]) -> bool:
+        """Create an object; if the disk is full, wait until there is space. Consume a file."""
+        return attempt.create_patiently(
+            self._objects, name, content, metadata, gives_up=self._gives_up, consume=True
+        )
+
+    def _gives_up(self) -> bool:
+        """Return whether to wait no longer for space on the disk."""
+        if self._channel is not None:
+            self._channel.flush()
+        return self._terminating
 
     def _read(self, operation: pull.Read) -> tuple[bytes, Mapping[str, str]] | None:
         try:
@@ -347,7 +358,8 @@ class Worker:
         submission, order = self._submission, self._submission.order
         stay = submission.isolation == "worker"
         opened = open_submission(
-            order, submission.init, self._objects, self._place, restores=not stay
+            *(order, submission.init, self._objects, self._place),
+            restores=not (stay or submission.terms.single),
         )
         if isinstance(opened, pull.OpeningFailure):
             return opened
@@ -384,11 +396,16 @@ class Worker:
         return files if self._workspace is None else [*files, *self._workspace.descriptors()]
 
     def _fetch(self, operation: pull.Fetch) -> bool | pull.Ended:
-        if self._submission.terms.single:
-            self._input = self._inputs.read_part(self._submission.order.arguments, ())
-            return self._input is not None
-        slot = self._pull.items.slots[operation.slot]
-        found = self._inputs.read(operation.item, operation.slot, slot)
+        found: StoredInput | RefusedInput | None
+        try:
+            if self._submission.terms.single:
+                found = self._inputs.read_part(self._submission.order.arguments, ())
+            else:
+                slot = self._pull.items.slots[operation.slot]
+                found = self._inputs.read(operation.item, operation.slot, slot)
+        except ValueError as exc:  # it isn't what was submitted
+            failure = failure_of(exc, "artifact verification", self._place)
+            return pull.Ended(failure.outcome, failure.body)
         if isinstance(found, RefusedInput):
             return _refused(found.message)
         self._input = found
@@ -399,6 +416,7 @@ class Worker:
     def _start(self, operation: pull.Start) -> None:
         interpreter = self._interpreter
         assert self._input is not None and interpreter is not None
+        self._is_opening = False
         self._await_end()
         self._clean_up()
         self._temporary_in_use = bool(self._temporary)
@@ -452,7 +470,10 @@ class Worker:
         log = "" if left is not None else self._last_lines()
         found = item.result_of(guard.order, self._executor, end, left, log)
         if found.value_file is not None and found.outcome.value is not None:
-            self._objects.create(found.outcome.value[0], found.value_file, {}, consume=True)
+            try:
+                self._put(found.outcome.value[0], found.value_file, {})
+            except OSError as exc:
+                found = item.unstorable(found, exc)
         if item.has_folder(guard.order):
             import shutil  # it maps compression libraries, which every fork would inherit
 

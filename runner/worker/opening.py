@@ -65,7 +65,8 @@ def open_submission(
     try:
         return _open(steps, order, init, objects, place, restores=restores)
     except Exception as exc:
-        return failure_of(exc, steps.phase, place)
+        log = "" if place.log is None else place.log()
+        return failure_of(exc, steps.phase, place, log)
     finally:
         os.chdir(folder)
 
@@ -107,12 +108,17 @@ def _downloading(steps: _Steps) -> Generator[None]:
         raise
 
 
-def failure_of(exc: Exception, phase: str, place: workspace.JobPlace) -> pull.OpeningFailure:
-    """Return the outcome of an item for which a worker couldn't prepare what items share."""
+def failure_of(
+    exc: Exception, phase: str, place: workspace.JobPlace, log: str = ""
+) -> pull.OpeningFailure:
+    """Return the outcome of an item for which a worker couldn't prepare what items share.
+
+    *log* has the last lines of the worker's output, if the platform doesn't keep them.
+    """
     text = error_text(exc, phase=phase)
     advice = attempt.advice(exc, phase, place)
     message = f"kinetic {phase} failed: {text.qualname}: {text.message}"
-    text = replace(text, message=f"{message}. {advice}" if advice else message)
+    text = replace(text, message=f"{message}. {advice}" if advice else message, log=log)
     body = encode_error(text, None)
     now = time.time()
     outcome = wire.Outcome(

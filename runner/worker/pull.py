@@ -32,6 +32,9 @@ from .items import Items
 TWIN_S = 30.0
 """How long a second process of the same worker waits before it asks for its replacement."""
 
+CLAIMANT_S = 600.0
+"""How long a second process of a single job waits for the outcome of the first."""
+
 SURPLUS_S = 30.0
 """How long a worker without work stays, in case that an item becomes free."""
 
@@ -467,7 +470,7 @@ class Pull:
         yield from self._commit(index, number, ended.outcome._replace(log=ended.log), ended.body)
         if ended.outcome.phase == "init" and not (yield from self._has_called()):
             yield from self._append_stop("setup", cancel_running=False)
-        if self.terminating:
+        if self.terminating and not self.terms.single:
             raise Leave(EXIT_REPLACE)
         return True
 
@@ -517,9 +520,12 @@ class Pull:
         """Create the outcome of an attempt that this worker has claimed."""
         stopped = self.requests.standing(index).unwanted
         if stopped and outcome.kind is not wire.Kind.VALUE:
-            began, ended = outcome.started, outcome.ended
-            outcome = _CANCELLED._replace(started=began, ended=ended, log=outcome.log)
-            body = b""
+            kept = {name: getattr(outcome, name) for name in ("started", "ended", "log", "metrics")}
+            if outcome.metrics:  # the last of them are in the body
+                kept["body"] = outcome.body
+            else:
+                body = b""
+            outcome = _CANCELLED._replace(**kept)
         outcome = outcome._replace(executor=self.executor, writer=self._name)
         yield from self._store(index, number, outcome, body)
 
@@ -704,44 +710,69 @@ class Pull:
         until = self._clock() + seconds
         while (rest := until - self._clock()) > 0:
             if (yield Wait(rest)) is News.TERMINATE:
-                break
+                raise Leave(EXIT_REPLACE)
 
     # --- a job without a batch ---
 
     def _work_on_single_job(self) -> Steps:
         """Run the only item. No registration is needed: no other process waits for this rank."""
         failure = yield Open()
-        if failure == REMOVED:
-            raise Leave(EXIT_SURPLUS)
         self.items.add_slot(wire.Slot(0, 1))
         self.items.add_slot(wire.Slot(total=1))
+        if self.me.restarts:
+            yield from self._close_replaced()
+        deadline = self._clock() + CLAIMANT_S
         while True:
-            if self.me.restarts or self.items.attempts(0):
-                yield from self._list_span(0, 0)
-            yield from self._read_requests()
             item = self.items.state(0)
             if item.state.final:
                 is_value = item.state is wire.ItemState.SUCCEEDED
                 raise Leave(EXIT_DONE if is_value else EXIT_SURPLUS)
-            claim = self.items.attempts(0).get(item.attempt, wire.Attempt())
-            claimant = WorkerId.parse(claim.worker)
-            if claim.executor is None:
-                if self._may_take(0):
-                    if (yield from self._run(0, failure)) and failure is not None:
-                        if failure.passing:
-                            raise Leave(EXIT_REPLACE)
-                        yield from self._append_stop("setup", cancel_running=False)
-                    self._leave_if_once(0)
-                else:
-                    yield from self._sleep(
-                        self._not_before.get((0, item.attempt), 0.0) - self._clock()
-                    )
-            elif claimant is not None and claimant.restarts < self.me.restarts:
-                self.registry.add(Registration(self.me, self.executor))
-                yield from self._close(0)
-            else:  # another process of this worker has it
-                yield from self._sleep(TWIN_S)
+            if self.terminating:
                 raise Leave(EXIT_REPLACE)
+            claim = self.items.attempts(0).get(item.attempt, wire.Attempt())
+            if claim.executor == wire.VOID:
+                raise Leave(EXIT_SURPLUS)  # a client closes it
+            if claim.executor is None and self._may_take(0):
+                if not (yield from self._run(0, failure)):
+                    yield from self._read_requests()  # before a verdict on what a listing shows
+                elif not self.terminating:
+                    self._leave_if_once(0)
+            elif claim.executor is None:
+                yield from self._sleep(self._not_before[0, item.attempt] - self._clock())
+            elif self._clock() < deadline:
+                # Another process of this worker has it, and would end with this one.
+                yield from self._sleep(TWIN_S)
+                yield from self._list_span(0, 0)
+                yield from self._read_requests()
+            else:
+                raise Leave(EXIT_REPLACE)
+
+    def _close_replaced(self) -> Steps:
+        """Close the attempts of the processes before this one, each of which makes one at most.
+
+        The platform has replaced them, so it has caused their ends. A process may have ended before
+        its claim. Without an outcome, its attempt would be this one's, which has another number.
+        """
+        while True:
+            yield from self._list_span(0, 0)
+            yield from self._read_requests()  # after the claims were seen, so that a stop counts
+            item = self.items.state(0)
+            if item.state.final or item.attempt > self.me.restarts:
+                return
+            claim = self.items.attempts(0).get(item.attempt, wire.Attempt())
+            if claim.executor is None:
+                void = wire.claim_metadata(wire.VOID)
+                yield Create(self._claim_name(0, item.attempt), b"", void)
+            else:
+                outcome, body = outcome_of_death(_REPLACED, item, claim.executor, 1)
+                yield from self._store(0, item.attempt, outcome._replace(writer=self._name), body)
 
 
 _CANCELLED = wire.Outcome(wire.Kind.CANCELLED, "cancelled", phase="cancelled", body=digest(b""))
+_REPLACED = Death(
+    reason="preempted",
+    message=(
+        "the job ended without an outcome: its pod was evicted or refused, or its node removed; "
+        "Kubernetes restarted it"
+    ),
+)

@@ -23,6 +23,7 @@ import pytest
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Kind
+from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._runner.stores.directory import LOG_FILE
 from tests import programs
 from tests.gcs.server import GcsServer
@@ -562,6 +563,62 @@ def test_a_library_that_the_image_lacks_is_named_and_final(pods: Pods, tmp_path:
     pod = pods.run(order, PYTHONPATH=str(tmp_path / "libraries"))
     assert pod.code == wire.EXIT_FINAL
     assert "lacks google-cloud-storage; install" in pod.output
+
+
+# --- a single job with a worker ---
+
+
+def run_worker(pods: Pods, order: wire.Order, **variables: str) -> Pod:
+    """Run a pod that is the worker of a single job."""
+    return pods.run(replace(order, group_id=None), **worker_variables(), **variables)
+
+
+def test_arguments_that_were_changed_are_an_error(pods: Pods) -> None:
+    order = pods.order(add, 1)
+    pod = run_worker(pods, replace(order, arguments=order.arguments._replace(digest="0" * 64)))
+    assert pod.code == EXIT_SURPLUS
+    assert pods.outcome().phase == "artifact verification"
+    assert "is not what was submitted" in pods.error()["message"]
+
+
+def test_a_value_that_cannot_be_stored_is_an_error(pods: Pods) -> None:
+    order = pods.order(lambda: b"x" * 10_000_000)
+    values = Path(pods.store.removeprefix("file://"), SCOPE, "values")
+    values.parent.mkdir(parents=True, exist_ok=True)
+    values.touch()  # a file, where a folder is needed
+    assert run_worker(pods, order).code == EXIT_SURPLUS
+    assert (pods.outcome().kind, pods.outcome().phase) == (Kind.ERROR, "commit")
+    assert "the job succeeded, but its result can't be stored" in pods.error()["message"]
+
+
+def test_a_failed_installation_is_an_error_with_its_output(pods: Pods) -> None:
+    uv = pods.folder / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text("#!/bin/sh\necho there is no such package\nexit 1\n")
+    uv.chmod(0o700)
+    pods.objects.create("requirements.txt", b"")
+    requirements = wire.Input("requirements.txt", 0, 0, hashlib.sha256(b"").hexdigest())
+    order = pods.order(add, 1, requirements=requirements)
+    pod = run_worker(pods, order, PATH=f"{uv.parent}:{os.environ['PATH']}")
+    assert pod.code == EXIT_SURPLUS and pod.receipt is not None
+    assert pods.outcome().phase == "requirements"
+    for text in (pods.error()["log"], kept_log(pods)):
+        assert "there is no such package" in (text or "")
+
+
+def test_a_worker_that_is_stopped_ends_an_installer(pods: Pods) -> None:
+    uv = pods.folder / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text("#!/bin/sh\necho $$ installs\nexec sleep 600\n")
+    uv.chmod(0o700)
+    pods.objects.create("requirements.txt", b"")
+    requirements = wire.Input("requirements.txt", 0, 0, hashlib.sha256(b"").hexdigest())
+    order = pods.order(add, 1, requirements=requirements, grace=120.0, group_id=None)
+    path = f"{uv.parent}:{os.environ['PATH']}"
+    pod = pods.start(order, PATH=path, **worker_variables())
+    until(lambda: " installs\n" in pod.output, pod)
+    assert terminate(pod) == wire.EXIT_RETRY
+    assert not pods.objects.exists(pods.key("claim")), "the next pod closes the attempt"
 
 
 # --- kept logs ----------------------------------------------------------------------------

@@ -393,7 +393,7 @@ def test_the_second_process_of_a_single_job_asks_for_its_replacement() -> None:
     store = Store(SINGLE)
     store.claim(A)
     assert store.play() == EXIT_REPLACE
-    assert (store.names, store.now) == ([], pull.TWIN_S)
+    assert (store.names, store.now) == ([], pull.CLAIMANT_S)
 
 
 def test_a_worker_of_a_batch_declares_its_round_over() -> None:
