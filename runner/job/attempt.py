@@ -399,9 +399,6 @@ def main(order: Order, key: bytes, executor: str, place: JobPlace) -> int:
 class Attempt:
     """Run the steps of one attempt; *invoke* makes the call, like `Invocation.run`."""
 
-    trusts_claim = False
-    """Whether to take a new claim as proof that the attempt isn't closed; see `Opening`."""
-
     def __init__(
         self,
         order: Order,
@@ -417,7 +414,7 @@ class Attempt:
         self._objects = objects
         self._stopping = stopping
         self._invoke = invoke
-        self._opening = Opening(order, key, executor, objects, trusts_claim=self.trusts_claim)
+        self._opening = Opening(order, key, executor, objects)
 
     def run(self) -> int:
         """Take all steps and return the exit code."""

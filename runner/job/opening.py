@@ -26,46 +26,22 @@ class Opening:
 
     This class sends few requests to the store, because each request takes a round trip to a bucket.
     ``arguments`` has the arguments after `inputs_exist` has read them, and is empty before.
-
-    Args:
-        trusts_claim: Take a new claim as proof that the attempt isn't closed, which saves a
-            request. The proof fails if this process is cut off from the store after the claim, and
-            another process then closes the attempt.
     """
 
-    def __init__(
-        self,
-        order: wire.Order,
-        key: bytes,
-        executor: str,
-        objects: Objects,
-        *,
-        trusts_claim: bool = False,
-    ) -> None:
+    def __init__(self, order: wire.Order, key: bytes, executor: str, objects: Objects) -> None:
         self._order = order
         self._key = key
         self._executor = executor
         self._objects = objects
-        self._trusts_claim = trusts_claim
-        self._made_claim = False
         self.arguments = b""
 
     def claim(self) -> bool:
         """Create the claim; return False if another process has claimed the attempt."""
         metadata = wire.claim_metadata(self._executor, self._order.fence)
         name = self._order.part_name("claim")
-        self._made_claim = self._objects.create(name, b"", metadata)
-        return self._made_claim or self._read_claimant() == self._executor
-
-    def is_void(self) -> bool:
-        """Return whether another process closed this attempt before it began."""
-        try:
-            return self._read_claimant() == wire.VOID
-        except KeyError:
-            return False  # a cleanup has removed the claim
-
-    def _read_claimant(self) -> str | None:
-        return self._objects.stat(self._order.part_name("claim")).metadata.get("executor")
+        if self._objects.create(name, b"", metadata):
+            return True
+        return self._objects.stat(name).metadata.get("executor") == self._executor
 
     def withdraw(self) -> None:
         """Delete the claim."""
@@ -104,8 +80,7 @@ class Opening:
         """Return an open item if this is its first attempt, without outcome or requests."""
         if self._order.attempt != 1:
             return None
-        known_open = self._trusts_claim and self._made_claim
-        if not known_open and self._objects.exists(self._order.part_name("outcome")):
+        if self._objects.exists(self._order.part_name("outcome")):
             return None
         if self._objects.list(f"{self._order.scope}control/"):
             return None

@@ -1,8 +1,7 @@
-"""Run one attempt in a pod.
+"""Run one attempt in the pod of one of several hosts.
 
-If the job's process dies, or an earlier pod of the job has left no outcome, this module stores a
-failure as the outcome. At the end it writes the receipt: a copy of the outcome, in the pod's
-termination message.
+If the job's process dies, this module stores a failure as the outcome. At the end it writes the
+receipt: a copy of the outcome, in the pod's termination message.
 """
 
 from __future__ import annotations
@@ -10,20 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 
 from ..job.attempt import Attempt
 from ..job.opening import Opening
-from ..pauses import pauses
 from ..protocol import signing, wire
 from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.spool import Spooled
 from ..stores.objects import Objects
 from .guard import last_lines
-
-OUTCOME_WAIT_S = 600.0
-"""How long, in seconds, a process waits for the outcome if another process claimed its attempt."""
 
 
 class PodAttempt(Attempt):
@@ -33,7 +27,6 @@ class PodAttempt(Attempt):
     so that a cleanup after the outcome finds all objects.
     """
 
-    trusts_claim = True
     receipt = ""
     host = 0
     output: Callable[[], bytes]
@@ -68,32 +61,6 @@ class PodAttempt(Attempt):
             print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
             return wire.EXIT_UNCOMMITTED
         return self._exit_code(outcome, metadata, content)
-
-    def _leave_to_claimant(self) -> int:
-        """Wait until the process that has claimed this attempt has committed; return the exit code.
-
-        If this process ended first, the Kubernetes Job would be complete, and its controller would
-        delete the claimant's pod. A void attempt has no such process: another process closed the
-        attempt before its start.
-        """
-        if self._opening.is_void():
-            return wire.EXIT_FINAL
-        for pause in pauses(10.0, 60.0, OUTCOME_WAIT_S):
-            if self._stopping.requested:
-                break
-            try:
-                metadata = self._objects.stat(self._order.part_name("outcome")).metadata
-            except KeyError:
-                time.sleep(pause)
-                continue
-            attempt_id = (self._order.scope, self._order.index, self._order.attempt)
-            try:
-                outcome = wire.Outcome.verified(metadata, self._key, *attempt_id)
-            except ValueError as exc:
-                print(f"kinetic: {exc}", file=sys.stderr)
-                break
-            return self._exit_code(outcome, None, b"")
-        return wire.EXIT_FINAL
 
     def _commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         self._store_log()
@@ -149,34 +116,6 @@ def exit_code_for(opening: Opening) -> int:
     if item.state is wire.ItemState.SUCCEEDED:
         return wire.EXIT_VALUE
     return wire.EXIT_RETRY if item.state is wire.ItemState.OPEN else wire.EXIT_FINAL
-
-
-# --- earlier pods -------------------------------------------------------------------------
-
-
-def close_earlier(order: wire.Order, key: bytes, first: int, objects: Objects) -> None:
-    """Store "preempted" as the outcome of each earlier attempt from *first* on that has none.
-
-    The controller starts a pod only after the pod before it has ended, so these attempts are over.
-    It replaces only a pod that the platform disrupted: any exit code of the container ends the Job.
-
-    Raises:
-        OSError: The store doesn't answer.
-    """
-    if first >= order.attempt:
-        return
-    names = wire.attempt_keys(order.scope, order.index, order.attempt)
-    entries = [(entry.name, entry.metadata) for entry in objects.look_up(names)]
-    known = wire.attempts_of(entries, key, order.scope).get(order.index, {})
-    message = (
-        "the job ended without an outcome: its pod was evicted or refused, or its node removed; "
-        "Kubernetes restarted it"
-    )
-    death = Death(message=message, reason="preempted")
-    for number in range(first, order.attempt):
-        attempt = known.get(number, wire.Attempt())
-        if attempt.outcome is None:
-            close_attempt(order, key, number, attempt.executor, death, objects)
 
 
 def close_attempt(

@@ -1,8 +1,8 @@
-"""A job in a pod: the container's first process, which supervises the job's process.
+"""A pod: the container's first process, which supervises a worker, or a host that follows one.
 
 The first process stays small and does what must not depend on the user's code; see `guard.Guard`.
-The job runs in a child process, which commits its own outcome. If the child dies before that, the
-first process commits a failure.
+The child commits outcomes. If a host that follows dies before that, the first process commits a
+failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ..job import processes
 from ..job.ends import End, death_of
 from ..protocol import wire
 from ..stores.objects import open_store
-from . import job
 from .attempt import PodAttempt
 from .follower import read_order, run_follower_and_exit
 from .guard import Channel, Guard
@@ -53,21 +52,19 @@ def main() -> int:
         return wire.EXIT_FINAL
     for name in (*RUNNER_VARIABLES, *VARIABLES):
         os.environ.pop(name, None)
-    if place is None:
-        os.environ.update(pod.order.variables())
     os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
     folder = tempfile.mkdtemp(prefix="kinetic-run-")
     _provide_user(folder)
     guard, own_pod = _run_in_child(pod, folder, place)
     code = guard.reported
-    if place is not None and not place.follows:
+    if not place.follows:
         code = exit_code(guard.status)
     elif code is None:
-        code = _close_dead_job(pod, guard, place)
+        code = _close_dead_host(pod, guard, place)
     was_restarted = os.path.exists(os.path.join(folder, RESTARTED_MARK))
     with contextlib.suppress(OSError):  # the container's end removes large folders
         processes.remove_if_small(folder)
-    if place is not None and place.group and not guard.stopped:
+    if place.group and not guard.stopped:
         if not place.follows and not delete_worker_set(place.group) and not was_restarted:
             return code  # nothing deletes the set: the container's end has the client look
         signal.sigwait([signal.SIGTERM])  # the set restarts a host that ends before SIGTERM
@@ -93,20 +90,13 @@ def _has_module(name: str) -> bool:
         return False
 
 
-def _close_dead_job(pod: Pod, guard: Guard, place: Place | None) -> int:
-    """Write a failure as the outcome of a job that has left none; return the exit code.
-
-    With a *place*, this is a host that follows another, and has died.
-    """
-    order, executor, objects = pod.order, pod.executor, None
+def _close_dead_host(pod: Pod, guard: Guard, place: Place) -> int:
+    """Write a failure as the outcome if a host that follows has died; return the exit code."""
     try:
-        objects = open_store(order.store)
-        if place is not None:
-            taken = read_order(pod, place.me, objects)
-            if taken is None:
-                return wire.EXIT_VALUE
-            order = taken
-            executor = objects.stat(order.part_name("claim")).metadata.get("executor", executor)
+        objects = open_store(pod.order.store)
+        if (order := read_order(pod, place.me, objects)) is None:
+            return wire.EXIT_VALUE
+        claim = objects.stat(order.part_name("claim")).metadata
     except KeyError:
         return wire.EXIT_RETRY  # the first host hasn't taken an item yet
     except (OSError, ValueError) as exc:
@@ -120,15 +110,13 @@ def _close_dead_job(pod: Pod, guard: Guard, place: Place | None) -> int:
         out_of_memory=guard.out_of_memory,
         called=guard.called,
     )
-    death = death_of(order, end)
-    hosts = None if place is None else place.hosts
-    if hosts is not None:
-        death = replace(death, message=f"on {hosts.name}: {death.message}")
+    death, hosts = death_of(order, end), place.hosts
+    assert hosts is not None
+    death = replace(death, message=f"on {hosts.name}: {death.message}")
     print(f"kinetic: {death.message}", file=sys.stderr)
-    stopping = processes.Stopping()
+    executor, stopping = claim.get("executor", pod.executor), processes.Stopping()
     attempt = PodAttempt(order, pod.key, executor, objects, stopping, _refuse_call)
-    attempt.receipt, attempt.output = pod.receipt, guard.output
-    attempt.host = 0 if hosts is None else hosts.index
+    attempt.receipt, attempt.output, attempt.host = pod.receipt, guard.output, hosts.index
     return attempt.close_dead(death)
 
 
@@ -136,8 +124,8 @@ def _refuse_call(arguments: bytes) -> NoReturn:
     raise AssertionError("the job's process has ended, so nothing calls its function")
 
 
-def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> tuple[Guard, OwnPod]:
-    """Run the job, or a worker, in a child process; return its guard when it has ended."""
+def _run_in_child(pod: Pod, folder: str, place: Place) -> tuple[Guard, OwnPod]:
+    """Run the worker, or the host, in a child process; return its guard when it has ended."""
     channel, guard_pid = Channel(), os.getpid()
     # Each process unblocks the signals after it has installed its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
@@ -149,11 +137,9 @@ def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> tuple[Gu
         os.dup2(sink, 2)
         os.close(sink)
         channel.guard_end.close()
-        if place is not None and place.hosts is not None and place.follows:
+        if place.hosts is not None and place.follows:
             run_follower_and_exit(pod, place.hosts, place.me, folder, channel, guard_pid)
-        if place is not None:
-            run_worker_and_exit(pod, place, folder, channel, guard_pid)
-        job.run_job_and_exit(pod, folder, channel, guard_pid)
+        run_worker_and_exit(pod, place, folder, channel, guard_pid)
     os.close(sink)
     channel.job_end.close()
     own_pod = OwnPod(pod.executor, pod.name)  # its thread, like any other, inherits blocked signals
@@ -161,7 +147,7 @@ def _run_in_child(pod: Pod, folder: str, place: Place | None = None) -> tuple[Gu
     start = wire.start_allowance(order.debug_s)
     # A worker itself limits the time of its items, and ends them.
     timeout, grace, levels = order.timeout, order.grace, 0
-    if place is not None and not place.follows:
+    if not place.follows:
         # The I/O process has the interpreter as its child, which forks for each item, or runs it.
         timeout, grace, levels = None, math.inf, 2 if place.crew.isolation == "process" else 1
     guard = Guard(

@@ -55,15 +55,15 @@ class Place:
         return self.hosts is not None and not self.hosts.is_first
 
 
-def read_place(environ: Mapping[str, str]) -> Place | None:
-    """Read the environment of a pod; None if the pod runs an attempt, and no worker.
+def read_place(environ: Mapping[str, str]) -> Place:
+    """Read the environment of a pod.
 
     Raises:
         ValueError: The environment is incomplete.
     """
     crew = environ.get("KINETIC_CREW")
     if crew is None:
-        return None
+        raise ValueError("KINETIC_CREW is not set, so this pod is no worker")
     job = environ.get("KINETIC_JOB_UID", "")
     # In a set, the index in a Job is the number of the host.
     rank = environ.get("KINETIC_RANK") or environ.get("JOB_COMPLETION_INDEX", "")

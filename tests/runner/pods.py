@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -124,9 +124,16 @@ def worker_variables(*, outputs: str = "", **terms: Any) -> dict[str, str]:
 def environment_of(
     pods: Pods, order: wire.Order, uid: str, folder: Path, variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """Make the *folder* of the pod and return the environment of its container."""
+    """Make the *folder* of the pod and return the environment of its container.
+
+    Without a crew in *variables*, the pod is the worker of a single job.
+    """
     (folder / "tmp").mkdir(parents=True)
     (folder / "termination-log").touch()
+    worker: dict[str, str] = {}
+    if "KINETIC_CREW" not in variables:
+        order = replace(order, group_id=None)
+        worker = worker_variables(outputs=order.output_dir, budgets=order.budgets)
     return {
         **{name: os.environ[name] for name in INHERITED if name in os.environ},
         "HOME": str(folder),
@@ -137,6 +144,7 @@ def environment_of(
         "KINETIC_FAILURES": "0",
         "KINETIC_DISRUPTIONS": "",
         "KINETIC_TERMINATION_LOG": str(folder / "termination-log"),
+        **worker,
         **pods.environ,
         **variables,
     }

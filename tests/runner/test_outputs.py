@@ -137,7 +137,7 @@ def write(name: str, text: str = "") -> list[str]:
 
 def test_a_later_pod_finds_the_uploaded_files(pods: Pods, server: GcsServer) -> None:
     """This holds for another job with the same directory and for a job's second attempt."""
-    default = f"{pods.store}/outputs/grp-1/0"
+    default = f"{pods.store}/outputs/grp-1-0"
     order = pods.order(write, "a/step", "1", output_dir=OUTPUT_DIR)
     retry = replace(order, attempt=2, output_dir=default)
     for output_dir, second in ((OUTPUT_DIR, order), (default, retry)):
@@ -210,7 +210,7 @@ def test_each_host_has_its_own_output_directory(pods: Pods, server: GcsServer) -
 
 def test_a_job_that_writes_no_files_costs_no_more_requests(pods: Pods, server: GcsServer) -> None:
     totals = []
-    for output_dir in ("", f"{pods.store}/outputs/grp-1/0"):
+    for output_dir in ("", f"{pods.store}/outputs/grp-1-0"):
         pods.objects.delete([pods.key("outcome"), pods.key("claim")])
         order = pods.order(len, "abc", output_dir=output_dir)
         server.requests.clear()

@@ -56,7 +56,7 @@ def test_arguments_and_values_are_in_the_bucket(in_any_bucket: Pods) -> None:
     assert in_any_bucket.outcome().executor == "uid-1"
     claim = in_any_bucket.claim_metadata()
     assert abs(float(claim.pop("at")) - time.time()) < 60
-    assert claim == {"executor": "uid-1", "fence": "1"}
+    assert claim == {"executor": "uid-1", "fence": "1", "worker": "0.life.0.0.0"}
 
 
 def test_a_large_value_is_streamed_to_the_bucket(in_any_bucket: Pods) -> None:
@@ -71,8 +71,8 @@ def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:
     server.requests.clear()
     assert in_bucket.run(order).code == 0
     assert server.requests["create"] == 2, "the claim and the outcome"
-    # One listing looks for a stop; the downloads are the function and its arguments.
-    assert (server.requests["list"], server.requests["media"]) == (1, 2)
+    # The downloads are the function, its arguments, and between them a request to stop.
+    assert server.requests["media"] == 3
     assert server.requests.total() == 5
 
 
@@ -81,7 +81,7 @@ def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:
 
 def test_a_failure_is_final_with_its_message_and_the_last_lines_of_its_log(pods: Pods) -> None:
     pod = pods.run(pods.order(fail, "no good"))
-    assert pod.code == wire.EXIT_FINAL
+    assert pod.code == EXIT_SURPLUS
     outcome, error = pods.outcome(), pods.error()
     assert (outcome.kind, outcome.reason) == (Kind.ERROR, "user error")
     assert error["message"] == "no good"
@@ -100,14 +100,6 @@ def test_only_the_end_of_a_long_log_is_kept(pods: Pods) -> None:
     assert len(lines) <= 20
     assert pod.output.count("line ") >= 20_000, "the log itself is whole"
     assert [line for line in lines if line.startswith("line")][-1] == "line 19999"
-
-
-def test_the_exit_code_says_whether_the_item_is_retried(pods: Pods) -> None:
-    order = pods.order(fail, "no good", budgets=RetryBudgets(user=1))
-    assert pods.run(order).code == wire.EXIT_RETRY
-    again = pods.run(order, "uid-2", KINETIC_FAILURES="1")
-    assert again.code == wire.EXIT_FINAL, "both tries are used up"
-    assert pods.outcome(2).executor == "uid-2"
 
 
 def test_a_small_value_is_in_the_receipt_and_no_files_are_left(pods: Pods) -> None:
@@ -147,6 +139,24 @@ def test_an_order_that_cannot_be_read_is_final(
     assert not pods.objects.exists(pods.key("claim"))
 
 
+def test_arguments_that_were_changed_are_an_error(pods: Pods) -> None:
+    order = pods.order(add, 1)
+    pod = pods.run(replace(order, arguments=order.arguments._replace(digest="0" * 64)))
+    assert pod.code == EXIT_SURPLUS
+    assert pods.outcome().phase == "artifact verification"
+    assert "is not what was submitted" in pods.error()["message"]
+
+
+def test_a_value_that_cannot_be_stored_is_an_error(pods: Pods) -> None:
+    order = pods.order(lambda: b"x" * 10_000_000)
+    values = Path(pods.store.removeprefix("file://"), SCOPE, "values")
+    values.parent.mkdir(parents=True, exist_ok=True)
+    values.touch()  # a file, where a folder is needed
+    assert pods.run(order).code == EXIT_SURPLUS
+    assert (pods.outcome().kind, pods.outcome().phase) == (Kind.ERROR, "commit")
+    assert "the job succeeded, but its result can't be stored" in pods.error()["message"]
+
+
 def test_variables_and_arguments_of_the_runner_are_hidden_from_the_function(pods: Pods) -> None:
     def list_variables() -> tuple[list[str], str, list[str]]:
         import os
@@ -177,7 +187,7 @@ def test_a_duplicate_waits_for_the_claimant_and_does_not_run(pods: Pods) -> None
 
 def test_a_duplicate_of_a_voided_attempt_does_not_wait(pods: Pods) -> None:
     pods.claim(wire.VOID)
-    assert pods.run(pods.order(add, 1)).code == wire.EXIT_FINAL
+    assert pods.run(pods.order(add, 1)).code == EXIT_SURPLUS
 
 
 def test_a_restart_closes_the_attempts_of_disrupted_and_refused_pods(pods: Pods) -> None:
@@ -197,16 +207,17 @@ def test_disruptions_have_a_separate_budget(pods: Pods, budget: int) -> None:
     if budget == 2:
         assert (pod.code, pods.value(3)) == (0, 1)
         return
-    assert pod.code == wire.EXIT_FINAL
-    assert pods.outcome(3).kind is Kind.CANCELLED, "the item has failed, so no attempt may start"
+    assert pod.code == EXIT_SURPLUS
+    assert not pods.objects.exists(pods.key("claim", budget + 2)), "the job has failed"
 
 
 def test_a_restart_after_a_stop_starts_nothing(pods: Pods) -> None:
     order = pods.order(add, 1)
     pods.claim("uid-0")
     pods.stop()
-    assert pods.run(order, KINETIC_DISRUPTIONS="1").code == wire.EXIT_FINAL
-    assert (pods.outcome(1).kind, pods.outcome(2).kind) == (Kind.CANCELLED, Kind.CANCELLED)
+    assert pods.run(order, KINETIC_DISRUPTIONS="1").code == EXIT_SURPLUS
+    assert pods.outcome(1).kind is Kind.CANCELLED
+    assert not pods.objects.exists(pods.key("claim", 2))
 
 
 def test_a_restart_after_a_value_does_not_run_the_function(pods: Pods) -> None:
@@ -214,7 +225,7 @@ def test_a_restart_after_a_value_does_not_run_the_function(pods: Pods) -> None:
     pods.claim("uid-0")
     pods.close(wire.Outcome(kind=Kind.VALUE, executor="uid-0"))
     pod = pods.run(order, KINETIC_FAILURES="1")
-    assert pod.code == wire.EXIT_FINAL
+    assert pod.code == wire.EXIT_VALUE
     assert "about to fail" not in pod.output
 
 
@@ -300,7 +311,7 @@ def test_sigterm_ends_a_host_that_waits_for_the_first_one(
 def test_sigterm_after_a_stop_is_a_cancellation(pods: Pods) -> None:
     pod = start_staying(pods)
     pods.stop()
-    assert terminate(pod) == wire.EXIT_FINAL
+    assert terminate(pod) == EXIT_SURPLUS
     assert pods.outcome().kind is Kind.CANCELLED
 
 
@@ -331,6 +342,21 @@ def test_an_installer_gets_requirements_and_constraints_in_files_of_their_own(po
     assert "--requirement --constraint\nnumpy\nsix==1\n" in pod.output
 
 
+def test_a_failed_installation_is_an_error_with_its_output(pods: Pods) -> None:
+    uv = pods.folder / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text("#!/bin/sh\necho there is no such package\nexit 1\n")
+    uv.chmod(0o700)
+    pods.objects.create("requirements.txt", b"")
+    requirements = wire.Input("requirements.txt", 0, 0, hashlib.sha256(b"").hexdigest())
+    order = pods.order(add, 1, requirements=requirements)
+    pod = pods.run(order, PATH=f"{uv.parent}:{os.environ['PATH']}")
+    assert pod.code == EXIT_SURPLUS and pod.receipt is not None
+    assert pods.outcome().phase == "requirements"
+    for text in (pods.error()["log"], kept_log(pods)):
+        assert "there is no such package" in (text or "")
+
+
 def test_sigterm_ends_an_installer(pods: Pods) -> None:
     """The installer gets no signal from the node and would run for ten minutes."""
     uv = pods.folder / "bin" / "uv"
@@ -344,8 +370,7 @@ def test_sigterm_ends_an_installer(pods: Pods) -> None:
     pod = pods.start(order, PATH=f"{uv.parent}:{os.environ['PATH']}")
     until(lambda: " installs\n" in pod.output, pod)
     assert terminate(pod) == wire.EXIT_RETRY
-    assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "preempted")
-    assert pods.outcome().phase != "lost"
+    assert not pods.objects.exists(pods.key("claim")), "the next pod closes the attempt"
     (installer,) = re.findall(r"(\d+) installs\n", pod.output)
     assert not Path("/proc", installer).exists()
 
@@ -387,12 +412,12 @@ def test_a_job_that_has_done_its_work_cannot_time_out(script: str, printed: str)
 
 
 def test_a_preemption_is_final_once_the_budget_is_used_up(pods: Pods) -> None:
-    assert terminate(start_staying(pods, budgets=RetryBudgets(infrastructure=0))) == wire.EXIT_FINAL
+    assert terminate(start_staying(pods, budgets=RetryBudgets(infrastructure=0))) == EXIT_SURPLUS
 
 
 def test_a_job_that_runs_too_long_times_out(pods: Pods) -> None:
     pod = pods.run(pods.order(time.sleep, 60, timeout=1.5))
-    assert pod.code == wire.EXIT_FINAL
+    assert pod.code == EXIT_SURPLUS
     assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "deadline")
     assert "timeout of 1.5 s" in pods.error()["message"]
 
@@ -400,7 +425,7 @@ def test_a_job_that_runs_too_long_times_out(pods: Pods) -> None:
 @pytest.mark.full
 def test_a_job_that_ignores_signals_times_out(pods: Pods) -> None:
     pod = start_staying(pods, "ignore signals", timeout=15.0, grace=1.0)  # enough time to start
-    assert pod.wait() == wire.EXIT_FINAL
+    assert pod.wait() == EXIT_SURPLUS
     assert pods.outcome().reason == "deadline"
     assert "did not end when asked to" in pods.error()["message"]
 
@@ -435,8 +460,8 @@ def kill(number: int) -> None:
 def test_a_killed_job_is_lost_and_its_error_has_the_last_output(
     pods: Pods, number: int, name: str
 ) -> None:
-    pod = pods.run(pods.order(kill, int(number), budgets=RetryBudgets(user=1)))
-    assert pod.code == wire.EXIT_RETRY
+    pod = pods.run(pods.order(kill, int(number)))
+    assert pod.code == EXIT_SURPLUS
     outcome, error = pods.outcome(), pods.error()
     assert (outcome.kind, outcome.reason, outcome.exit_code) == (Kind.LOST, "lost", -number)
     assert name in error["message"] and "the last line" in error["message"]
@@ -452,7 +477,7 @@ def test_a_job_that_calls_os_exit_is_lost(pods: Pods) -> None:
         os._exit(0)
 
     pod = pods.run(pods.order(exit_at_once))
-    assert pod.code == wire.EXIT_FINAL
+    assert pod.code == EXIT_SURPLUS
     assert pods.outcome().exit_code == 0
     assert "exited with code 0" in pods.error()["message"]
 
@@ -563,62 +588,6 @@ def test_a_library_that_the_image_lacks_is_named_and_final(pods: Pods, tmp_path:
     pod = pods.run(order, PYTHONPATH=str(tmp_path / "libraries"))
     assert pod.code == wire.EXIT_FINAL
     assert "lacks google-cloud-storage; install" in pod.output
-
-
-# --- a single job with a worker ---
-
-
-def run_worker(pods: Pods, order: wire.Order, **variables: str) -> Pod:
-    """Run a pod that is the worker of a single job."""
-    return pods.run(replace(order, group_id=None), **worker_variables(), **variables)
-
-
-def test_arguments_that_were_changed_are_an_error(pods: Pods) -> None:
-    order = pods.order(add, 1)
-    pod = run_worker(pods, replace(order, arguments=order.arguments._replace(digest="0" * 64)))
-    assert pod.code == EXIT_SURPLUS
-    assert pods.outcome().phase == "artifact verification"
-    assert "is not what was submitted" in pods.error()["message"]
-
-
-def test_a_value_that_cannot_be_stored_is_an_error(pods: Pods) -> None:
-    order = pods.order(lambda: b"x" * 10_000_000)
-    values = Path(pods.store.removeprefix("file://"), SCOPE, "values")
-    values.parent.mkdir(parents=True, exist_ok=True)
-    values.touch()  # a file, where a folder is needed
-    assert run_worker(pods, order).code == EXIT_SURPLUS
-    assert (pods.outcome().kind, pods.outcome().phase) == (Kind.ERROR, "commit")
-    assert "the job succeeded, but its result can't be stored" in pods.error()["message"]
-
-
-def test_a_failed_installation_is_an_error_with_its_output(pods: Pods) -> None:
-    uv = pods.folder / "bin" / "uv"
-    uv.parent.mkdir()
-    uv.write_text("#!/bin/sh\necho there is no such package\nexit 1\n")
-    uv.chmod(0o700)
-    pods.objects.create("requirements.txt", b"")
-    requirements = wire.Input("requirements.txt", 0, 0, hashlib.sha256(b"").hexdigest())
-    order = pods.order(add, 1, requirements=requirements)
-    pod = run_worker(pods, order, PATH=f"{uv.parent}:{os.environ['PATH']}")
-    assert pod.code == EXIT_SURPLUS and pod.receipt is not None
-    assert pods.outcome().phase == "requirements"
-    for text in (pods.error()["log"], kept_log(pods)):
-        assert "there is no such package" in (text or "")
-
-
-def test_a_worker_that_is_stopped_ends_an_installer(pods: Pods) -> None:
-    uv = pods.folder / "bin" / "uv"
-    uv.parent.mkdir()
-    uv.write_text("#!/bin/sh\necho $$ installs\nexec sleep 600\n")
-    uv.chmod(0o700)
-    pods.objects.create("requirements.txt", b"")
-    requirements = wire.Input("requirements.txt", 0, 0, hashlib.sha256(b"").hexdigest())
-    order = pods.order(add, 1, requirements=requirements, grace=120.0, group_id=None)
-    path = f"{uv.parent}:{os.environ['PATH']}"
-    pod = pods.start(order, PATH=path, **worker_variables())
-    until(lambda: " installs\n" in pod.output, pod)
-    assert terminate(pod) == wire.EXIT_RETRY
-    assert not pods.objects.exists(pods.key("claim")), "the next pod closes the attempt"
 
 
 # --- kept logs ----------------------------------------------------------------------------

@@ -72,12 +72,15 @@ async def start_job(
 
 
 def _crew_of(session: Session, identity: Identity, uploaded: prepare.UploadedCall) -> Crew | None:
-    """Return how a worker runs a single job; None if the job needs no worker."""
+    """Return how a worker runs a single job; None if the platform runs it without a worker.
+
+    A supervisor forks the process of a job faster from its warm parent than by a worker.
+    """
     options, workers = uploaded.call.options, session.platform.workers
     is_plain = options.isolation == "process" and uploaded.init is None
-    if is_plain and (workers is None or workers.replaces):
+    if is_plain and (workers is None or workers.shows_items):
         return None
-    from kinetic._runner.protocol.workers import Crew, Terms  # most jobs need no worker
+    from kinetic._runner.protocol.workers import Crew, Terms  # most local jobs need no worker
 
     return Crew(
         terms=Terms(budgets=identity.budgets, single=True),

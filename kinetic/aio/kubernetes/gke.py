@@ -150,9 +150,9 @@ class GkeCluster:
     *placement* says where and how to place jobs; the default namespace is that of *api*. Creating
     the object sends no request. Closing the cluster closes *api*; jobs keep running.
 
-    Kubernetes replaces the pod of a single job only if it disrupted that pod. With
-    *use_compute_classes*, jobs use the ComputeClass for their accelerator, if the cluster has such
-    a class.
+    Workers run all jobs. Kubernetes replaces the pod of a single job only if it disrupted that pod.
+    With *use_compute_classes*, jobs use the ComputeClass for their accelerator, if the cluster has
+    such a class.
     """
 
     shows_items = False

@@ -100,7 +100,6 @@ class Kind:
         if rank is None:
             item = object_name(item_name(spec.name, str(spec.order.attempt)))
             failures = spec.order.attempt - 1
-            spec = replace(spec, order=replace(spec.order, attempt=1))
         else:
             number = spec.labels[ROUND]
             # A table keeps one entry for the set, and none for each rank of a Job.
