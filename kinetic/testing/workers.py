@@ -111,10 +111,10 @@ class MemoryWorker:
                 return created
             case pull.Read(name):
                 try:
-                    found = await store.get(name)
+                    read = await store.get(name)
                 except NotFound:
                     return None
-                return found.body, found.metadata
+                return read.body, read.metadata
             case pull.List(prefix):
                 return [(info.name, info.metadata) for info in await store.list(prefix)]
             case pull.Delete(name):
