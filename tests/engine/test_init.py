@@ -145,7 +145,7 @@ async def test_init_travels_with_what_it_captures(client: aio.Client, platform: 
 async def test_a_platform_without_workers_refuses_the_options(
     options: dict[str, Any], named: str
 ) -> None:
-    platform = on_loop_time(memory_platform())
+    platform = dataclasses.replace(on_loop_time(memory_platform()), workers=None)
     function = kinetic.run("cpu", **options)(use)
     async with aio.Client(platform=platform) as client:
         calls: list[Callable[[], Any]] = [

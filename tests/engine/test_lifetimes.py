@@ -283,21 +283,6 @@ class Slow(Passing):
         await self.port.launch(job)
 
 
-async def test_items_that_were_not_launched_are_reported_as_waiting(
-    platform: Platform, other: aio.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    cluster = Slow(platform.cluster)
-    async with aio.Client(platform=replace(platform, cluster=cluster)) as client:
-        batch = await client.run_async_map(for_ever, range(100), max_concurrent=80)
-        await until(lambda: cluster.asked == 32)
-        closing = asyncio.ensure_future(client.aclose())
-        await until(lambda: batch._batch.coordinator.launcher.halted)  # type: ignore[union-attr]
-        cluster.open.set()
-        await closing
-    assert f"{100 - 32} items wait" in caplog.text
-    await (await other.attach_batch(batch.group_id)).cancel()
-
-
 async def test_sealing_first_stores_the_inputs_that_were_pulled(client: aio.Client) -> None:
     supplied: queue.SimpleQueue[int] = queue.SimpleQueue()
     pulled: list[int] = []
