@@ -13,7 +13,7 @@ from kinetic import aio, configuration, errors
 from kinetic.aio._engine.submission import LABEL_SUBMISSION
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import open_platform
-from kinetic.aio.ports import Object, ObjectInfo, Observation
+from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase
 from kinetic.job_record import utc_now
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
@@ -78,6 +78,8 @@ async def test_a_look_at_an_item_reads_nothing_of_the_others() -> None:
         async with aio.Client(platform=platform) as client:
             batch = await client.run_async_map(add, [(1, number) for number in range(items)])
             await batch.wait()
+            while any(seen.phase is not Phase.ENDED for seen in await cluster.find()):
+                await asyncio.sleep(0.01)  # a worker that leaves reads from the store too
         async with aio.Client(platform=platform) as other:
             before = store.objects
             for job in await other.list_jobs(limit=3):
