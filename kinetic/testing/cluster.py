@@ -36,6 +36,9 @@ EXIT_SOFTWARE = 70
 REPLACED_S = 0.1
 """How long after the end of a worker its replacement starts, in seconds."""
 
+MOST_WORKERS = 100
+"""How many workers a round has at most, as on a cluster that gives it no more machines."""
+
 EXIT_TERMINATED = -15
 """The exit code of a job that ends when it is asked to."""
 
@@ -201,7 +204,7 @@ class MemoryCluster:
         found = self._rounds.get(name)
         if found is None or found.over or not self.replaces:
             return 0
-        first, found.size = found.size, max(found.size, workers)
+        first, found.size = found.size, max(found.size, min(workers, MOST_WORKERS))
         for rank in range(first, found.size):
             self._begin_worker(found, rank, 0)
         return found.size

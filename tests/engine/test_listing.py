@@ -81,8 +81,9 @@ async def test_a_look_at_an_item_reads_nothing_of_the_others() -> None:
             while any(seen.phase is not Phase.ENDED for seen in await cluster.find()):
                 await asyncio.sleep(0.01)  # a worker that leaves reads from the store too
         async with aio.Client(platform=platform) as other:
+            jobs = await other.list_jobs(limit=3)
             before = store.objects
-            for job in await other.list_jobs(limit=3):
+            for job in jobs:
                 assert await job.status() is JobStatus.SUCCEEDED
                 assert await job.reason() == "" and (await job.estimate()).hours >= 0
             cost.append(store.objects - before)
