@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from kinetic import aio, errors
+from kinetic import aio
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.aio.ports import Observation, Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 from tests.engine.severed import on_loop_time, severed
-from tests.engine.world import VIRTUAL, Passing, claim, until
+from tests.engine.world import VIRTUAL, Passing, claim
 
 
 async def wait_for_gate(x: int, gate: str) -> int:
@@ -119,9 +119,8 @@ class TellsMeanwhile(Passing):
 async def test_resuming_ignores_answers_older_than_notifications(world: Held) -> None:
     group = await abandoned(world, 2)
     cluster: Any = TellsMeanwhile(world.cluster)
-    async with aio.Client(
-        platform=replace(world.platform, cluster=cluster, workers=cluster)
-    ) as client:
+    platform = replace(world.platform, cluster=cluster, workers=cluster)
+    async with aio.Client(platform=platform) as client:
         batch = await client.attach_batch(group)
         cluster.late = True
         await batch.resume(force=True)
@@ -135,9 +134,8 @@ async def test_resuming_ignores_answers_older_than_notifications(world: Held) ->
 async def test_a_check_of_an_attempt_ignores_answers_older_than_notifications(world: Held) -> None:
     cluster: Any = TellsMeanwhile(world.cluster)
     cluster.late = True
-    async with aio.Client(
-        platform=replace(world.platform, cluster=cluster, workers=cluster)
-    ) as client:
+    platform = replace(world.platform, cluster=cluster, workers=cluster)
+    async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(wait_for_gate, world.inputs(2))
         await cluster.asked.wait()
         await asyncio.sleep(5)
@@ -145,57 +143,3 @@ async def test_a_check_of_an_attempt_ignores_answers_older_than_notifications(wo
         cluster.late = False
         world.gate.touch()
         assert await batch.results() == [0, 1]
-
-
-class Late(Passing):
-    """Launch the late *orders* right after answering a request, which therefore misses them."""
-
-    def __init__(self, cluster: MemoryCluster, world: Held) -> None:
-        super().__init__(cluster)
-        self.world = world
-        self.orders: list[JobSpec] = []
-
-    async def find(self, **selection: Any) -> list[Observation]:
-        found = await self.port.find(**selection)
-        orders, self.orders = self.orders, []
-        for order in orders:
-            await self.port.launch(order)
-            await self.world.claimed(2)
-        return found
-
-
-class Withheld(Passing):
-    """Withhold every launch but that of the first item."""
-
-    def __init__(self, cluster: MemoryCluster) -> None:
-        super().__init__(cluster)
-        self.held: list[JobSpec] = []
-
-    async def launch(self, job: JobSpec) -> None:
-        if job.name.endswith("-0-1"):
-            await self.port.launch(job)
-            return
-        self.held.append(job)
-        await asyncio.get_running_loop().create_future()
-
-
-@VIRTUAL
-async def test_a_job_that_starts_during_a_request_about_it_is_not_given_up(world: Held) -> None:
-    withheld: Any = Withheld(world.cluster)
-    platform, cut = severed(replace(world.platform, cluster=withheld))
-    vanished = aio.Client(platform=platform)
-    submitted = await vanished.run_async_map(wait_for_gate, world.inputs(3), max_concurrent=2)
-    await world.claimed(1)
-    await until(lambda: withheld.held)
-    cut.set()
-    late: Any = Late(world.cluster, world)
-    async with aio.Client(platform=replace(world.platform, cluster=late)) as client:
-        batch = await client.attach_batch(submitted.group_id)
-        late.orders = withheld.held
-        with pytest.raises(errors.SubmitterLost, match="1 of its items have no outcome"):
-            await batch.wait()
-        world.gate.touch()
-        assert await (await batch.job(1)).result(timeout=100, cleanup=False) == 1
-        with pytest.raises(errors.SubmitterLost):
-            await (await batch.job(2)).result(timeout=100, cleanup=False)
-    await vanished.aclose()

@@ -60,17 +60,11 @@ async def test_resuming_reports_a_directory_in_place_of_the_lease(folder: Path) 
             await batch.resume(force=True)
 
 
-@pytest.mark.parametrize("suffix", ["outcome", "claim"])
-async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(
-    folder: Path, suffix: str
-) -> None:
+async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(folder: Path) -> None:
     async def work(run: Run) -> int:
-        if run.spec.name.endswith(("-1-1", "job")) or run.spec.name.startswith("kinetic-job"):
-            item = f"{int(run.spec.labels['kinetic.dev/index']):08}"
+        if run.spec.name.endswith("-1-1"):
             attempts = folder / run.spec.order.scope / "attempts" / "000000"
-            (attempts / f"{item}.0001.{suffix}").mkdir(parents=True)
-            if suffix == "claim":
-                return 1  # the job thinks that another process has claimed the attempt
+            (attempts / "00000001.0001.outcome").mkdir(parents=True)
         return await carry_out(run)
 
     async with aio.Client(platform=platform_in(folder, work)) as client:
@@ -78,6 +72,20 @@ async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(
         first, second, third = await batch.results(cleanup=False, return_exceptions=True)
         assert (first, third) == (0, 2)
         assert isinstance(second, errors.WireError)
+
+
+@pytest.mark.parametrize("suffix", ["outcome", "claim"])
+async def test_a_directory_where_an_object_of_a_job_is_to_be_is_named(
+    folder: Path, suffix: str
+) -> None:
+    async def work(run: Run) -> int:
+        attempts = folder / run.spec.order.scope / "attempts" / "000000"
+        (attempts / f"00000000.0001.{suffix}").mkdir(parents=True)
+        if suffix == "claim":
+            return 1  # the job thinks that another process has claimed the attempt
+        return await carry_out(run)
+
+    async with aio.Client(platform=platform_in(folder, work)) as client:
         job = await client.submit(same, 3)
         with pytest.raises(errors.WireError, match=suffix):
             await job.result()
