@@ -91,17 +91,19 @@ class SlowToScale(MemoryCluster):
 @pytest.mark.parametrize("single", [False, True])
 async def test_workers_that_come_after_the_stop_start_nothing(world: World, single: bool) -> None:
     platform, cluster = platform_with(SlowToScale, world._work)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(same, range(3), max_concurrent=2)
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        submitting = asyncio.create_task(client.run_async_map(same, range(3), max_concurrent=2))
         await until(lambda: cluster.asked)
+        [found] = await other.list_batches()
         if single:
-            await asyncio.gather(*[(await batch.job(number)).cancel() for number in range(3)])
+            await asyncio.gather(*[(await found.job(number)).cancel() for number in range(3)])
         else:
-            await batch.cancel()
-        await until(lambda: cluster.requests["scale"])
+            await found.cancel()
+        assert not submitting.done()
+        batch = await submitting
         await until_gone(platform, batch.group_id, 0)
         assert await batch.status_counts() == {"NOT_FOUND": 3}
-        assert world.started == 0
+        assert cluster.requests["scale"] and world.started == 0
 
 
 @VIRTUAL
