@@ -249,7 +249,10 @@ class MemoryCluster:
                 self._forget(job)
             elif not job.deleted:
                 job.deleted = True
-                self._request_end(job, Reason.CANCELLED)
+                if job.death is None:
+                    self._request_end(job, Reason.CANCELLED)
+                else:  # its worker finds the request that stops it
+                    self._tell_worker(job.run.executor)
 
     async def find(
         self,
@@ -460,6 +463,11 @@ class MemoryCluster:
             job.death.set_result(
                 outcomes.Death(reason=reason, message=f"ended with exit code {code}")
             )
+
+    def _tell_worker(self, executor: str) -> None:
+        for job in self._jobs.values():
+            if job.worker is not None and job.run.executor == executor:
+                job.worker.tell()
 
     def stop_item(self, name: str) -> None:
         """Implement `Items.stop_item`."""

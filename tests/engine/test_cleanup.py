@@ -157,3 +157,15 @@ async def test_retried_items_are_wanted_again() -> None:
         assert requests.standing(index) == wire.standing(index, requests.entries)
     assert requests.standing(0).stopped, "a cleaned-up batch retries nothing"
     assert requests.reopened == [0, 2, 3]
+
+
+@VIRTUAL
+async def test_items_that_are_cancelled_one_by_one_count_as_cancelled(
+    world: World, client: aio.Client
+) -> None:
+    batch = await client.run_async_map(same, range(3), max_concurrent=2)
+    await until(lambda: world.started == 2)
+    await asyncio.gather(*[(await batch.job(number)).cancel() for number in range(3)])
+    await until_gone(world.platform, batch.group_id, 0)
+    assert await batch.status_counts() == {"NOT_FOUND": 3}
+    assert world.started == 2
