@@ -12,7 +12,9 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic.aio import _lease
+from kinetic.aio._engine.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import carry_out, memory_platform
 from tests.engine.severed import on_loop_time
@@ -286,5 +288,5 @@ async def test_inputs_that_raise_end_what_is_tried_again_as_well() -> None:
                 await again.wait()
                 enough.set()
                 await batch.results()
-        jobs: dict[str, Any] = platform.cluster._jobs  # type: ignore[attr-defined]
-        await until(lambda: all(job.ended for job in jobs.values()))
+        attempts = [seen for seen in await platform.cluster.find() if LABEL_INDEX in seen.labels]
+        assert {seen.phase for seen in attempts} == {Phase.ENDED}

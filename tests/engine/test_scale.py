@@ -44,7 +44,7 @@ def measured(items: int, consume: Callable[[Any], Awaitable[None]]) -> dict[str,
             await (await client.run_async_map(nop, [0])).wait()  # import everything
             before = [loop.counts.copy(), store.requests.copy(), cluster.requests.copy()]
             with counted(counts):
-                await consume(await client.run_async_map(nop, list(range(items))))
+                await consume(await client.run_async_map(nop, list(range(items)), max_concurrent=8))
             after = [loop.counts, store.requests, cluster.requests]
             for now, then in zip(after, before, strict=True):
                 counts.update(now - then)

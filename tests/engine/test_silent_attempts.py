@@ -14,9 +14,9 @@ from kinetic import aio
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio.ports import ObjectInfo, Observation, Phase
 from kinetic.errors import BackendError, JobLost
-from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+from kinetic.testing import MemoryCluster, carry_out, memory_platform
 from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL, claim, dies, platform_with
+from tests.engine.world import VIRTUAL, Passing, claim, dies, platform_with
 
 
 class Silent(MemoryCluster):
@@ -138,26 +138,31 @@ class Illegible(MemoryCluster):
         yield
 
 
-class Unkept(MemoryStore):
-    """A store where kept logs can't be listed and one listing of an item raises a wrong error."""
+class Unkept(Passing):
+    """A store where kept logs can't be listed and one listing of attempts raises a wrong error."""
 
     fails = True
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         if "/logs/" in prefix:
             raise OSError(5, "Input/output error")
-        if self.fails and prefix.endswith("00000000."):
+        if self.fails and "/attempts/" in prefix:
             self.fails = False
             raise RuntimeError("a defect")
-        return await super().list(prefix)
+        found: list[ObjectInfo] = await self.port.list(prefix)
+        return found
 
 
 @VIRTUAL
 async def test_a_log_is_never_needed_for_an_outcome_and_a_defect_costs_one_retry() -> None:
-    store = Unkept()
-    platform = replace(on_loop_time(memory_platform()), store=store, cluster=Illegible(store, dies))
-    async with aio.Client(platform=platform) as client:
+    platform, _ = platform_with(Illegible, dies)
+    store: Any = Unkept(platform.store)
+    async with aio.Client(platform=replace(platform, store=store)) as client:
+        batch = await client.run_async_map(same, range(3))
+        await batch.wait(timeout=60)
+        results = await batch.results(return_exceptions=True)
+        assert {type(result) for result in results} == {JobLost}
+        assert not store.fails
         job = await client.submit(same, 3)
         with pytest.raises(JobLost):
             await job.result(timeout=60)
-        assert not store.fails

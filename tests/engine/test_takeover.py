@@ -13,9 +13,8 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio import _lease
-from kinetic.testing import carry_out, memory_platform
-from tests.engine.severed import on_loop_time, severed
-from tests.engine.world import VIRTUAL, Passing, World, dies, until
+from tests.engine.severed import severed
+from tests.engine.world import VIRTUAL, Passing, World, until
 
 
 @pytest.fixture
@@ -138,6 +137,7 @@ async def test_a_batch_without_a_lease_can_be_taken(world: World) -> None:
 @VIRTUAL
 async def test_two_that_resume_at_once_do_not_both_submit(world: World) -> None:
     vanished, group = await abandoned(world, range(9), max_concurrent=2)
+    world.gate.clear()
     async with (
         aio.Client(platform=world.platform) as first,
         aio.Client(platform=world.platform) as second,
@@ -145,6 +145,7 @@ async def test_two_that_resume_at_once_do_not_both_submit(world: World) -> None:
         batches = [await client.attach_batch(group) for client in (first, second)]
         await asyncio.gather(*(batch.resume() for batch in batches))
         assert sorted(batch._batch.submits for batch in batches) == [False, True]
+        world.gate.set()
         for batch in batches:
             assert await batch.results(cleanup=False) == [x * x for x in range(9)]
     assert set(world.starts.values()) == {1}
@@ -233,50 +234,6 @@ async def test_a_request_that_must_not_be_ignored_stops_the_holder(world: World)
             await world.platform.store.create(name, *request.signed(key, scope, name))
         with pytest.raises(errors.WireError, match="hibernate"):
             await batch.wait()
-
-
-class Slow(Passing):
-    """A cluster whose answers about names come late and describe the time of the request."""
-
-    def __init__(self, cluster: Any) -> None:
-        super().__init__(cluster)
-        self.answered = asyncio.Event()
-
-    async def find(self, **selection: Any) -> Any:
-        found = await self.port.find(**selection)
-        if selection.get("names"):
-            await asyncio.sleep(15)  # watches report the ends meanwhile; the attempts get closed
-            self.answered.set()
-        return found
-
-
-async def dies_once(run: Any) -> int | None:
-    return await (dies(run) if run.spec.order.attempt == 1 else carry_out(run))
-
-
-@pytest.mark.full
-@VIRTUAL
-async def test_the_end_of_one_attempt_never_voids_the_next() -> None:
-    """An observer closes ended attempts too, and learns of each end from a watch and a request."""
-    plain = on_loop_time(memory_platform(dies_once))
-    platform, cut = severed(plain, last=".0001.outcome")
-    vanished = aio.Client(platform=platform)
-    batch = await vanished.run_async_map(square, range(3), max_concurrent=3, retries=2)
-    async with asyncio.timeout(100):
-        await cut.wait()
-    slow: Any = Slow(plain.cluster)
-    async with aio.Client(platform=replace(plain, cluster=slow)) as watching:
-        await watching.attach_batch(batch.group_id)
-        async with asyncio.timeout(100):
-            await slow.answered.wait()
-        await asyncio.sleep(1)
-        claims = [stored for stored in await plain.store.list("") if stored.name.endswith(".claim")]
-        assert claims and all(stored.metadata["executor"] != wire.VOID for stored in claims)
-    async with aio.Client(platform=plain) as client:
-        other = await client.attach_batch(batch.group_id)
-        await other.resume()
-        assert await other.results() == [0, 1, 4]
-    await vanished.aclose()
 
 
 class RemovedBetween(Passing):

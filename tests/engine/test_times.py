@@ -38,10 +38,10 @@ def work(x: int) -> int:
 class ClaimedEarly(MemoryStore):
     """Date each claim back, between the creation of its job and now."""
 
-    async def create(self, name, body, metadata=None):
+    async def create(self, name, body, metadata=None, **options):
         if name.endswith(".claim"):
             metadata = {**metadata, "at": str(time.time() - BEFORE_S / 2)}
-        return await super().create(name, body, metadata)
+        return await super().create(name, body, metadata, **options)
 
 
 async def test_an_item_has_run_since_its_claim_and_waited_before() -> None:

@@ -95,6 +95,7 @@ async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minut
         assert requests.pop("replace") == beats
         looks = beats + requests["list"]
         assert requests.pop("look") == looks, "each list also looks for a collection"
+        requests["find"] -= requests["list"]  # each reading also asks for the workers
         assert is_one_reading_a_minute(requests), "one list for all its items"
         world.gate.set()
         assert await waiting == [*range(50)]
@@ -125,7 +126,7 @@ async def test_a_poll_timeout_limits_the_search_for_items_that_are_still_submitt
         await second_input.wait()
         yield 2
 
-    batch = await client.run_async_map(same, inputs())
+    batch = await client.run_async_map(same, inputs(), max_concurrent=1)
     await world.until_started(1)
     world.gate.set()
     async with aio.Client(platform=world.platform) as other:
