@@ -104,13 +104,13 @@ def test_an_item_costs_the_same_in_a_small_batch_and_in_a_large_one(
     assert not grown, f"per item, of {FEW} and of {MANY}: {grown}"
 
 
-def test_an_item_takes_two_requests_and_next_to_no_tasks() -> None:
+def test_an_item_takes_few_requests_and_next_to_no_tasks() -> None:
     cost = measured(FEW, wait)
-    assert cost["launch"] == 1
-    assert cost["get"] <= 1.02, "one for the outcome"
-    assert cost["create"] <= 1.03, "one by the job for the outcome, and chunks of inputs"
+    assert cost["scale"] <= 0.01
+    assert cost["get"] <= 3.02, "the client reads the outcome, and the worker requests and input"
+    assert cost["create"] <= 2.03, "the worker creates claim and outcome; the client, the inputs"
     assert cost.get("list", 0) <= 0.01
-    assert cost["tasks"] <= 0.2
+    assert cost["tasks"] <= 1.2, "the worker waits for news"
     assert cost["callbacks"] <= 8
 
 
