@@ -173,7 +173,7 @@ async def test_what_never_began_is_listed_when_a_batch_is_left() -> None:
     store = platform.store
     assert isinstance(store, MemoryStore)
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(nop, range(FEW), max_concurrent=None, progress=False)
+        batch = await client.run_async_map(nop, range(FEW), max_concurrent=8, progress=False)
         async with batch:
             await batch.submitted()
             before = store.requests.total()
