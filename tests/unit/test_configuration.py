@@ -295,7 +295,7 @@ def test_every_variable_in_the_source_is_documented() -> None:
         "POD_ACCOUNT_FOLDER",
         "TERMINATION_LOG",
     }
-    in_pods |= {"CREW", "JOB_UID", "POD_CGROUP_FOLDER", "ROUND"}
+    in_pods |= {"CREW", "JOB_UID", "POD_CGROUP_FOLDER", "RANK", "ROUND"}
     internal |= {f"KINETIC_{name}" for name in in_pods}
     used = {
         name
