@@ -370,8 +370,8 @@ class Launcher:
             submission = self._context.submission
             while not submission.requests.removing:
                 number = self._round
-                if submission.listed and self._requests.all_stopped:
-                    return  # `end_workers` has deleted the workers, and what is open needs none
+                if self._requests.all_stopped:
+                    return  # what is open needs no worker
                 if self._was_accepted and self._running is None:
                     # A supervisor that has died is replaced by one that begins the round again.
                     await self._close_dead()
@@ -410,7 +410,7 @@ class Launcher:
 
         async def scale() -> int | None:
             submission, pauses = self._context.submission, growing_pauses(*EARLIER_CHECKS_S)
-            if self.halted or (submission.listed and stopped_round(submission) is not None):
+            if self.halted or stopped_round(submission) is not None:
                 return None  # the refusals may have lasted for long
             while (roster := await read_roster(submission, self._requests)).earlier:
                 # Deleted workers still end their items, and one that waits for a machine stays.
