@@ -15,7 +15,8 @@ from typing import Any
 
 from kinetic.aio._engine.worker_launcher import WorkerLauncher
 
-from kinetic.aio._engine import batch, coordinator, ending, workers
+from kinetic.aio import _lease
+from kinetic.aio._engine import batch, coordinator, ending, input_pump, item_states, workers
 from tests.workers.actors import Odds as CrewOdds
 
 from .scenario import Event, Plan
@@ -75,6 +76,37 @@ class Edit:
 WATCH = Event(1.0, "watch", "O")
 
 EDITS: dict[str, Edit] = {
+    "no fence": Edit(
+        function=_lease.HeldLease._write,
+        old="stored is None or stored[0].nonce != lease.nonce",
+        new="stored is None",
+        breaks="I3",
+        crew={"item_s": 100.0},
+        events=(Event(3.0, "pause", "A", 100.0), Event(40.0, "resume", "B")),
+        plan={"items": 8},
+    ),
+    "collected is not checked": Edit(
+        function=item_states.ItemStates.read_collected,
+        old="if self.collected is None and self.identity.leased:",
+        new="if False:",
+        breaks="I1",
+        crew={"errors": 0.0},
+        odds={"slow": 0.5},
+        events=(
+            Event(10.0, "collect", "A"),
+            Event(14.0, "watch", "O"),
+            Event(14.5, "cancel", "O"),
+        ),
+    ),
+    "the end of the inputs is stored unseen": Edit(
+        function=input_pump.InputPump.end,
+        old="if not await create_object(self._store, name, body, metadata):",
+        new="if not (await create_object(self._store, name, body, metadata) or True):",
+        breaks="L2",
+        odds={"late": 0.2},
+        events=(Event(3.0, "outage", "A", 70.0), Event(3.0, "resume", "B"), WATCH),
+        plan={"lazy": True, "items": 8},
+    ),
     "resume before close": Edit(
         function=WorkerLauncher._close_dead,
         old="lambda: ending.ask(submission, open_items)",

@@ -120,7 +120,7 @@ def play_with_each_fault(seed: int, kind: str) -> int:
 def test_no_single_notification_is_needed(seeds: range, kind: str) -> None:
     cases = sum(play_with_each_fault(seed, kind) for seed in seeds)
     print(f"cases: {cases}")
-    assert cases > 50
+    assert cases > 30
 
 
 @pytest.mark.slow
