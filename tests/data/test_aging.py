@@ -141,10 +141,13 @@ async def idle(run: Run) -> None:
 
 
 @pytest.fixture
-async def client(store: AgingStore) -> AsyncIterator[aio.Client]:
-    platform = Platform(
-        store=store, images=MemoryImages(), cluster=MemoryCluster(store, idle, key=KEY)
-    )
+def platform(store: AgingStore) -> Platform:
+    cluster = MemoryCluster(store, idle, key=KEY)
+    return Platform(store=store, images=MemoryImages(), cluster=cluster, workers=cluster)
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[aio.Client]:
     async with aio.Client(platform=platform) as client:
         yield client
 
@@ -173,13 +176,10 @@ async def test_each_submission_renews_or_uploads_code_and_function(
 
 
 async def test_a_batch_whose_function_was_collected_is_not_resumed(
-    store: AgingStore, client: aio.Client
+    store: AgingStore, platform: Platform, client: aio.Client
 ) -> None:
     batch = await client.run_async_map(abs, [1, 2])
     await batch.submitted()
-    platform = Platform(
-        store=store, images=MemoryImages(), cluster=MemoryCluster(store, idle, key=KEY)
-    )
     async with aio.Client(platform=platform) as other:
         await client.aclose()
         await platform.cluster.keep_secret(batch.group_id, b"{}")
@@ -206,7 +206,7 @@ async def test_a_submission_takes_four_writes_and_a_second_one_two(
     async with GcsServer() as server:
         bucket = GcsStore("gs://kn-test", {EMULATOR: server.url})
         cluster = MemoryCluster(bucket, idle)
-        platform = Platform(store=bucket, images=MemoryImages(), cluster=cluster)
+        platform = Platform(store=bucket, images=MemoryImages(), cluster=cluster, workers=cluster)
         async with aio.Client(platform=platform) as client:
             for writes in (4, 2):
                 server.requests.clear()

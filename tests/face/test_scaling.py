@@ -15,7 +15,6 @@ import kinetic
 from kinetic.aio import BatchHandle, Client
 from kinetic.cli.app import main
 from kinetic.errors import ConfigurationError, NotFound
-from kinetic.testing import memory_platform
 from tests.jobs import DEADLINE_S
 
 pytestmark = pytest.mark.full
@@ -293,15 +292,6 @@ def run_command(*arguments: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*arguments])
     assert not ended.value.code
-
-
-async def test_a_batch_without_workers_is_not_scaled() -> None:
-    async with Client(backend="local", platform=memory_platform()) as client:
-        async with await client.run_async_map(double, [1]) as batch:
-            with pytest.raises(ConfigurationError, match="has no workers to scale"):
-                await batch.scale(2)
-            assert await batch.workers() == []
-            assert await (await batch.job(0)).worker() is None
 
 
 async def test_wrong_numbers_and_removed_batches_are_refused(client: Client) -> None:

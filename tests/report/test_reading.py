@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import stat
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from kinetic import aio
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
 from kinetic._runner.protocol import frames, wire
+from kinetic._runner.protocol.workers import EXIT_DONE
 from kinetic.aio._engine import report
+from kinetic.aio._engine.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.errors import ConfigurationError, NotFound, WireError
 from kinetic.testing import MemoryStore, Run, carry_out, memory_platform
 from kinetic.testing.attempts import commit
-from tests.engine.world import VIRTUAL, World
+from tests.engine.world import VIRTUAL
 
 pytestmark = [VIRTUAL, pytest.mark.usefixtures("small_project")]
 
@@ -81,6 +84,11 @@ async def test_a_report_has_the_facts_of_a_batch(client: aio.Client) -> None:
 async def test_reading_takes_listings_and_few_requests(client: aio.Client, platform) -> None:
     batch = await client.run_async_map(train, [(n / 100, 1) for n in range(600)])
     await batch.wait()
+    async with aclosing(platform.cluster.watch({})) as seen:
+        async for job in seen:
+            if job.exit_code == EXIT_DONE and LABEL_INDEX not in job.labels:
+                break
+    await platform.cluster.delete(labels={})  # a watch that shows ended items has them read again
     store: MemoryStore = platform.store
     chunks = len([info for info in await store.list("batches/") if "/inputs/" in info.name]) - 1
     assert chunks <= 15
@@ -93,34 +101,18 @@ async def test_reading_takes_listings_and_few_requests(client: aio.Client, platf
         assert store.requests == {
             "look": 2,  # whether it exists, and whether its results were collected
             "list": 2,  # 500 items each; list_batches has read the slots of the inputs
-            "get": chunks + 1 + 1,  # notes of 100 inputs each, no request to stop, one failure
+            "get": chunks + 2 + 1,  # notes of 100 inputs each, one request and its end, one failure
         }
-
-
-async def test_an_unclaimed_item_of_a_running_batch_waits() -> None:
-    world = World()
-    async with aio.Client(backend="local", platform=world.platform) as client:
-        batch = await client.run_async_map(train, [1.0, 2.0, 3.0], max_concurrent=2)
-        await world.until_started(2)
-        found = await read(batch)
-        states = [item.state for item in found.items]
-        assert states == [State.WAITING] * 3, "no item has claimed its attempt"
-        world.gate.set()
-        await batch.wait()
-        assert (await read(batch)).items[2].state is State.SUCCEEDED
 
 
 async def test_an_item_runs_once_it_is_claimed() -> None:
     gate, claimed = asyncio.Event(), asyncio.Event()
 
     async def work(run: Run) -> int:
-        order = run.spec.order
-        claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
-        await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence))
         claimed.set()
         await gate.wait()
         body = frames.pack([pickle.dumps(1)])
-        return await commit(run, order, wire.Outcome(kind=wire.Kind.VALUE), body)
+        return await commit(run, run.spec.order, wire.Outcome(kind=wire.Kind.VALUE), body)
 
     async with aio.Client(backend="local", platform=memory_platform(work)) as client:
         batch = await client.run_async_map(train, [1.0, 2.0], max_concurrent=1)
@@ -148,9 +140,10 @@ async def test_lost_and_cancelled_items() -> None:
         assert [item.state for item in found.items] == [State.LOST, State.SUCCEEDED]
         assert found.items[0].message
 
-        async def never(rate: float) -> None:
-            await asyncio.Event().wait()
+    async def never(rate: float) -> None:
+        await asyncio.Event().wait()
 
+    async with aio.Client(backend="local", platform=memory_platform()) as client:
         other = await client.run_async_map(never, [1.0, 2.0], max_concurrent=1)
         await other.cancel()
         assert {item.state for item in (await read(other)).items} == {State.CANCELLED}

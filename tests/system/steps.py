@@ -75,10 +75,12 @@ class Cluster(LocalCluster):
 
 def platform() -> Platform:
     home = configuration.home(os.environ)
+    cluster = Cluster(home)
     return Platform(
         store=Store(home / "store"),
         images=CurrentInterpreter(),
-        cluster=Cluster(home),
+        cluster=cluster,
+        workers=cluster,
         id_marker="local-",
     )
 

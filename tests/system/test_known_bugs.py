@@ -56,8 +56,13 @@ class Faulty(DirectoryStore):
 async def faulty(home: Path) -> AsyncIterator[tuple[aio.Client, Faulty]]:
     """Yield a client and its faulty store."""
     store = Faulty(home / "store")
+    cluster = LocalCluster(home)
     platform = Platform(
-        store=store, images=CurrentInterpreter(), cluster=LocalCluster(home), id_marker="local-"
+        store=store,
+        images=CurrentInterpreter(),
+        cluster=cluster,
+        workers=cluster,
+        id_marker="local-",
     )
     async with aio.Client(backend="local", platform=platform) as client:
         async with asyncio.timeout(2 * DEADLINE_S):
