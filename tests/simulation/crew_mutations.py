@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic.aio._engine.worker_launcher import WorkerLauncher
-
 from kinetic.aio import _lease
 from kinetic.aio._engine import batch, coordinator, ending, input_pump, item_states, workers
+from kinetic.aio._engine.launcher import Launcher
 from tests.workers.actors import Odds as CrewOdds
 
 from .scenario import Event, Plan
@@ -108,7 +107,7 @@ EDITS: dict[str, Edit] = {
         plan={"lazy": True, "items": 8},
     ),
     "resume before close": Edit(
-        function=WorkerLauncher._close_dead,
+        function=Launcher._close_dead,
         old="lambda: ending.ask(submission, open_items)",
         new="lambda: asyncio.sleep(0)",
         breaks="L1",
@@ -118,7 +117,7 @@ EDITS: dict[str, Edit] = {
         plan={"items": 4},
     ),
     "no round after the last": Edit(
-        function=WorkerLauncher._start_workers,
+        function=Launcher._start_workers,
         old="if not await self._open_round(number):\n                return",
         new="return",
         breaks="L1",
@@ -126,7 +125,7 @@ EDITS: dict[str, Edit] = {
         plan={"lazy": True, "items": 8},
     ),
     "items without input go on": Edit(
-        function=WorkerLauncher.start,
+        function=Launcher.start,
         old="start.index >= self._context.inputs.count",
         new="False",
         breaks="L1",
@@ -172,7 +171,7 @@ EDITS: dict[str, Edit] = {
         plan={"lazy": True},
     ),
     "refused for a while is refused for good": Edit(
-        function=WorkerLauncher._start_workers,
+        function=Launcher._start_workers,
         old="exc.passing and self._has_started()",
         new="False",
         breaks="I4",
@@ -180,7 +179,7 @@ EDITS: dict[str, Edit] = {
         events=(Event(5.0, "refuse", "P", 1000.0), Event(8.0, "supervisor", "P")),
     ),
     "a refusal ends first attempts only": Edit(
-        function=WorkerLauncher._start_workers,
+        function=Launcher._start_workers,
         old="item.attempt if item is not None else 1",
         new="1",
         breaks="L1",
@@ -190,7 +189,7 @@ EDITS: dict[str, Edit] = {
         terms={"retries": 2},
     ),
     "start_timeout counts while workers run": Edit(
-        function=WorkerLauncher._all_wait,
+        function=Launcher._all_wait,
         old="== {Phase.PENDING}",
         new="!= set()",
         breaks="I4",
@@ -198,7 +197,7 @@ EDITS: dict[str, Edit] = {
         plan={"start_timeout": 60.0, "items": 8},
     ),
     "more workers than wanted": Edit(
-        function=WorkerLauncher._scale,
+        function=Launcher._scale,
         old="size = roster.size_for(self._allowed)",
         new="size = roster.size_for(self._allowed + 1)",
         breaks="I5",
