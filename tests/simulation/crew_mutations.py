@@ -125,8 +125,8 @@ EDITS: dict[str, Edit] = {
         plan={"lazy": True, "items": 8},
     ),
     "items without input go on": Edit(
-        function=Launcher.start,
-        old="start.index >= self._context.inputs.count",
+        function=Launcher.offer_again,
+        old="offer.index >= self._context.inputs.count",
         new="False",
         breaks="L1",
         crew={"item_s": 100.0},
