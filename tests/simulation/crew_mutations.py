@@ -155,7 +155,7 @@ EDITS: dict[str, Edit] = {
     ),
     "results() deletes the workers of failed items": Edit(
         function=batch.Batch.delete_jobs,
-        old="if not keep_logs or submission.workers is None:",
+        old="if not keep_logs:",
         new="if True:",
         breaks="I8",
         crew={"errors": 0.6, "item_s": 20.0},
@@ -198,8 +198,8 @@ EDITS: dict[str, Edit] = {
     ),
     "more workers than wanted": Edit(
         function=Launcher._scale,
-        old="size = roster.size_for(self._allowed)",
-        new="size = roster.size_for(self._allowed + 1)",
+        old="roster.size_for(self._allowed)",
+        new="roster.size_for(self._allowed + 1)",
         breaks="I5",
         crew={"item_s": 100.0},
     ),
