@@ -480,15 +480,8 @@ class Scenario:
             _call(self.plan.start_timeout), inputs, **self.plan.terms
         )
         process.submitting = True
-        self._seed_delays(process)
         self.group_id = process.handle.group_id
         process.receive()
-
-    def _seed_delays(self, process: Process) -> None:
-        """Draw the delays before retries from the seed."""
-        holder = process.handle._batch.coordinator
-        if holder is not None:
-            holder.state.random.seed(self.plan.seed)
 
     async def _until(self, done: Callable[[], bool], patience: float) -> bool:
         deadline = self.loop.now + patience
@@ -638,7 +631,6 @@ class Scenario:
         for _ in range(20):
             try:
                 answer = await ask(handle)
-                self._seed_delays(process)
                 return answer
             except BackendError as exc:
                 self.world.note(process.name, f"asks again: {exc}")
