@@ -630,8 +630,7 @@ class Scenario:
         refused: BackendError | None = None
         for _ in range(20):
             try:
-                answer = await ask(handle)
-                return answer
+                return await ask(handle)
             except BackendError as exc:
                 self.world.note(process.name, f"asks again: {exc}")
                 if self.oracle.inputs_gone or self.oracle.gone:
