@@ -149,7 +149,6 @@ async def test_after_its_patience_a_batch_is_left_to_be_resumed(
         assert await batch.results() == SQUARES
 
 
-@pytest.mark.xfail(raises=TimeoutError, reason="a stopped batch asks for workers until it gives up")
 async def test_leaving_during_a_pause_ends_promptly() -> None:
     platform, cluster = guarded()
     async with aio.Client(platform=platform) as client:

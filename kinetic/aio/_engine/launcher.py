@@ -410,6 +410,8 @@ class Launcher:
 
         async def scale() -> int | None:
             submission, pauses = self._context.submission, growing_pauses(*EARLIER_CHECKS_S)
+            # A process that slept may have lost the batch, which may be collected meanwhile.
+            await self._context.lease.until_may_start()
             if self.halted or stopped_round(submission) is not None:
                 return None  # the refusals may have lasted for long
             while (roster := await read_roster(submission, self._requests)).earlier:
