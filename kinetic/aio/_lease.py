@@ -29,6 +29,10 @@ from kinetic.errors import BackendError, Conflict, NotFound, Refused, SubmitterL
 RENEW_S = 10.0
 """Seconds between two renewals by the holder."""
 
+START_S = 30.0
+"""Attempts start only if the last acknowledged renewal is younger than this, in seconds. It is less
+than `EXPIRY_S`, so that a holder starts nothing more before another process takes over."""
+
 EXPIRY_S = 45.0
 """Seconds for which a lease must stay unchanged before an observer takes it as expired."""
 
@@ -108,18 +112,41 @@ def _batch_id(scope: str) -> str:
 class HeldLease:
     """The holder's side of the lease: the right to submit, until it is released or taken over."""
 
-    def __init__(self, store: Store, scope: str, lease: Lease, generation: int) -> None:
+    def __init__(
+        self, store: Store, scope: str, lease: Lease, generation: int, clock: Clock, sent: float
+    ) -> None:
         self.lost: SubmitterLost | None = None
         self._store = store
         self.scope = scope
         self._lease = lease
         self._generation = generation
+        self._clock = clock
+        self._sent = sent  # when the last acknowledged write was sent
         self._lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        # Whether requests may have come while no process held the lease, and aren't read yet.
+        self._has_unread_requests = False
 
     @property
     def fence(self) -> int:
         """The fence of this period of holding; each later period has a greater number."""
         return self._lease.fence
+
+    @property
+    def may_start(self) -> bool:
+        """Whether an attempt may start now; check it right before each start."""
+        is_recent = self._clock() - self._sent < START_S
+        return (
+            is_recent and self._lease.held and not self._has_unread_requests and self.lost is None
+        )
+
+    async def until_may_start(self) -> None:
+        """Wait until `may_start`; raise `SubmitterLost` if another process has the lease."""
+        while not self.may_start:
+            if self.lost is not None:
+                raise self.lost
+            self._changed.clear()
+            await self._changed.wait()
 
     async def keep(self, period: float = RENEW_S) -> None:
         """Renew the lease every *period* seconds until cancelled; sooner after a failure.
@@ -140,12 +167,7 @@ class HeldLease:
                 pause = min(period, RETRY_S)
 
     async def renew(self) -> None:
-        """Record that this process is alive.
-
-        Raises:
-            SubmitterLost: Another process has the lease.
-            BackendError: The store doesn't answer, or refuses.
-        """
+        """Record that this process is alive; raise like `until_may_start`, or a `BackendError`."""
         async with self._lock:
             if self._lease.held:
                 await self._write()
@@ -157,26 +179,36 @@ class HeldLease:
                 await self._write(held=False, control_seen=control_seen)
 
     async def retake(self) -> None:
-        """Take the lease again after `release`, with the next fence."""
+        """Take the lease again after `release`, with the next fence; starts wait for `catch_up`."""
         async with self._lock:
+            self._has_unread_requests = True
             await self._write(fence=self.fence + 1, held=True)
+
+    def catch_up(self) -> None:
+        """Allow starts again: the caller has read the requests that came without a holder."""
+        self._has_unread_requests = False
+        self._changed.set()
 
     async def _write(self, **changes: Any) -> None:
         """Overwrite the lease with *changes*; raise `SubmitterLost` if another process has it."""
         lease = replace(self._lease, beat=self._lease.beat + 1, **changes)
-        while True:
-            try:
-                generation = await self._store.replace(
-                    _object_name(self.scope), lease.to_bytes(), generation=self._generation
-                )
-                break
-            except (Conflict, NotFound):
-                stored = await read(self._store, self.scope)
-                if stored is None or stored[0].nonce != lease.nonce:
-                    self.lost = self._replaced_by(stored[0] if stored is not None else None)
-                    raise self.lost from None
-                self._generation = stored[1]  # this process wrote it, and the reply was lost
-        self._lease, self._generation = lease, generation
+        try:
+            while True:
+                sent = self._clock()
+                try:
+                    generation = await self._store.replace(
+                        _object_name(self.scope), lease.to_bytes(), generation=self._generation
+                    )
+                    break
+                except (Conflict, NotFound):
+                    stored = await read(self._store, self.scope)
+                    if stored is None or stored[0].nonce != lease.nonce:
+                        self.lost = self._replaced_by(stored[0] if stored is not None else None)
+                        raise self.lost from None
+                    self._generation = stored[1]  # this process wrote it, and the reply was lost
+            self._lease, self._generation, self._sent = lease, generation, sent
+        finally:
+            self._changed.set()
 
     def _replaced_by(self, lease: Lease | None) -> SubmitterLost:
         batch = _batch_id(self.scope)
@@ -189,9 +221,9 @@ class HeldLease:
         )
 
 
-async def begin(store: Store, scope: str) -> HeldLease:
+async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
     """Take the lease of a batch that was just made, or raise `SubmitterLost`."""
-    held = await _take(store, scope, None)
+    held = await _take(store, scope, None, clock)
     if held is None:
         stored = await read(store, scope)
         holder_name = stored[0].holder_name if stored is not None else "another process"
@@ -224,7 +256,7 @@ async def acquire(
     while True:
         holder = _holder(observer.seen, submitter)
         if force or observer.expired or holder is None:
-            if (held := await _take(store, scope, observer.seen)) is not None:
+            if (held := await _take(store, scope, observer.seen, clock)) is not None:
                 return held
         else:
             await holder.wait_for_end(LOOK_S)
@@ -292,10 +324,12 @@ class _Observer:
         return self._clock() - self._since >= EXPIRY_S
 
 
-async def _take(store: Store, scope: str, seen: StoredLease | None) -> HeldLease | None:
+async def _take(
+    store: Store, scope: str, seen: StoredLease | None, clock: Clock
+) -> HeldLease | None:
     """Replace the lease *seen* with one of this process; None if another process was faster."""
     lease = Lease(owner=ProcessIdentity.current(), nonce=os.urandom(8).hex())
-    name = _object_name(scope)
+    name, sent = _object_name(scope), clock()
     generation: int | None = None
     if seen is None:
         generation = await store.begin(name, lease.to_bytes())
@@ -316,4 +350,4 @@ async def _take(store: Store, scope: str, seen: StoredLease | None) -> HeldLease
             generation = await store.begin(name, lease.to_bytes())  # the other lease was removed
             if generation is None and await read(store, scope) is None:
                 raise displaced(name, store)
-    return None if generation is None else HeldLease(store, scope, lease, generation)
+    return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)

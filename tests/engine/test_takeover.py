@@ -188,7 +188,7 @@ class Forgetful(Passing):
 @VIRTUAL
 async def test_a_renewal_whose_reply_was_lost_is_its_holders_own(world: World) -> None:
     store: Any = Forgetful(world.platform.store, 0)
-    hold = await _lease.begin(store, "batches/b/")
+    hold = await _lease.begin(store, "batches/b/", world.platform.clock)
     store.lost = 1
     with pytest.raises(errors.Unavailable):
         await hold.renew()
@@ -201,6 +201,28 @@ async def test_a_renewal_whose_reply_was_lost_is_its_holders_own(world: World) -
     lease = await _lease.read(world.platform.store, "batches/b/")
     assert lease is not None
     assert (lease[0].held, lease[0].control_seen) == (False, 3)
+
+
+@VIRTUAL
+async def test_nothing_starts_while_the_lease_is_in_doubt(world: World) -> None:
+    hold = await _lease.begin(world.platform.store, "batches/b/", world.platform.clock)
+    await asyncio.sleep(29)
+    assert hold.may_start
+    await asyncio.sleep(2)
+    assert not hold.may_start
+    waiting = asyncio.create_task(hold.until_may_start())
+    await asyncio.sleep(100)
+    assert not waiting.done()
+    await hold.renew()
+    await waiting
+    other = await _lease.acquire(
+        world.platform.store, "batches/b/", None, world.platform.clock, force=True
+    )
+    assert other.fence == 2
+    with pytest.raises(errors.SubmitterLost, match="now submits batch"):
+        await hold.renew()
+    with pytest.raises(errors.SubmitterLost):
+        await hold.until_may_start()
 
 
 @VIRTUAL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -121,7 +122,7 @@ async def test_a_lease_that_the_bucket_keeps_ends_its_submission(
     server: GcsServer, store: GcsStore, kind: str
 ) -> None:
     """Its holder repeats other refusals, because someone may change what forbids them."""
-    hold = await _lease.begin(store, "batches/b/")
+    hold = await _lease.begin(store, "batches/b/", time.monotonic)
     status, text, advice = KINDS["a key"]
     other = server.fail("create", times=2, status=status, text=text)
     status, text, advice = KINDS[kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -60,7 +61,7 @@ async def test_a_lease_takes_one_request_to_make_and_one_to_renew(
     server: GcsServer, store: GcsStore
 ) -> None:
     """The answer to the creation has the generation that the first renewal needs."""
-    hold = await _lease.begin(store, "batches/b/")
+    hold = await _lease.begin(store, "batches/b/", time.monotonic)
     await hold.renew()
     await hold.renew()
     assert dict(server.requests) == {"create": 3}

@@ -112,7 +112,7 @@ async def _create(
     await store.create(wire.group_key(identity.id), b"", entry)
     await beginning.store_manifest(session, identity, manifest)
     await prepare.hold_shared(session, uploaded)
-    return await _lease.begin(store, scope)
+    return await _lease.begin(store, scope, session.platform.clock)
 
 
 def known_batch(session: Session, group_id: str) -> Batch | None:

@@ -258,6 +258,7 @@ class BatchCoordinator:
             self._submission.fence = self.lease.fence
             # While no process had the lease, a request may have come that no coordinator has read.
             await retry_forever(requests.read, "reading requests")
+            self.lease.catch_up()
         if not self.state.sealed:
             stored = self.inputs.count
             self.error = InputsUnfinished(
