@@ -30,8 +30,8 @@ RENEW_S = 10.0
 """Seconds between two renewals by the holder."""
 
 START_S = 30.0
-"""Attempts start only if the last acknowledged renewal is younger than this, in seconds. It is less
-than `EXPIRY_S`, so that a holder starts nothing more before another process takes over."""
+"""A holder asks for workers only if its last acknowledged renewal is younger than this, in seconds.
+It is less than `EXPIRY_S`, so that it asks for none once another process takes over."""
 
 EXPIRY_S = 45.0
 """Seconds for which a lease must stay unchanged before an observer takes it as expired."""
@@ -134,7 +134,7 @@ class HeldLease:
 
     @property
     def may_start(self) -> bool:
-        """Whether an attempt may start now; check it right before each start."""
+        """Whether to ask for workers now; check it right before each request."""
         is_recent = self._clock() - self._sent < START_S
         return (
             is_recent and self._lease.held and not self._has_unread_requests and self.lost is None

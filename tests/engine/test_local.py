@@ -81,7 +81,7 @@ async def test_a_retry_is_logged_with_its_item_and_reason(client, caplog) -> Non
     caplog.set_level(logging.INFO, logger="absl")
     batch = await client.run_async_map(kinetic.run(accelerator="cpu")(fail_once), [3], retries=1)
     assert await batch.results() == [3]
-    [line] = [message for message in caplog.messages if "starts in" in message]
+    [line] = [message for message in caplog.messages if "attempt 2 follows" in message]
     assert f"{batch.group_id}-0" in line and "ValueError: too big" in line and "attempt 2" in line
 
 

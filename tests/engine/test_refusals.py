@@ -71,9 +71,7 @@ def square(x: int) -> int:
 SQUARES = [x * x for x in range(30)]
 
 
-async def refused(
-    client: aio.Client, cluster: Guarded, refusal: Exception
-) -> aio.BatchHandle[int]:
+async def refused(client: aio.Client, cluster: Guarded, refusal: Exception) -> aio.BatchHandle[int]:
     """Return a batch whose second round was refused."""
     batch = await client.run_async_map(square, range(30), max_concurrent=4)
     await batch.wait()

@@ -107,7 +107,8 @@ def test_an_item_costs_the_same_in_a_small_batch_and_in_a_large_one(
 def test_an_item_takes_few_requests_and_next_to_no_tasks() -> None:
     cost = measured(FEW, wait)
     assert cost["scale"] <= 0.01
-    assert cost["get"] <= 3.05, "the client reads the outcome, and the worker requests and input"
+    # The client reads the outcome; the worker reads requests, input, and what its item has stored.
+    assert cost["get"] <= 4.05
     assert cost["create"] <= 2.03, "the worker creates claim and outcome; the client, the inputs"
     assert cost.get("list", 0) <= 0.03
     assert cost["tasks"] <= 1.2, "the worker waits for news"

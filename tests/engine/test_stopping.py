@@ -23,9 +23,7 @@ def same(x: int) -> int:
 
 
 @VIRTUAL
-async def test_many_live_items_end_by_a_few_requests(
-    client: aio.Client, world: World
-) -> None:
+async def test_many_live_items_end_by_a_few_requests(client: aio.Client, world: World) -> None:
     batch = await client.run_async_map(same, range(100), max_concurrent=None)
     await until(lambda: world.started == 100)
     world.cluster.requests.clear()
@@ -235,7 +233,9 @@ class SlowToRelease(MemoryStore):
 async def test_cleanup_does_not_wait_long_for_its_own_lease(world: World) -> None:
     loop, store = asyncio.get_running_loop(), SlowToRelease()
     cluster = MemoryCluster(store, carry_out, slots=None)
-    async with aio.Client(platform=replace(world.platform, store=store, cluster=cluster, workers=cluster)) as client:
+    async with aio.Client(
+        platform=replace(world.platform, store=store, cluster=cluster, workers=cluster)
+    ) as client:
         batch = await client.run_async_map(same, range(2))
         assert await batch.results(cleanup=False) == [0, 1]
         since = loop.time()
