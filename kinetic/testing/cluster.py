@@ -36,8 +36,8 @@ EXIT_SOFTWARE = 70
 REPLACED_S = 0.1
 """How long after the end of a worker its replacement starts, in seconds."""
 
-MOST_WORKERS = 100
-"""How many workers a round has at most, as on a cluster that gives it no more machines."""
+MOST_WORKERS = 10
+"""How many workers a round has at most: each of them looks at the store every few seconds."""
 
 EXIT_TERMINATED = -15
 """The exit code of a job that ends when it is asked to."""

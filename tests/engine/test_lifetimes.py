@@ -167,7 +167,7 @@ async def test_a_client_with_many_batches_closes_when_its_store_is_silent(
     client = aio.Client(platform=replace(platform, store=store))
     batches = [await client.run_async_map(for_ever, range(9), max_concurrent=2) for _ in range(5)]
     for batch in batches:
-        await until(lambda batch=batch: len([job for job in batch.jobs if job is not None]) == 2)
+        await until(lambda batch=batch: len([job for job in batch.jobs if job is not None]) == 9)
     store.silent = True
     before = asyncio.get_running_loop().time()
     await client.aclose()
