@@ -36,7 +36,7 @@ EXIT_SOFTWARE = 70
 REPLACED_S = 0.1
 """How long after the end of a worker its replacement starts, in seconds."""
 
-MOST_WORKERS = 10
+MOST_WORKERS = 100
 """How many workers a round has at most: each of them looks at the store every few seconds."""
 
 EXIT_TERMINATED = -15

@@ -152,7 +152,7 @@ async def test_a_slow_input_starts_at_once(client: aio.Client, platform: Platfor
             yield number
             await asyncio.sleep(1000)
 
-    batch = await client.run_async_map(same, slow())
+    batch = await client.run_async_map(same, slow(), max_concurrent=2)
     async for done in batch.outcomes():
         assert loop.time() - pulled_at[done.index] < 900, "an item doesn't wait for the next input"
         assert done.outcome.unwrap() == done.index

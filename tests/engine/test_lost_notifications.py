@@ -112,7 +112,6 @@ COURSES = {
     "a process that stays": Course(one_value, commits_and_stays, "3"),
     "a preemption": Course(one_on_two_hosts, preempted_once, "3", {"relaunches": True}),
     "a batch": Course(three, works, "[0, 1, 2]"),
-    "a batch of processes that stay": Course(three, commits_and_stays, "[0, 1, 2]"),
 }
 
 
