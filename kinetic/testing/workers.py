@@ -186,10 +186,11 @@ class MemoryWorker:
 
     async def _outcome_after(self, death: outcomes.Death) -> pull.Ended:
         """Return the outcome that the item's coroutine has stored, else one of its *death*."""
-        attempt_id = (self._spec.order.scope, *self._running)
+        key, scope = self._spec.key, self._spec.order.scope
+        index, attempt = self._running
         try:
-            found = await self._store.get(wire.attempt_key(*attempt_id, "outcome"))
-            outcome = wire.Outcome.verified(found.metadata, self._spec.key, *attempt_id)
+            found = await self._store.get(wire.attempt_key(scope, index, attempt, "outcome"))
+            outcome = wire.Outcome.verified(found.metadata, key, scope, index, attempt)
         except (BackendError, ValueError):  # there is none, or the test has forged it
             return _ended(death)
         return pull.Ended(outcome, found.body)

@@ -256,7 +256,7 @@ async def _indices(batch: aio.BatchHandle[Any]) -> list[int | None]:
 async def test_a_consumer_that_is_cancelled_half_way_leaves_nothing_behind(
     gates: Gates, ordered: bool, loop_guard
 ) -> None:
-    batch = await gates.client.run_async_map(square, range(40), max_concurrent=None)
+    batch = await gates.client.run_async_map(square, range(26), max_concurrent=26)
     await batch.submitted()
     before, watchers = len(asyncio.all_tasks()), len(batch._batch.watchers)
     taken: list[int] = []
