@@ -111,7 +111,7 @@ def test_an_item_takes_few_requests_and_next_to_no_tasks() -> None:
     assert cost["get"] <= 4.05
     # The worker creates claim and outcome; what carries the item out tries the claim, too.
     assert cost["create"] <= 3.03
-    assert cost.get("list", 0) <= 0.03
+    assert cost.get("list", 0) <= 0.05
     assert cost["tasks"] <= 1.2, "the worker waits for news"
     assert cost["callbacks"] <= 8
 
