@@ -118,7 +118,8 @@ async def test_a_budget_ends_endless_inputs(client: aio.Client, world: World, pr
 
     batch = await client.run_async_map(an_hour, forever(), max_concurrent=2, budget=5.0)
     values = await batch.results(return_exceptions=True, cleanup=False)
-    assert 5 <= values.count(1) <= 6  # one may run when the fifth ends
+    # One may run when the fifth ends, and these take no time until the stop is stored.
+    assert 5 <= values.count(1) <= 8
 
 
 async def test_a_resumed_batch_keeps_its_budget_and_the_original_price(

@@ -283,7 +283,7 @@ async def test_cancel_ends_all_also_from_elsewhere(harness: Harness) -> None:
     with pytest.raises(TimeoutError):
         async for _ in batch.as_completed(timeout=0.05):
             pass
-    await harness.counted(batch, RUNNING=2)
+    await harness.counted(batch, RUNNING=2, PENDING=18)
     async with aio.Client() as other:
         await (await other.attach_batch(batch.group_id)).cancel()
     assert {type(item.outcome) async for item in batch.outcomes()} == {Cancelled}
