@@ -23,7 +23,7 @@ from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, WorkerId
 from kinetic.aio.ports import JobSpec, Observation, Phase, Store
 from kinetic.errors import LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
-from kinetic.testing.workers import MemoryWorker
+from kinetic.testing.workers import Items, MemoryWorker
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
@@ -413,13 +413,14 @@ class MemoryCluster:
             Observation(name=name, phase=Phase.PENDING, labels=labels, created_at=created), run
         )
         job.round = its_round
+        items = Items(self._begin_item, self._stop_item, self._end_item)
         job.worker = MemoryWorker(
             me,
             run.executor,
             its_round.spec,
             its_round.crew,
             self._store,
-            self,
+            items,
             once=not self.replaces,
         )
         self._queue.append(job)
@@ -431,10 +432,9 @@ class MemoryCluster:
         if not its_round.over:
             self._begin_worker(its_round, rank, restarts)
 
-    def begin_item(
+    def _begin_item(
         self, spec: JobSpec, executor: str, worker: str
     ) -> asyncio.Future[outcomes.Death]:
-        """Implement `Items.begin_item`."""
         loop, run = asyncio.get_running_loop(), Run(spec, self._store, executor, worker)
         observation = Observation(
             name=spec.name,
@@ -469,14 +469,12 @@ class MemoryCluster:
             if job.worker is not None and job.run.executor == executor:
                 job.worker.tell()
 
-    def stop_item(self, name: str) -> None:
-        """Implement `Items.stop_item`."""
+    def _stop_item(self, name: str) -> None:
         job = self._jobs.get(name)
         if job is not None and not job.ended:
             self._request_end(job, Reason.CANCELLED)
 
-    def end_item(self, name: str) -> None:
-        """Implement `Items.end_item`."""
+    def _end_item(self, name: str) -> None:
         if (job := self._jobs.get(name)) is not None and not job.ended:
             code = job.observation.exit_code
             self._mark_ended(job, exit_code=code, reason=None, message=f"exit code {code}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic._runner.protocol import frames, outcomes, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
@@ -18,22 +18,16 @@ if TYPE_CHECKING:
     from kinetic.aio.ports import JobSpec, Store
 
 
-class Items(Protocol):
-    """What a worker needs of its cluster: it shows each running item as a job."""
+class Items(NamedTuple):
+    """How a worker's cluster runs an item, which it shows as a job.
 
-    def begin_item(
-        self, spec: JobSpec, executor: str, worker: str
-    ) -> asyncio.Future[outcomes.Death]:
-        """Run an item; the result says how its coroutine has ended, if it has left no outcome."""
-        ...
+    ``begin`` runs it, and returns how its coroutine has ended, if it has left no outcome. ``stop``
+    asks the coroutine to end, and ``end`` notes that the item has its outcome.
+    """
 
-    def stop_item(self, name: str) -> None:
-        """Ask the coroutine of an item to end."""
-        ...
-
-    def end_item(self, name: str) -> None:
-        """Note that an item has its outcome."""
-        ...
+    begin: Callable[[JobSpec, str, str], asyncio.Future[outcomes.Death]]
+    stop: Callable[[str], None]
+    end: Callable[[str], None]
 
 
 class MemoryWorker:
@@ -104,7 +98,7 @@ class MemoryWorker:
             case pull.Create(name, body, metadata):
                 created = await store.create(name, body, metadata)
                 if self._item and name.endswith(".outcome"):
-                    self._items.end_item(self._item)
+                    self._items.end(self._item)
                     self._item = ""
                     # The item's coroutine may have stored this very outcome.
                     found = None if created else await store.look(name)
@@ -130,7 +124,7 @@ class MemoryWorker:
             case pull.Start(item, attempt):
                 self._start(item, attempt)
             case pull.Stop():
-                self._items.stop_item(self._item)
+                self._items.stop(self._item)
             case pull.Wait(seconds):
                 return await self._wait(seconds)
         return None
@@ -183,7 +177,7 @@ class MemoryWorker:
             self._spec, name=self._item, labels=labels, order=own_order, timeout=order.timeout
         )
         self._running = item, attempt
-        self._ended = self._items.begin_item(spec, self._executor, self._me)
+        self._ended = self._items.begin(spec, self._executor, self._me)
 
     async def _outcome_after(self, death: outcomes.Death) -> pull.Ended:
         """Return the outcome that the item's coroutine has stored, else one of its *death*."""

@@ -386,6 +386,8 @@ class Launcher:
                     return
                 if not await self._open_round(number):
                     return
+        except SubmitterLost:
+            raise  # another process has the batch, and the items are its own
         except KineticError as exc:
             batch = self._context.submission.identity.id
             if exc.passing and self._has_started():

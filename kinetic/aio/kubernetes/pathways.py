@@ -80,7 +80,6 @@ class PathwaysCluster(GkeCluster):
         Raises:
             LaunchError: The API server refuses the set, or the cluster lacks this kind of set.
         """
-        assert job.crew is not None
         await self._create(job, job.crew, None)
 
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
@@ -113,7 +112,7 @@ class PathwaysCluster(GkeCluster):
         """Yield what the hosts of a set have written: it runs no other item."""
         return self.logs(worker, follow=follow, tail=tail)
 
-    async def _create(self, job: JobSpec, crew: Crew, rank: int | None) -> None:
+    async def _create(self, job: JobSpec, crew: Crew | None, rank: int | None) -> None:
         placement = replace(self._placement, secret=submission_secret(job))
         kind = self._own_sets.kind
         manifest = kind.manifest(job, crew, placement, life=secrets.token_hex(8), rank=rank)

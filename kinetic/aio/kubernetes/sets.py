@@ -83,7 +83,13 @@ class Kind:
     makers: Callable[[str], Sequence[tuple[str, str]]]
 
     def manifest(
-        self, spec: JobSpec, crew: Crew, placement: Placement, *, life: str, rank: int | None = None
+        self,
+        spec: JobSpec,
+        crew: Crew | None,
+        placement: Placement,
+        *,
+        life: str,
+        rank: int | None = None,
     ) -> dict[str, Any]:
         """Return the manifest of a set that is a worker; its pods are like those of a Job.
 
