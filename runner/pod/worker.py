@@ -202,7 +202,8 @@ class PodWorker(Worker):
             self._is_kept = True
         super()._start(operation)
         if self._submission.hosts is not None and self._guard is not None:
-            store_order(self._guard.order, self._pod, self._me, self._objects)
+            order = replace(self._guard.order, arguments=self._input.part)
+            store_order(order, self._pod, self._me, self._objects)
 
     def _ended(self, report: Report) -> pull.Ended:
         return super()._ended(report)._replace(log=None)  # it is an object of its own

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -320,7 +321,8 @@ def store_batch(pods: Pods, order: wire.Order, items: int) -> None:
 def test_a_set_takes_one_open_item_of_a_batch_on_all_hosts(pods: Pods) -> None:
     order = order_of(pods, "value")
     store_batch(pods, order, items=2)
-    started = start_hosts(pods, order, **worker_variables(single=False))
+    whole = replace(order, arguments=wire.Input("", 0, 0, ""))  # as of a worker
+    started = start_hosts(pods, whole, **worker_variables(single=False))
     assert [pod.wait() for pod in started] == [0, 0, 0], [pod.output for pod in started]
     assert (pods.value(), runs(pods)) == ("of host 0", ["0", "1", "2"])
     assert not pods.objects.exists(wire.attempt_key(SCOPE, 1, 1, "claim")), "another set takes it"
@@ -330,7 +332,8 @@ def test_a_set_that_finds_no_open_item_ends_on_all_hosts(pods: Pods) -> None:
     order = order_of(pods, "value")
     store_batch(pods, order, items=1)
     pods.claim("uid-of-another-set")
-    started = start_hosts(pods, order, **worker_variables(single=False))
+    whole = replace(order, arguments=wire.Input("", 0, 0, ""))  # as of a worker
+    started = start_hosts(pods, whole, **worker_variables(single=False))
     assert [pod.wait() for pod in started] == [EXIT_SURPLUS, 0, 0], [it.output for it in started]
     assert runs(pods) == []
 
@@ -341,6 +344,7 @@ def test_a_set_that_is_asked_to_leave_takes_no_item(pods: Pods) -> None:
     name = wire.control_key(SCOPE, 0)
     leave = wire.Request(kind="leave", ranks=(0,))
     pods.objects.create(name, *leave.signed(KEY, SCOPE, name))
-    started = start_hosts(pods, order, **worker_variables(single=False))
+    whole = replace(order, arguments=wire.Input("", 0, 0, ""))  # as of a worker
+    started = start_hosts(pods, whole, **worker_variables(single=False))
     assert [pod.wait() for pod in started] == [EXIT_SURPLUS, 0, 0], [it.output for it in started]
     assert runs(pods) == []
