@@ -14,7 +14,7 @@ import pytest
 from kinetic import aio
 
 MB = 1_000_000
-PICKLED_S = 0.1
+PICKLED_S = 0.3
 """Limit for one stall while a thread pickles a value of up to 1.4 million objects.
 
 The C pickler's table of objects grows in one step, without releasing the GIL.
