@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
+import pickle
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,11 +17,14 @@ import pytest
 from kinetic import aio
 
 MB = 1_000_000
-PICKLED_S = 0.3
+PICKLED_S = 0.1
 """Limit for one stall while a thread pickles a value of up to 1.4 million objects.
 
 The C pickler's table of objects grows in one step, without releasing the GIL.
 """
+PICKLED_ALONE = 1.5
+"""The same limit on a slower machine, as a multiple of the longest stall by `pickle` alone."""
+
 CODED = 2
 """Limit for one stall while a thread encodes or decodes a string, as a multiple of that time.
 
@@ -50,6 +56,9 @@ async def undisturbed(loop_guard: Any, value: object, work: Callable[[], Awaitab
     Other processes may disturb two of three runs.
     """
     limit_s = max(PICKLED_S, CODED * coding_s(value) if isinstance(value, str) else 0.0)
+    with loop_guard(math.inf) as alone:
+        await asyncio.to_thread(pickle.dumps, value)
+    limit_s = max(limit_s, PICKLED_ALONE * alone.worst)
     for _ in range(2):
         with contextlib.suppress(pytest.fail.Exception):
             with loop_guard(limit_s):
