@@ -57,7 +57,7 @@ async def undisturbed(loop_guard: Any, value: object, work: Callable[[], Awaitab
     """
     limit_s = max(PICKLED_S, CODED * coding_s(value) if isinstance(value, str) else 0.0)
     with loop_guard(math.inf) as alone:
-        await asyncio.to_thread(pickle.dumps, value)
+        await asyncio.to_thread(lambda: pickle.loads(pickle.dumps(value)))
     limit_s = max(limit_s, PICKLED_ALONE * alone.worst)
     for _ in range(2):
         with contextlib.suppress(pytest.fail.Exception):
