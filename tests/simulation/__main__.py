@@ -1,7 +1,7 @@
 """Play single seeds and print what happened: ``python -m tests.simulation [CHANGE …] 17 [18 …]``.
 
-Changes are ``crowded``, ``collecting``, ``forged``, and ``budgeted``. For ``budgeted``,
-KINETIC_PRICES must name a file with a price of ``tpu-v5e-1``.
+Changes are ``crowded``, ``collecting``, ``forged``, ``strained``, and ``budgeted``. For
+``budgeted``, KINETIC_PRICES must name a file with a price of ``tpu-v5e-1``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 
 from absl import logging
 
-from .scenario import budgeted, chained, collecting, crowded, forged, play
+from .scenario import budgeted, chained, collecting, crowded, forged, play, strained
 
-CHANGES = {it.__name__: it for it in (budgeted, collecting, crowded, forged)}
+CHANGES = {it.__name__: it for it in (budgeted, collecting, crowded, forged, strained)}
 
 
 def main(arguments: list[str]) -> int:

@@ -221,6 +221,19 @@ CROWD = (
 """The requests and faults that `crowded` adds; repeated kinds are more likely."""
 
 
+def strained(plan: Plan) -> Plan:
+    """Add what is rare otherwise: frozen and evicted workers, fewer workers, and other rounds."""
+    rng = random.Random(plan.seed * 17 + 5)
+    crew = replace(plan.crew, frozen=0.2, evicted=0.2, capacity=1000, item_s=20.0)
+    if rng.random() < 0.5:  # workers are asked to leave while items run
+        terms = {**plan.terms, "max_concurrent": 3}
+        events = [Event(5.0 + rng.random() * 20, "scale", "A", 1)]
+        return replace(plan, items=8, lazy=False, crew=crew, terms=terms, events=tuple(events))
+    # They take the producer for dead, and it opens a round when it wakes up.
+    pause = Event(rng.random() * 60, "pause", "A", 700.0)
+    return replace(plan, items=8, lazy=True, crew=crew, events=(pause,))
+
+
 def crowded(plan: Plan) -> Plan:
     """Add requests and faults of several parties at any time."""
     rng = random.Random(plan.seed * 31 + 7)

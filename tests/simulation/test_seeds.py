@@ -26,6 +26,7 @@ from .scenario import (
     crowded,
     forged,
     play,
+    strained,
 )
 
 FEW, SEEDS, BLOCK = 20, 400, 100
@@ -62,6 +63,7 @@ def test_a_few_courses_keep_the_protocol() -> None:
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_every_course_keeps_the_protocol(first: int) -> None:
     counts = play_all(range(first, first + BLOCK))
+    counts += play_all(range(first, first + FEW), strained)
     rare = [kind for kind in COMMON if not counts[kind]]
     assert not rare, f"none of these in {BLOCK} seeds: the simulation tests too little"
 
