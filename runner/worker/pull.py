@@ -593,6 +593,8 @@ class Pull:
         shall_leave = self._shall_leave()
         if self._once and (shall_leave or not self._has_unclaimed(duties)):
             raise Leave(EXIT_SURPLUS)
+        if not duties and self.items.total is None and self.requests.all_stopped:
+            raise Leave(EXIT_SURPLUS)  # later inputs don't start, and a retry finds the round over
         if not duties and (self.items.total is not None or not shall_leave):
             yield from self._finish()
         elif self._is_surplus(duties):

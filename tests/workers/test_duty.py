@@ -438,6 +438,15 @@ def test_a_worker_without_work_leaves_after_a_while() -> None:
     assert store.names == [f"workers/{A.key}"]
 
 
+def test_a_worker_of_a_stopped_batch_does_not_wait_for_the_end_of_its_inputs() -> None:
+    store = Store(Terms())
+    del store.objects[wire.input_key(SCOPE, 1)]
+    store.ask(wire.Request(kind="stop"))
+    assert store.play() == EXIT_SURPLUS
+    assert store.now < 60.0, "a silent producer counts as dead after ten minutes"
+    assert not [name for name in store.names if name.startswith("control/")]
+
+
 def test_a_claim_of_another_round_on_a_stopped_item_holds_nobody() -> None:
     store = Store(Terms())
     store.claim(OTHER_JOB)
