@@ -90,7 +90,6 @@ class MemoryWorker:
                 code: int = end.value
                 return code
             answer = await self._carry_out(operation)
-            await asyncio.sleep(0)  # a store in memory never waits
 
     async def _carry_out(self, operation: pull.Operation) -> Any:
         store = self._store
@@ -111,6 +110,7 @@ class MemoryWorker:
                     return None
                 return read.body, read.metadata
             case pull.List(prefix):
+                await asyncio.sleep(0)  # a store in memory never waits, and a listing is long
                 return [(info.name, info.metadata) for info in await store.list(prefix)]
             case pull.Delete(name):
                 return await store.delete([name])

@@ -23,8 +23,8 @@ from ..protocol.outcomes import Death
 from ..protocol.workers import WorkerId
 from ..stores.objects import Objects, open_store
 from .attempt import PodAttempt, close_attempt, exit_code_for
+from .environment import Pod, open_stream, print_error
 from .guard import Channel, last_lines
-from .job import Pod, open_stream, print_error
 
 ORDER_WAIT_S = 600.0
 """How long a host waits until the first host has taken an item, in seconds."""

@@ -24,9 +24,9 @@ from ..job.ends import End, death_of
 from ..protocol import wire
 from ..stores.objects import open_store
 from .attempt import PodAttempt
+from .environment import RUNNER_VARIABLES, Pod, read_pod
 from .follower import read_order, run_follower_and_exit
 from .guard import Channel, Guard
-from .job import RUNNER_VARIABLES, Pod, read_pod
 from .memory import MemoryLimit
 from .own_pod import OwnPod, delete_worker_set
 from .worker import (

@@ -28,9 +28,9 @@ from ..worker import pull
 from ..worker.interpreter import Report
 from ..worker.main import Submission, Worker
 from .attempt import write_receipt
+from .environment import Pod, open_stream
 from .follower import close_restarted, read_order, store_order
 from .guard import Channel, last_lines
-from .job import Pod, open_stream
 
 VARIABLES = ("KINETIC_CREW", "KINETIC_ROUND", "KINETIC_JOB_UID", "KINETIC_RANK")
 """Variables of a worker, which its items don't get."""

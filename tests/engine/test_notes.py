@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from kinetic import aio
 from kinetic.aio._engine.inputs import FOOTER_BYTES
-from kinetic.aio.ports import Object
+from kinetic.aio.ports import Object, Phase
 from kinetic.errors import WireError
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 from tests.engine.world import VIRTUAL
@@ -70,6 +71,8 @@ async def test_notes_are_read_without_the_inputs_and_verified(length: int) -> No
     async with aio.Client(backend="local", platform=platform) as client:
         batch = await client.run_async_map(train, [(0.5, "x" * length)] * 20)
         await batch.wait()
+        while any(seen.phase is not Phase.ENDED for seen in await cluster.find()):
+            await asyncio.sleep(0.01)  # a worker that leaves reads from the store, too
         observer = await client.attach_batch(batch.group_id)
         internal = observer._batch
         internal.inputs._bodies.clear()

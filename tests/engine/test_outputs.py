@@ -256,7 +256,7 @@ async def _indices(batch: aio.BatchHandle[Any]) -> list[int | None]:
 async def test_a_consumer_that_is_cancelled_half_way_leaves_nothing_behind(
     gates: Gates, ordered: bool, loop_guard
 ) -> None:
-    batch = await gates.client.run_async_map(square, range(26), max_concurrent=26)
+    batch = await gates.client.run_async_map(square, range(40), max_concurrent=8)
     await batch.submitted()
     before, watchers = len(asyncio.all_tasks()), len(batch._batch.watchers)
     taken: list[int] = []
@@ -276,8 +276,8 @@ async def test_a_consumer_that_is_cancelled_half_way_leaves_nothing_behind(
                 await consuming
             taken.clear()
             assert not reading_tasks()
-        await gates.end(batch, range(26))
-        assert await batch.results() == [n * n for n in range(26)], "it runs without consumers"
+        await gates.end(batch, range(40))
+        assert await batch.results() == [n * n for n in range(40)], "it runs without consumers"
     assert len(batch._batch.watchers) == watchers
     assert len(asyncio.all_tasks()) <= before
 

@@ -1,4 +1,4 @@
-"""Workers that nobody replaces take one item each, and the submitter starts others."""
+"""If the platform replaces no workers, each takes one item, and the submitter starts others."""
 
 from __future__ import annotations
 

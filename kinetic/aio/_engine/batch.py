@@ -209,15 +209,8 @@ class Batch:
         elif not self.finished:
             await self.look()
             submission = self.submission
-            open_items = (
-                index for index in range(self.known) if not self.submission.is_final(index)
-            )
-            started = [
-                index
-                for index in open_items
-                if submission.has_begun(index) or index in submission.doubtful
-            ]
-            await ending.ask(submission, started)
+            open_items = [index for index in range(self.known) if not submission.is_final(index)]
+            await ending.ask(submission, submission.begun(open_items))
             # The watch of the lease may have ended before a retry reopened items.
             if not (self.finished or self._take_over_lock.locked() or submission.abandoned):
                 self.observe()

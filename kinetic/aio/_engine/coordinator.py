@@ -470,10 +470,10 @@ class BatchCoordinator:
                 self.post(decisions.Reopened(index, item.attempt, standing))
 
     async def reread(self) -> None:
-        """Read the open items, ask the platform about them, and check that there are workers."""
+        """Read the open items, ask the platform about begun ones, and check that workers live."""
         submission, open_items = self._submission, self.state.unfinished()
         await submission.look_at_each(open_items)
-        await ending.ask(submission, open_items)
+        await ending.ask(submission, submission.begun(open_items))
         if any(not submission.is_final(index) for index in open_items):
             self.launcher.check()
 

@@ -63,7 +63,7 @@ RESTARTS_S = 0.5, 60.0
 take an item, in seconds."""
 
 MOST_UNREGISTERED = 3
-"""How many workers in a row may die before they can take an item, if nobody replaces them."""
+"""How many workers in a row may die before they can take an item, if the platform replaces none."""
 
 BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
@@ -71,7 +71,7 @@ BACKOFF_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """What the parts of a submitting process share: the batch, its inputs, and its lease."""
+    """A batch with its inputs and its lease, for the modules that submit it."""
 
     session: Session
     submission: Submission
@@ -144,8 +144,8 @@ class Launcher:
         self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
         self._was_accepted = False
-        # If nobody replaces workers: those that died since the last start; how many of them
-        # in a row had not registered; a round, and how many ranks it has had.
+        # If the platform replaces no workers: those that died since the last start; how many of
+        # them in a row had not registered; a round, and how many ranks it has had.
         self._lost: list[Observation] = []
         self._unregistered = 0
         self._used = 0, 0
@@ -205,7 +205,7 @@ class Launcher:
         if not self.runs_alone:
             self._replace(worker)
             return
-        if worker.exit_code == EXIT_SURPLUS and self._held:  # nobody replaces it
+        if worker.exit_code == EXIT_SURPLUS and self._held:  # the platform doesn't replace it
             self._allowed = min(self._allowed, self._held - 1)
             self._keep_places(self._held - 1)
         if self._context.submission.worker_observations:
@@ -446,7 +446,7 @@ class Launcher:
         )
 
     async def _start_more(self, job: JobSpec, number: int, roster: Roster) -> int | None:
-        """Start workers until as many live as the batch may have, if nobody replaces them.
+        """Start workers until as many live as the batch may have; the platform replaces none.
 
         Raises:
             LaunchError: Several workers in a row have died before they could take an item.

@@ -5,8 +5,6 @@ A process does this before it starts a coordinator, which then submits the rest 
 
 from __future__ import annotations
 
-import functools
-
 from kinetic.aio._engine import decisions, ending
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.submission import Submission
@@ -34,23 +32,25 @@ async def recover_state(submission: Submission, inputs: InputIndex) -> list[deci
         if entry is None:
             raise identity.gone_error
         known_requests = len(requests.entries)
-        await retry_forever(
-            lambda: read_inputs(submission, inputs), f"reading the inputs of {batch}"
-        )
-        count = count_of(inputs)
-        reading = functools.partial(_read_attempts, submission, count)
-        await retry_forever(reading, f"reading the attempts of {batch}")
+        count = await _read(submission, inputs)
         await retry_forever(requests.read, f"reading the requests of {batch}")
         # Another task may have read more inputs.
         if len(requests.entries) == known_requests and count == count_of(inputs):
             return _events(submission, count)
 
 
-async def _read_attempts(submission: Submission, count: int) -> None:
-    """Read the items that aren't final, and close the attempts of workers that have died."""
+async def _read(submission: Submission, inputs: InputIndex) -> int:
+    """Read inputs and attempts, and close those of workers that have died; count the items."""
+    batch = submission.identity.id
+    await retry_forever(lambda: read_inputs(submission, inputs), f"reading the inputs of {batch}")
+    count = count_of(inputs)
     unknown = [index for index in range(count) if not submission.is_final(index)]
-    await submission.look_at_each(unknown)
-    await ending.ask(submission, [index for index in unknown if submission.has_begun(index)])
+    await retry_forever(
+        lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
+    )
+    begun = submission.begun(unknown)
+    await retry_forever(lambda: ending.ask(submission, begun), f"asking for workers of {batch}")
+    return count
 
 
 def _events(submission: Submission, count: int) -> list[decisions.Event]:

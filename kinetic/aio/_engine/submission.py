@@ -178,6 +178,10 @@ class Submission(ItemStates):
             or any(outcome is not None and outcome.reason != SUBMISSION for outcome in outcomes)
         )
 
+    def begun(self, indices: Iterable[int]) -> list[int]:
+        """Return the items that an attempt may run, or whose attempt is in doubt."""
+        return [index for index in indices if self.has_begun(index) or index in self.doubtful]
+
     def is_open(self, index: int, number: int) -> bool:
         """Return whether the item is open at attempt *number*, as far as this process knows."""
         item = self._items[index]
