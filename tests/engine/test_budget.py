@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from pathlib import Path
@@ -51,6 +52,7 @@ class HourLong:
 
 
 async def for_an_hour(run: Run) -> int:
+    await asyncio.sleep(0.1)  # otherwise workers run more items while the stop is stored
     changed: Any = copy.copy(run)
     changed.store = HourLong(run)
     return await carry_out(changed)
@@ -118,8 +120,7 @@ async def test_a_budget_ends_endless_inputs(client: aio.Client, world: World, pr
 
     batch = await client.run_async_map(an_hour, forever(), max_concurrent=2, budget=5.0)
     values = await batch.results(return_exceptions=True, cleanup=False)
-    # One may run when the fifth ends, and these take no time until the stop is stored.
-    assert 5 <= values.count(1) <= 8
+    assert 5 <= values.count(1) <= 6  # one may run when the fifth ends
 
 
 async def test_a_resumed_batch_keeps_its_budget_and_the_original_price(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -275,8 +276,11 @@ class RemovedBetween(Passing):
             self.released = True
             scope = name.removesuffix("lease")
             key = signing.submission_key(self._root, scope)
-            stop, slot = wire.Request(kind="stop", cause=wire.CLEANUP), wire.control_key(scope, 0)
-            await self.port.create(slot, *stop.signed(key, scope, slot))
+            stop = wire.Request(kind="stop", cause=wire.CLEANUP)
+            for number in itertools.count():  # the workers may have said that their round is over
+                slot = wire.control_key(scope, number)
+                if await self.port.create(slot, *stop.signed(key, scope, slot)):
+                    break
         return replaced
 
 

@@ -282,6 +282,8 @@ async def test_collecting_lists_only_items_with_a_value_of_a_later_attempt() -> 
             await batch.wait()
             before = await read(batch)
             assert [len(item.attempts) for item in before.items] == [1, 1 + lost, 1]
+            while await batch.workers():  # until they have found that nothing is left
+                await asyncio.sleep(0.01)
             store.requests.clear()
             await batch.results()
             assert store.requests["list"] == lost + 2, "of the inputs, and of what remains"

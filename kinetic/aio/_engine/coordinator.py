@@ -237,20 +237,21 @@ class BatchCoordinator:
     async def _until_complete(self) -> None:
         """Carry out decisions until the batch is complete, or this process must leave it.
 
-        After releasing the lease, read the requests to stop or retry again. If there
-        is a new request, take the lease again and continue.
+        After releasing the lease, read the requests again. If there is a new one to stop or retry,
+        take the lease again and continue.
         """
         while True:
             await self._decide()
             if self._leaving:
                 return
             requests = self._submission.requests
-            known_requests = len(requests.entries)
-            await self._finish_submitting(known_requests)
+            await self._finish_submitting(len(requests.entries))
             await retry_forever(requests.read, "reading requests")
             while self._events:
                 self._decide_next()
-            if requests.removing or (len(requests.entries) == known_requests and self._is_idle):
+            # A request to stop or retry makes the batch busy. One of the workers, which say that
+            # their round is over, does not.
+            if requests.removing or self._is_idle:
                 self.closing = True
                 break
             logging.info("batch %s continues with a new request", self._submission.identity.id)
