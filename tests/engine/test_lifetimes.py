@@ -512,7 +512,7 @@ async def test_after_a_failed_attach_the_loss_of_the_submitter_is_still_reported
     client: aio.Client, platform: Platform
 ) -> None:
     store = Failing(platform.store)
-    batch = await client.run_async_map(for_ever, range(6), max_concurrent=1)
+    batch = await client.run_async_map(for_ever, itertools.count(), max_concurrent=1)
     async with aio.Client(platform=replace(platform, store=store)) as observer:
         store.failures = 1
         with pytest.raises(errors.Unavailable):

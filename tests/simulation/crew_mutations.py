@@ -103,7 +103,7 @@ EDITS: dict[str, Edit] = {
         new="if not (await create_object(self._store, name, body, metadata) or True):",
         breaks="L2",
         odds={"late": 0.2},
-        events=(Event(3.0, "outage", "A", 70.0), Event(3.0, "resume", "B"), WATCH),
+        events=(Event(3.0, "force", "B"), WATCH),
         plan={"lazy": True, "items": 8},
     ),
     "resume before close": Edit(
