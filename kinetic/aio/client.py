@@ -643,12 +643,8 @@ class Client:
         """Follow a single job, and return a reference to it."""
         submission = session.find_followed(job_id)
         if submission is None:
-            platform = session.platform
             identity = await engine.beginning.identity_of(session, job_id, manifest)
-            new_submission = engine.submission.Submission(
-                identity, platform.store, platform.cluster
-            )
-            new_submission.submitter_relaunches = platform.relaunches
+            new_submission = engine.submission.Submission(identity, session.platform)
             submission = session.follow(new_submission, is_own=False)
         return engine.session.JobRef(session=session, submission=submission, index=0)
 

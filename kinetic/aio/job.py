@@ -613,7 +613,7 @@ class JobHandle(JobRecord, Generic[T]):
         """
         submission, item = ref.submission, ref.submission.item(ref.index)
         last = item.attempt if item is not None else 1
-        if submission.submitter_relaunches:  # this process may not know the newest attempt
+        if submission.relaunches:  # this process may not know the newest attempt
             last = max(last, 1 + submission.identity.budgets.infrastructure)
         return [
             submission.identity.attempt_name(ref.index, attempt) for attempt in range(1, last + 1)

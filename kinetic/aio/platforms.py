@@ -47,8 +47,6 @@ class Platform:
     """A backend's three adapters: store, images, and cluster.
 
     Attributes:
-        restarts: Whether the platform itself replaces a disrupted attempt.
-        relaunches: Whether the submitter of a single job replaces its disrupted attempts.
         id_marker: The part of the IDs of jobs and batches that names the platform: ``local-`` in
             ``job-local-0123…``; empty for most.
         app: The value of the label ``app`` on its jobs.
@@ -62,8 +60,6 @@ class Platform:
     store: Store
     images: Images
     cluster: Cluster
-    restarts: bool = False
-    relaunches: bool = False
     id_marker: str = ""
     app: str = "kinetic"
     clock: Callable[[], float] = field(default=seconds_since_boot, repr=False)

@@ -22,7 +22,7 @@ from kinetic.errors import JobLost, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, Run, carry_out
 from tests.engine.notifications import FAULTS, Fault, Unreliable
-from tests.engine.world import VIRTUAL, claim, platform_with, preempted
+from tests.engine.world import PODS, SETS, VIRTUAL, claim, platform_with, preempted
 
 ENDS_S = 240.0
 """Virtual seconds within which every wait ends; a lost notification costs at most a minute."""
@@ -110,7 +110,7 @@ COURSES = {
     "a death": Course(one_value, dies, "JobLost"),
     "a death before the claim": Course(one_value, dies_before, "JobLost"),
     "a process that stays": Course(one_value, commits_and_stays, "3"),
-    "a preemption": Course(one_on_two_hosts, preempted_once, "3", {"relaunches": True}),
+    "a preemption": Course(one_on_two_hosts, preempted_once, "3", {"workers": SETS}),
     "a batch": Course(three, works, "[0, 1, 2]"),
 }
 
@@ -213,7 +213,7 @@ class SaysLast(MemoryCluster):
 @VIRTUAL
 async def test_the_last_attempt_is_recognized_from_a_notification_of_any_attempt() -> None:
     plain, _ = platform_with(SaysLast, preempted_once)
-    async with aio.Client(platform=replace(plain, restarts=True)) as client:
+    async with aio.Client(platform=replace(plain, workers=PODS)) as client:
         job = await client.submit(same, 3)
         async with asyncio.timeout(ENDS_S):
             with pytest.raises(kinetic.errors.JobFailed, match="asked to stop"):

@@ -24,7 +24,7 @@ from kinetic.errors import (
 )
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-from tests.engine.world import VIRTUAL, claim, platform_with, preempted
+from tests.engine.world import SETS, VIRTUAL, claim, platform_with, preempted
 
 
 @kinetic.run(accelerator="cpu:hosts=4")
@@ -119,7 +119,7 @@ class Store(MemoryStore):
 def platform_of(work: Any, **options: Any) -> tuple[Any, Cluster]:
     store = Store()
     cluster = Cluster(store, work, **options)
-    return replace(memory_platform(), store=store, cluster=cluster, relaunches=True), cluster
+    return replace(memory_platform(), store=store, cluster=cluster, workers=SETS), cluster
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])

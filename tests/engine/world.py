@@ -18,6 +18,8 @@ from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_p
 from tests.engine.severed import on_loop_time
 
 __all__ = [
+    "PODS",
+    "SETS",
     "VIRTUAL",
     "Passing",
     "World",
@@ -31,6 +33,12 @@ __all__ = [
 ]
 
 C = TypeVar("C", bound=MemoryCluster)
+
+PODS: Any = SimpleNamespace(shows_items=False, replaces=True)
+"""For single jobs only: the workers of a cluster that replaces their pods."""
+
+SETS: Any = SimpleNamespace(shows_items=False, replaces=False)
+"""For single jobs only: the workers of a cluster that replaces no set of pods."""
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
 """Virtual time that lets pickling threads start before it jumps."""

@@ -70,10 +70,8 @@ async def start(
     identity = await beginning.new_identity(
         session, uploaded, "grp", RetryBudgets(user=settings.retries)
     )
-    workers = session.platform.workers
     manifest = batch_manifest(session, identity, uploaded, settings, source.length, price, goal)
-    manifest["workers"] = workers is not None
-    async with beginning.new_submission(session, uploaded, identity, workers) as submission:
+    async with beginning.new_submission(session, uploaded, identity) as submission:
         lease = await _create(session, identity, uploaded, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, uploaded, source, settings)
@@ -107,7 +105,6 @@ async def _create(
         "name": manifest["name"] or "",
         "tags": json.dumps(manifest["tags"]),
         "created": f"{identity.created:017.6f}",  # zero-padded, so that the texts sort by time
-        "workers": "yes" if manifest["workers"] else "",
     }
     await store.create(wire.group_key(identity.id), b"", entry)
     await beginning.store_manifest(session, identity, manifest)
@@ -207,7 +204,6 @@ async def open_unread(session: Session, group_id: str) -> Batch:
     Raises:
         NotFound: There is no such batch.
         WireError: The manifest's signature is wrong, or its format is unknown.
-        ConfigurationError: Workers run the batch, and this backend has none.
     """
     return known_batch(session, group_id) or await _open_batch(session, group_id)
 
@@ -217,13 +213,6 @@ async def _open_batch(session: Session, group_id: str) -> Batch:
     identity = await beginning.identity_of(session, group_id, manifest)
     if (known := known_batch(session, group_id)) is not None:
         return known
-    platform = session.platform
-    workers = platform.workers if manifest.get("workers") else None
-    if manifest.get("workers") and workers is None:
-        raise ConfigurationError(
-            f"workers run {group_id}, and backend={session.target.backend!r} has none; "
-            "choose the backend that submitted the batch"
-        )
-    submission = Submission(identity, platform.store, platform.cluster, workers)
+    submission = Submission(identity, session.platform)
     batch = session.batches[group_id] = Batch(session, submission, manifest, followed=False)
     return batch

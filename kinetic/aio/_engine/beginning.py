@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
 
 from absl import logging
 
@@ -21,11 +21,7 @@ from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
 from kinetic.aio._process_identity import ProcessIdentity
-from kinetic.aio.ports import Workers
 from kinetic.errors import Conflict, KineticError, SubmitterLost
-
-if TYPE_CHECKING:
-    from kinetic._runner.protocol.workers import Crew
 
 RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
 """Retry a relaunch for 50 s: after 60 s, other processes end the job."""
@@ -40,14 +36,14 @@ async def start_job(
 
     Cancelled: kinetic removes the job; shared content stays in the store.
     """
+    options, workers = uploaded.call.options, session.platform.workers
+    on_cluster = workers is not None and not workers.shows_items
     await session.limit.acquire()
     try:
-        replaces_attempts = session.platform.restarts or session.platform.relaunches
-        budgets = RetryBudgets(infrastructure=3 if replaces_attempts else 0)
+        budgets = RetryBudgets(infrastructure=3 if on_cluster else 0)
         identity = await new_identity(session, uploaded, "job", budgets)
         record = record_of(session, identity, uploaded)
         async with new_submission(session, uploaded, identity) as submission:
-            submission.submitter_relaunches = session.platform.relaunches
             await store_manifest(session, identity, manifest_of(record, identity, uploaded))
             await prepare.hold_shared(session, uploaded)
             content = packed.pickled_arguments
@@ -56,52 +52,31 @@ async def start_job(
             await session.platform.store.create(name, content.content)
             arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
-            crew = _crew_of(session, identity, uploaded)
-            await builder.launch(1, arguments, crew)
-            submission.last_launched = 1
-            submission.relaunches_here = submission.submitter_relaunches
+            # A supervisor forks the process of a job faster from its warm parent than by a worker.
+            by_worker = on_cluster or options.isolation != "process" or uploaded.init is not None
+
+            async def launch(number: int) -> None:
+                await builder.launch(number, arguments, by_worker=by_worker)
+                submission.last_launched = number
+
+            await launch(1)
     except BaseException:
         session.limit.release()
         raise
-    if submission.relaunches_here or session.limit.is_bounded:
-        session.spawn(
-            _until_ended(session, submission, builder, arguments, crew),
-            name=f"end of {identity.id}",
-        )
+    if submission.relaunches or session.limit.is_bounded:
+        work = _until_ended(session, submission, launch)
+        session.spawn(work, name=f"end of {identity.id}")
     return record, JobRef(session=session, submission=submission, index=0)
 
 
-def _crew_of(session: Session, identity: Identity, uploaded: prepare.UploadedCall) -> Crew | None:
-    """Return how a worker runs a single job; None if the platform runs it without a worker.
-
-    A supervisor forks the process of a job faster from its warm parent than by a worker.
-    """
-    options, workers = uploaded.call.options, session.platform.workers
-    is_plain = options.isolation == "process" and uploaded.init is None
-    if is_plain and (workers is None or workers.shows_items):
-        return None
-    from kinetic._runner.protocol.workers import Crew, Terms  # most local jobs need no worker
-
-    return Crew(
-        terms=Terms(budgets=identity.budgets, single=True),
-        outputs=identity.output_base,
-        created=identity.created,
-        isolation=options.isolation,
-        init=uploaded.init,
-    )
-
-
 async def _until_ended(
-    session: Session,
-    submission: Submission,
-    builder: job_spec.JobSpecBuilder,
-    arguments: wire.Input,
-    crew: Crew | None,
+    session: Session, submission: Submission, launch: Callable[[int], Awaitable[None]]
 ) -> None:
     """Wait until a single job has ended, and then free its slot in the client's limit of attempts.
 
-    If this process replaces disrupted attempts, launch each attempt after the first. If it ends
-    or is too slow, another process that waits for the job ends it by a stop request (see `ending`).
+    If the platform replaces no disrupted attempt, launch each attempt after the first. If this
+    process ends or is too slow, another process that waits for the job ends it by a stop request
+    (see `ending`).
     """
     changed = asyncio.Event()
     stop_listening = submission.listen(lambda index, item: changed.set())
@@ -111,12 +86,12 @@ async def _until_ended(
                 changed.clear()
                 item = submission.item(0)
                 if (
-                    submission.relaunches_here
+                    submission.relaunches
                     and item is not None
                     and item.state is wire.ItemState.OPEN
                     and item.attempt > submission.last_launched
                 ):
-                    await _launch_again(session, submission, builder, arguments, crew, item.attempt)
+                    await _launch_again(session, submission, launch, item.attempt)
                 await changed.wait()
     except KineticError as exc:
         submission.set_error(0, exc)  # so that `result()` raises it
@@ -128,19 +103,16 @@ async def _until_ended(
 async def _launch_again(
     session: Session,
     submission: Submission,
-    builder: job_spec.JobSpecBuilder,
-    arguments: wire.Input,
-    crew: Crew | None,
+    launch: Callable[[int], Awaitable[None]],
     number: int,
 ) -> None:
     """Launch attempt *number*, or else end the job with the outcome of the previous attempt."""
     cluster, identity = session.platform.cluster, submission.identity
     name, previous = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
 
-    async def launch() -> None:
+    async def replace() -> None:
         await cluster.delete(names=[previous])
-        await builder.launch(number, arguments, crew)
-        submission.last_launched = number
+        await launch(number)
 
     async def is_needed() -> bool:
         item = await submission.look(0)
@@ -151,20 +123,16 @@ async def _launch_again(
     why = ""
     try:
         # The first host writes the outcome. If another host failed, only the platform knows why.
-        observation = await retry(
+        end = await retry(
             lambda: ending.host_end(submission, 0, number - 1),
             RELAUNCH_POLICY,
             Outage(f"asking how {previous} ended"),
         )
-        if (
-            observation is not None
-            and observation.reason is not None
-            and observation.reason not in INFRASTRUCTURE
-        ):
-            why = observation.message
+        if end is not None and end.reason not in (None, *INFRASTRUCTURE):
+            why = end.message
         else:
             logging.info("%s was disrupted; launching it again as %s", previous, name)
-            await retry(launch, RELAUNCH_POLICY, Outage(f"launching {name}"))
+            await retry(replace, RELAUNCH_POLICY, Outage(f"launching {name}"))
             if await retry_forever(is_needed, f"checking whether {name} is needed"):
                 return
     except KineticError as exc:
@@ -181,14 +149,10 @@ async def _launch_again(
 
 @contextlib.asynccontextmanager
 async def new_submission(
-    session: Session,
-    uploaded: prepare.UploadedCall,
-    identity: Identity,
-    workers: Workers | None = None,
+    session: Session, uploaded: prepare.UploadedCall, identity: Identity
 ) -> AsyncGenerator[Submission]:
     """Follow a new submission while the block creates it; if the block fails, remove it."""
-    platform = session.platform
-    submission = Submission(identity, platform.store, platform.cluster, workers)
+    submission = Submission(identity, session.platform)
     submission.closes = True
     session.follow(submission, is_own=True)
     try:

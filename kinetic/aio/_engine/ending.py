@@ -164,7 +164,7 @@ async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
     index, observation = evidence.index, evidence.observation
     if observation is not None and observation.host:
         submission.host_ends[index, evidence.number] = observation
-    platform_replaces = not (submission.identity.leased or submission.submitter_relaunches)
+    platform_replaces = not (submission.identity.leased or submission.relaunches)
     if platform_replaces and observation is not None and observation.last and not evidence.final:
         evidence = replace(evidence, final=observation.message or "its job has ended")
     item = await _read_item(submission, evidence)
@@ -506,10 +506,10 @@ def _evidence_of_absence(
         return Evidence(index, number, None, question.claimant)
     last = next((observation for observation in found.values() if observation.last), None)
     # While the platform has an earlier attempt that isn't the last, it may replace that attempt.
-    if number > 1 and (submission.submitter_relaunches or last is not None or not found):
-        if submission.relaunches_here or _awaits_submitter(submission, number):
+    if number > 1 and (submission.relaunches or last is not None or not found):
+        if submission.relaunches and _awaits_submitter(submission, number):
             return None
-        subject = "the process that submitted it" if submission.submitter_relaunches else "its job"
+        subject = "the process that submitted it" if submission.relaunches else "its job"
         final = (last.message if last is not None else "") or f"{subject} is gone"
         return Evidence(index, number - 1, last, final=final)
     claimed = submission.attempt(index, number).executor is not None
@@ -521,11 +521,11 @@ def _evidence_of_absence(
 def _awaits_submitter(submission: Submission, number: int) -> bool:
     """Return whether the submitter of a job may still be about to launch attempt *number*.
 
-    The submitter may have died or be suspended. So 60 s after the first look, this returns False,
-    and the job ends as its last attempt did.
+    Unless it is this process, it may have died or be suspended. So 60 s after the first look, this
+    returns False, and the job ends as its last attempt did.
     """
-    if not submission.submitter_relaunches:
-        return False
+    if submission.last_launched:
+        return True
     now = asyncio.get_running_loop().time()
     return now - submission.missed_since.setdefault(number, now) < RELAUNCH_S
 

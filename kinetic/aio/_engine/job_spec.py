@@ -25,7 +25,7 @@ from kinetic.aio.ports import JobSpec
 from kinetic.errors import BackendError
 
 if TYPE_CHECKING:
-    from kinetic._runner.protocol.workers import Crew
+    from kinetic._runner.protocol.workers import Crew, Terms
 
 LABEL_LENGTH = 200
 """Maximum characters of a function's name in a label; a platform may shorten the name further."""
@@ -44,8 +44,8 @@ class JobSpecBuilder:
     ) -> None:
         self._cluster = session.platform.cluster
         self._identity = identity
-        options = uploaded.call.options
-        self._data = uploaded.data
+        self._options = options = uploaded.call.options
+        self._data, self._init = uploaded.data, uploaded.init
         self._labels = {
             "app": session.platform.app,
             "app.kubernetes.io/name": "kinetic",
@@ -85,10 +85,10 @@ class JobSpecBuilder:
             owned=uploaded.call.owned,
         )
 
-    async def launch(self, attempt: int, arguments: wire.Input, crew: Crew | None) -> None:
+    async def launch(self, attempt: int, arguments: wire.Input, *, by_worker: bool) -> None:
         """Start an attempt of a single job, unless the platform has it in spite of an error.
 
-        With a *crew*, a worker carries out the attempt.
+        *by_worker* says that a worker carries out the attempt.
 
         Raises:
             LaunchError: The platform refused the job.
@@ -110,12 +110,29 @@ class JobSpecBuilder:
             LABEL_ATTEMPT: str(attempt),
             LABEL_ROUND: "0",
         }
-        name = identity.attempt_name(0, attempt)
+        name, crew = identity.attempt_name(0, attempt), None
+        if by_worker:
+            from kinetic._runner.protocol.workers import Terms  # most local jobs need no worker
+
+            crew = self.crew(Terms(budgets=identity.budgets, single=True))
         try:
             await self._cluster.launch(self._job(name=name, labels=labels, order=order, crew=crew))
         except BackendError as exc:
             if is_refusal(exc) or not await self._cluster.find(names=[name]):
                 raise
+
+    def crew(self, terms: Terms) -> Crew:
+        """Return how workers run the items."""
+        from kinetic._runner.protocol.workers import Crew
+
+        return Crew(
+            terms=terms,
+            outputs=self._identity.output_base,
+            created=self._identity.created,
+            isolation=self._options.isolation,
+            init=self._init,
+            recycle=self._options.recycle,
+        )
 
     def worker(self, number: int) -> JobSpec:
         """Return the job of each worker of round *number*; its order has no item."""

@@ -18,7 +18,7 @@ from absl import logging
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Crew, Requests, Terms
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, Terms
 from kinetic.aio._engine import decisions, ending, job_spec, prepare
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.refusals import Pause, retry_while_refused
@@ -105,8 +105,7 @@ class Launcher:
         self._post = post
         self._on_change = on_change
         self._workers = workers
-        settings, uploaded = state.settings, context.uploaded
-        options = uploaded.call.options
+        settings = state.settings
         self._length = length
         self._count = count = self._find_count()
         terms = Terms(
@@ -118,20 +117,13 @@ class Launcher:
             budget_s=state.budget if math.isfinite(state.budget) else None,
             lifetime_s=settings.batch_timeout,
         )
-        self._crew = Crew(
-            terms=terms,
-            outputs=context.submission.identity.output_base,
-            created=context.submission.identity.created,
-            isolation=options.isolation,
-            init=uploaded.init,
-            recycle=options.recycle,
-        )
         self._builder = job_spec.JobSpecBuilder(
             context.session,
             context.submission.identity,
-            uploaded,
+            context.uploaded,
             prunable=settings.prunable,
         )
+        self._crew = self._builder.crew(terms)
         self._requests = Requests()
         self._running: int | None = None  # the round that has workers, as far as is known
         self._has_news = False

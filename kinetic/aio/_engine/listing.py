@@ -55,7 +55,7 @@ async def records(
     """
     found: _FoundJobs = {}
     await _find_jobs(session, found)
-    if items and session.platform.workers is not None:
+    if items:
         await _find_worker_items(session, found, limit)
     for other in other_sessions:
         try:
@@ -132,7 +132,6 @@ async def _find_worker_items(session: Session, found: _FoundJobs, limit: int | N
     batches = [
         (info.metadata.get("created", ""), info.name.rpartition("/")[2])
         for info in await store.list(wire.group_key(""))
-        if info.metadata.get("workers")
     ]
     for _, batch in sorted(batches, reverse=True):
         if limit is not None and count >= limit:

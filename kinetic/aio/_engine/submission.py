@@ -21,7 +21,8 @@ from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
-from kinetic.aio.ports import Cluster, Observation, Phase, Store, Workers
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
 
@@ -68,12 +69,15 @@ class Evidence:
 class Submission(ItemStates):
     """The items of one submission, as far as this process has seen them."""
 
-    def __init__(
-        self, identity: Identity, store: Store, cluster: Cluster, workers: Workers | None = None
-    ) -> None:
-        super().__init__(identity, store)
-        self.store = store
-        self.cluster = cluster
+    def __init__(self, identity: Identity, platform: Platform) -> None:
+        super().__init__(identity, platform.store)
+        self.store = platform.store
+        self.cluster = platform.cluster
+        self.workers = platform.workers if identity.leased else None
+        """Starts the workers that run the items of a batch; None for a single job."""
+        is_replaced = platform.workers is None or platform.workers.replaces
+        self.relaunches = not (identity.leased or is_replaced)
+        """Whether the submitter of a single job launches its attempts after the first."""
         self.closes = not identity.leased
         """Whether this process writes the outcomes of dead attempts. For a batch, the lease's
         holder writes them, or any process if the lease is free or the item was stopped."""
@@ -81,13 +85,9 @@ class Submission(ItemStates):
         """The number of the lease that this process has or had; it grows with each holder."""
         self.is_own = False
         """Whether this client launched the submission, after it had begun to watch it."""
-        self.submitter_relaunches = False
-        """Whether the submitter replaces disrupted attempts of this job, not the platform."""
-        self.relaunches_here = False
-        """Whether this process is the submitter, and replaces disrupted attempts of this job."""
         self.last_launched = 0
-        """The last attempt of a single job that this process launched; without a job of the
-        platform, that attempt has ended."""
+        """The last attempt of a single job that this process launched, 0 if it isn't the submitter.
+        If the platform lacks that attempt, it has ended."""
         self.missed_since: dict[int, float] = {}
         """Attempt that no process has launched yet → the loop's time of the first look for it."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
@@ -108,8 +108,6 @@ class Submission(ItemStates):
         self._cleaned_round: int | None = None
         self.observations: dict[int, Observation] = {}
         """By open item, the platform's last observation of its job."""
-        self.workers = workers
-        """Starts the workers that run the items; None if each attempt is a job of the platform."""
         self.worker_observations: dict[str, Observation] = {}
         """By name, the platform's last observation of each worker that waits or runs."""
         self.worker_ends: dict[str, Observation] = {}

@@ -44,7 +44,6 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         cluster=cluster,
         workers=cluster,
         layout=partial(layout_in, api, access.pools),
-        restarts=True,
     )
 
 

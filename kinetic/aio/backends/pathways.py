@@ -42,7 +42,6 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         cluster=cluster,
         workers=cluster,
         layout=partial(layout_in, api, access.pools),
-        relaunches=True,
         id_marker=BACKENDS["pathways"].id_marker,
         app="kinetic-pathways",
     )
