@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kinetic._runner.protocol import wire
-from kinetic.aio._engine.ending import Ask, Close, GiveUp, Step, decide
+from kinetic._runner.protocol.outcomes import Death
+from kinetic.aio._engine.ending import Ask, GiveUp, Step, decide
 from kinetic.aio._engine.submission import Evidence
 from kinetic.aio.ports import Observation, Phase
 
@@ -41,27 +42,27 @@ def step(
 @pytest.mark.parametrize(
     ("got", "expected"),
     [
-        (step(observed("a"), executor="a"), Close),
+        (step(observed("a"), executor="a"), Death),
         (step(observed("b"), executor="a"), None),
         (step(observed("a", name="another"), executor="a"), None),
         (step(observed("a"), executor="a", closes=False), None),
-        (step(observed("a"), executor="a", closes=False, state=CANCELLING), Close),
+        (step(observed("a"), executor="a", closes=False, state=CANCELLING), Death),
         (step(observed("a"), executor="a", state=wire.ItemState.SUCCEEDED), None),
-        (step(observed("a"), executor=None), Close),
-        (step(observed(phase=Phase.RUNNING), executor=wire.VOID), Close),
+        (step(observed("a"), executor=None), Death),
+        (step(observed(phase=Phase.RUNNING), executor=wire.VOID), Death),
         # An observation without an executor is about the claimant only if it was known before.
         (step(None, executor="a"), Ask),
         (step(observed(), executor="a"), Ask),
-        (step(None, executor="a", claimant="a"), Close),
-        (step(observed(), executor="a", claimant="a"), Close),
+        (step(None, executor="a", claimant="a"), Death),
+        (step(observed(), executor="a", claimant="a"), Death),
         # The item gets no other attempt.
-        (step(observed("b"), executor="a", final="over"), Close),
-        (step(None, attempt=2, executor="a", final="over"), Close),
+        (step(observed("b"), executor="a", final="over"), Death),
+        (step(None, attempt=2, executor="a", final="over"), Death),
         (step(None, attempt=2, final="over"), GiveUp),
         (step(None, attempt=2), None),
         (step(None, attempt=2, state=CANCELLING), None),
         # The attempt could not be launched.
-        (step(None, refusal=ValueError("no quota")), Close),
+        (step(None, refusal=ValueError("no quota")), Death),
         (step(None, refusal=ValueError("no quota"), executor="a"), None),
     ],
 )

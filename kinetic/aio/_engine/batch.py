@@ -879,13 +879,17 @@ class Batch:
     async def _close_unattended(self) -> list[int]:
         """Close attempts that have died; return the items that won't end without a submitter."""
         await self.refresh()
-        stuck = await ending.close_unattended(self.submission, range(self.known))
-        await self.submission.requests.read()
-        if self.submission.doubtful:
+        submission, items = self.submission, range(self.known)
+        submission.closes = True
+        await submission.look_at_each(items)
+        alive = await ending.ask(submission, items)
+        ended = [it for it in items if submission.is_final(it) or submission.is_damaged(it)]
+        await submission.requests.read()
+        if submission.doubtful:
             raise Unavailable("the ends of some items can't be read", retryable=True)
-        if self.total is None and self.submission.requests.all_stopped:
+        if self.total is None and submission.requests.all_stopped:
             self.inputs.total = self.known
-        return stuck
+        return sorted({*items}.difference(alive, ended))
 
     async def _go_on(self, stuck: Sequence[int]) -> None:
         """Start workers for a batch that has none; if that fails, its waiters get the error."""

@@ -25,8 +25,8 @@ class ControlLog:
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.entries: list[wire.Request] = []
         self.listeners: list[Callable[[wire.Request], None]] = []
-        self.round = 0
-        """The number of retry requests so far, which is the round of a job that is launched now."""
+        self.retries = 0
+        """The number of retry requests so far."""
         self.done = False
         """Whether the workers have said that their round is over; see `workers`."""
         self.workers: int | None = None
@@ -80,12 +80,10 @@ class ControlLog:
         if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
             await self.read()
 
-    async def append(self, request: wire.Request) -> int:
-        """Add a request after all others; return the number of retry requests before it."""
-        while True:
-            slot, round_number = len(await self.read()), self.round
-            if await self.append_at(slot, request):
-                return round_number
+    async def append(self, request: wire.Request) -> None:
+        """Add a request after all others."""
+        while not await self.append_at(len(await self.read()), request):
+            pass
 
     async def append_at(self, slot: int, request: wire.Request) -> bool:
         """Add a request at exactly *slot*; return False if the slot is taken."""
@@ -151,7 +149,7 @@ class ControlLog:
         """Add a request that is in the store, apply it to the standings, and call the listeners."""
         self.entries.append(request)
         number = len(self.entries)
-        self.round += request.kind == "retry"
+        self.retries += request.kind == "retry"
         self.done = (self.done or request.kind == "done") and not (
             request.kind == "round" or request.opens_round
         )

@@ -12,6 +12,7 @@ no process can run it. To *close* an attempt is to write its outcome when its pr
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
@@ -21,9 +22,9 @@ from absl import logging
 
 from kinetic._messages import describe_error
 from kinetic._runner.protocol import outcomes, wire
+from kinetic._runner.protocol.outcomes import Death
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import for_each
-from kinetic.aio._engine.item_states import proven_death
 from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
@@ -56,13 +57,6 @@ LOG_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    """Close the open attempt, which died as ``death`` says."""
-
-    death: outcomes.Death
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
     """Ask the platform again: the evidence may be older than the attempt's claim."""
 
@@ -74,7 +68,8 @@ class GiveUp:
     why: str
 
 
-Step = Close | Ask | GiveUp
+Step = Death | Ask | GiveUp
+"""A `Death` says to close the open attempt, which died so."""
 
 
 def decide(
@@ -88,28 +83,59 @@ def decide(
     if item.state.final:
         return None
     observation, executor = evidence.observation, attempt.executor
+    is_claimed = executor not in (None, wire.VOID)
     if item.attempt != evidence.number and not (evidence.final and executor is not None):
         return GiveUp(evidence.final) if evidence.final else None
     if not (closes or item.state is wire.ItemState.CANCELLING):
         return None
     if evidence.refusal is not None:
-        return Close(_refusal_death(evidence.refusal)) if executor in (None, wire.VOID) else None
+        return None if is_claimed else _refusal_death(evidence.refusal)
     if evidence.final:  # all of the item's processes have ended, not only the one observed
         observation = replace(observation, executor="") if observation is not None else None
     elif observation is not None and observation.name != name:
         return None  # the end of another attempt proves nothing about this one
-    elif executor not in (None, wire.VOID, evidence.claimant) and not (
-        observation and observation.executor
+    elif (
+        is_claimed and executor != evidence.claimant and not (observation and observation.executor)
     ):
         # An answer that names no process may be about an earlier job of the same name.
         return Ask()
-    death = proven_death(attempt, observation)
-    return Close(death) if death is not None else None
+    if executor != wire.VOID and observation is not None:
+        if observation.phase not in (Phase.ENDED, Phase.GONE):
+            return None
+        if is_claimed and observation.executor not in ("", executor):
+            return None  # the process that ended isn't the one that claimed the attempt
+    return _death(observation, is_claimed=is_claimed)
 
 
-def _refusal_death(error: Exception) -> outcomes.Death:
+def _death(observation: Observation | None, *, is_claimed: bool) -> Death:
+    """Return how an attempt died; without an observation, the platform has nothing of its name."""
+    subject = "its process" if is_claimed else "it never started, and its job"
+    if observation is None:
+        message = f"{subject} is gone from the platform"
+        return Death(message=message, reason=Reason.LOST.value, kind=wire.Kind.LOST)
+    reason, code = observation.reason or Reason.LOST, observation.exit_code
+    if observation.message:
+        message = observation.message
+    elif observation.phase is Phase.GONE:
+        message = f"{subject} is gone from the platform"
+    elif code is None:
+        message = f"{subject} ended"
+    else:
+        number = -code if code < 0 else code - 128 if code > 128 else 0
+        is_signal = number in signal.valid_signals()
+        cause = f"was killed by {signal.Signals(number).name}" if is_signal else ""
+        message = f"{subject} {cause or f'ended with exit code {code}'}"
+    return Death(
+        message=message,
+        reason=reason.value,
+        kind=wire.Kind.CANCELLED if reason is Reason.CANCELLED else wire.Kind.LOST,
+        exit_code=code,
+    )
+
+
+def _refusal_death(error: Exception) -> Death:
     error_text = outcomes.error_text(error, phase="submission")
-    return outcomes.Death(
+    return Death(
         kind=wire.Kind.ERROR,
         reason=SUBMISSION,
         message=error_text.message,
@@ -128,7 +154,14 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
     try:
         item = await _take_steps(submission, evidence)
     except Exception as exc:
-        _note_unknown_end(submission, evidence, exc)
+        now = asyncio.get_running_loop().time()
+        evidence.since = now if evidence.since is None else evidence.since
+        name = submission.identity.attempt_name(index, number)
+        waiter_error = error_for_waiters(f"the end of {name}", exc, now - evidence.since)
+        if waiter_error is not None:
+            submission.set_error(index, waiter_error)
+        if not _is_lasting(exc):
+            submission.doubt(evidence)
         return
     evidence.since = None
     submission.clear_error(index)
@@ -177,14 +210,18 @@ async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
             return item  # if a step has no effect, another process acts, or the next read decides
         previous = item, step
         match step:
-            case Close(death):
-                if not await _close(submission, evidence, item.attempt, death):
+            case Death():
+                if not await _close(submission, evidence, item.attempt, step):
                     return item
                 item = await submission.look(index)
             case Ask():
-                if (new_evidence := await _ask_again(submission, evidence)) is None:
+                asked_at = index, evidence.number
+                seen = submission.observations.get(index)
+                observation = (await find(submission, [asked_at])).get(asked_at)
+                if not submission.is_over(*asked_at, observation, seen):
                     return item
-                evidence = new_evidence
+                claimant = submission.attempt(*asked_at).executor
+                evidence = replace(evidence, observation=observation, claimant=claimant)
             case GiveUp(why):
                 item = await give_up(submission, index, f"not replaced: {why}")
 
@@ -208,20 +245,7 @@ async def _read_item(submission: Submission, evidence: Evidence) -> wire.Item:
     return await submission.look(index)
 
 
-async def _ask_again(submission: Submission, evidence: Evidence) -> Evidence | None:
-    """Ask the platform again after reading the claim; return None if the attempt hasn't ended."""
-    index, number = evidence.index, evidence.number
-    previous = submission.observations.get(index)
-    observation = (await find(submission, [(index, number)])).get((index, number))
-    if not submission.is_over(index, number, observation, previous):
-        return None
-    claimant = submission.attempt(index, number).executor
-    return replace(evidence, observation=observation, claimant=claimant)
-
-
-async def _close(
-    submission: Submission, evidence: Evidence, number: int, death: outcomes.Death
-) -> bool:
+async def _close(submission: Submission, evidence: Evidence, number: int, death: Death) -> bool:
     """Close an attempt; return False if that had no effect.
 
     If no process has claimed the attempt, first make a void claim, so that no process can begin it.
@@ -247,7 +271,7 @@ async def _close(
 
 
 async def _store_outcome(
-    submission: Submission, index: int, number: int, claimant: str, death: outcomes.Death
+    submission: Submission, index: int, number: int, claimant: str, death: Death
 ) -> wire.Outcome:
     """Create the outcome of an attempt whose claim was read; an existing outcome stays."""
     identity = submission.identity
@@ -308,22 +332,6 @@ async def _log_tail(submission: Submission, index: int, number: int) -> str:
 
 
 # --- failing to find out ---
-
-
-def _note_unknown_end(submission: Submission, evidence: Evidence, error: Exception) -> None:
-    """Record that kinetic could not find out how the attempt ended.
-
-    kinetic reads the store again later, unless *error* is permanent. Waiting callers get the error
-    that `error_for_waiters` returns, if any.
-    """
-    now = asyncio.get_running_loop().time()
-    evidence.since = now if evidence.since is None else evidence.since
-    name = submission.identity.attempt_name(evidence.index, evidence.number)
-    waiter_error = error_for_waiters(f"the end of {name}", error, now - evidence.since)
-    if waiter_error is not None:
-        submission.set_error(evidence.index, waiter_error)
-    if not _is_lasting(error):
-        submission.doubt(evidence)
 
 
 def error_for_waiters(
@@ -396,18 +404,6 @@ class Question:
     previous: Observation | None
 
 
-def questions(submission: Submission, indices: Iterable[int]) -> list[Question]:
-    """Return what is known of the open items before the platform is asked about them."""
-    found: list[Question] = []
-    for index in indices:
-        item = submission.item(index)
-        if item is not None and not (item.state.final or submission.is_damaged(index)):
-            claimant = submission.attempt(index, item.attempt).executor
-            previous = submission.observations.get(index)
-            found.append(Question(index, item.attempt, claimant, previous))
-    return found
-
-
 async def ask(
     submission: Submission, indices: Collection[int], *, explained: bool = False
 ) -> dict[int, Observation]:
@@ -416,7 +412,17 @@ async def ask(
     The caller must have just looked at the items. Return the observation of each item whose attempt
     waits or runs.
     """
-    asked = questions(submission, indices)
+    asked = [
+        Question(
+            index,
+            item.attempt,
+            submission.attempt(index, item.attempt).executor,
+            submission.observations.get(index),
+        )
+        for index in indices
+        if (item := submission.item(index)) is not None
+        and not (item.state.final or submission.is_damaged(index))
+    ]
     last_launched = submission.last_launched
     names = [
         (question.index, number)
@@ -467,16 +473,14 @@ def _find_evidence(
     # The platform's answer replaces the earlier doubt; if needed, a caller notes a new doubt.
     doubted = submission.doubtful.pop(index, None)
     since = doubted.since if doubted is not None else None
-    if observation is None and doubted is not None and doubted.is_about(executor):
+    seen = doubted.observation if doubted is not None and observation is None else None
+    if seen is not None and seen.executor == executor and seen.phase is not Phase.RUNNING:
         return doubted  # this evidence has more details than the job's absence
     if observation is None and executor in submission.worker_ends:
         name = submission.identity.attempt_name(index, number)
         observation = replace(submission.worker_ends[executor], name=name, receipt=None)
     if observation is None and not submission.identity.leased:
-        has_later = any(
-            other_index == index and other_number > number for other_index, other_number in found
-        )
-        if not has_later:
+        if all(other <= number for _, other in found):
             return _evidence_of_absence(submission, question, found, last_launched)
         name = submission.identity.attempt_name(index, number)
         message = "its process is gone, and the platform has started another process"
@@ -594,29 +598,3 @@ async def host_end(submission: Submission, index: int, number: int) -> Observati
             observation if observation is not None and observation.host else None
         )
     return host_ends[index, number]
-
-
-async def close_unattended(submission: Submission, indices: Collection[int]) -> list[int]:
-    """Close the ended attempts of a submission that no process submits.
-
-    A running attempt stores its own outcome; but if its item was stopped, delete the attempt's job.
-    Return the items that won't end unless a process submits them again.
-    """
-    submission.closes = True
-    await submission.look_at_each(indices)
-    alive = await ask(submission, indices)
-    states = {index: submission.item(index) for index in indices}
-    stopped = [
-        observation.name
-        for index, observation in alive.items()
-        if (item := states[index]) is not None
-        and item.state is wire.ItemState.CANCELLING
-        and submission.requests.standing(index).unwanted
-    ]
-    if stopped:
-        await submission.cluster.delete(names=stopped)
-    return [
-        index
-        for index, item in states.items()
-        if not (index in alive or (item and item.state.final) or submission.is_damaged(index))
-    ]

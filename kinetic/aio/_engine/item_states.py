@@ -17,65 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
 from kinetic._runner.protocol import signing, wire
-from kinetic._runner.protocol.outcomes import Death
 from kinetic._tasks import in_thread
 from kinetic.aio._engine import results
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.meter import Meter
-from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase, Store
+from kinetic.aio.ports import Object, ObjectInfo, Store
 from kinetic.errors import NotFound, WireError
-from kinetic.job_status import Reason
-
-
-def proven_death(attempt: wire.Attempt, observation: Observation | None) -> Death | None:
-    """Return how the attempt died; None if it has an outcome, or nothing proves its end.
-
-    The caller passes None as *observation* only after a consistent read of the platform found
-    neither a job nor a process with the attempt's name.
-    """
-    if attempt.outcome is not None:
-        return None
-    if attempt.executor != wire.VOID and observation is not None:
-        if observation.phase not in (Phase.ENDED, Phase.GONE):
-            return None
-        if attempt.executor is not None and observation.executor not in ("", attempt.executor):
-            return None  # the process that ended isn't the one that claimed the attempt
-    reason = (
-        observation.reason
-        if observation is not None and observation.reason is not None
-        else Reason.LOST
-    )
-    return Death(
-        message=_death_message(observation, started=attempt.executor not in (None, wire.VOID)),
-        reason=reason.value,
-        kind=wire.Kind.CANCELLED if reason is Reason.CANCELLED else wire.Kind.LOST,
-        exit_code=observation.exit_code if observation is not None else None,
-    )
-
-
-def _death_message(observation: Observation | None, *, started: bool) -> str:
-    subject = "its process" if started else "it never started, and its job"
-    if observation is None or observation.phase is Phase.GONE:
-        return (
-            observation.message if observation is not None else ""
-        ) or f"{subject} is gone from the platform"
-    if observation.message:
-        return observation.message
-    code = observation.exit_code
-    if code is None:
-        return f"{subject} ended"
-    number = -code if code < 0 else code - 128 if code > 128 else 0
-    name = signal.Signals(number).name if number in signal.valid_signals() else ""
-    return f"{subject} was killed by {name}" if name else f"{subject} ended with exit code {code}"
-
 
 MAX_CACHED, MAX_CACHED_BYTES = 10_000, 4096
 """How many outcomes are held in memory for later callers, and the maximum size of each in bytes."""

@@ -36,7 +36,7 @@ LABEL_INDEX = "kinetic.dev/index"
 LABEL_ATTEMPT = "kinetic.dev/attempt"
 
 LABEL_ROUND = "kinetic.dev/round"
-"""The number of retry requests that the launching process had read of its batch."""
+"""The round of a worker; 0 for a single job."""
 
 
 @dataclass(slots=True)
@@ -57,13 +57,6 @@ class Evidence:
     final: str = ""
     refusal: Exception | None = None
     since: float | None = None
-
-    def is_about(self, executor: str | None) -> bool:
-        """Return whether this evidence proves the end of the process *executor*."""
-        observation = self.observation
-        if observation is None or executor is None or observation.phase is Phase.RUNNING:
-            return False
-        return observation.executor == executor
 
 
 class Submission(ItemStates):
@@ -105,7 +98,7 @@ class Submission(ItemStates):
         self.doubtful: dict[int, Evidence] = {}
         """By item, an attempt whose end can't be read or written yet, or that may never start."""
         self._doubted = asyncio.Event()
-        self._cleaned_round: int | None = None
+        self._cleaned_retries: int | None = None
         self.observations: dict[int, Observation] = {}
         """By open item, the platform's last observation of its job."""
         self.worker_observations: dict[str, Observation] = {}
@@ -250,11 +243,11 @@ class Submission(ItemStates):
     @property
     def cleaned(self) -> bool:
         """Whether this process has no use for the submission's jobs, and none was retried since."""
-        return self._cleaned_round == self.requests.round
+        return self._cleaned_retries == self.requests.retries
 
     def note_cleaned(self) -> None:
         """Note that this process has deleted the submission's jobs, or left their logs."""
-        self._cleaned_round = self.requests.round
+        self._cleaned_retries = self.requests.retries
 
     def refuse_removed(self) -> None:
         """Refuse a call for a submission that doesn't exist any more."""
