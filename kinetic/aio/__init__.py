@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kinetic.aio._engine import implicit_client
+from kinetic.aio import _engine
 
 if TYPE_CHECKING:
     from kinetic._packing.archive import Archive
@@ -79,7 +79,7 @@ async def _follow(record: JobRecord, *, whole: bool) -> JobRef:
     return await (await implicit_client()).follow_record(record, whole=whole)
 
 
-implicit_client.follow = _follow
+_engine.follow = _follow
 
 
 async def load_result(path: str | os.PathLike[str]) -> Any:

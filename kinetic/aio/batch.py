@@ -20,10 +20,10 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
-from kinetic.aio._engine import manifest, notebook
+from kinetic.aio._engine import manifest
 from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.iteration import Consumer
-from kinetic.aio._engine.progress import ShownProgress, progress
+from kinetic.aio._engine.progress import ShownProgress, counts_of, follow_batch, progress
 from kinetic.aio.job import JobHandle, shown_status
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
@@ -119,8 +119,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
         Sends no request. Follows the batch only if called on its loop.
         """
         if self._progress is not False:
-            notebook.follow_batch(self._batch)
-        counts = notebook.counts_of(self._batch)
+            follow_batch(self._batch)
+        counts = counts_of(self._batch)
         return handle_bundle("BatchHandle", self.facts(), counts, self._report)
 
     def show(self, details: Callable[[], str]) -> ShownProgress:
@@ -790,10 +790,10 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     async def _read_history(self, verified: Mapping[int, wire.Outcome]) -> Sequence[Any] | None:
         """Return what a report needs of each item; None if it can't be read."""
-        from kinetic.aio._engine import history  # only results() and report() need it
+        from kinetic.aio._engine import records  # only results() and report() need it
 
         try:
-            return await history.read_packed(self._here(), verified)
+            return await records.read_packed(self._here(), verified)
         except KineticError as exc:
             logging.warning("a report about %s will have no items: %s", self.group_id, exc)
             return None

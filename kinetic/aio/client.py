@@ -38,8 +38,8 @@ from kinetic.options import MapOptions, MapSettings, Options, check, settings_of
 if TYPE_CHECKING:
     from kinetic._progress.standing import Goal
     from kinetic.accelerators import Accelerator
+    from kinetic.aio._engine import Follow
     from kinetic.aio._engine.batch import Batch
-    from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.prepare import Call
     from kinetic.aio._engine.session import JobRef, Session
     from kinetic.aio.batch import BatchHandle

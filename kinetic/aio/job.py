@@ -25,7 +25,7 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
 from kinetic.aio import _engine as engine
 from kinetic.aio import _job_log
-from kinetic.aio._engine import implicit_client, results
+from kinetic.aio._engine import results
 from kinetic.aio._engine.meter import Meter
 from kinetic.aio._log_printer import LogPrinter
 from kinetic.aio.ports import Observation, Phase
@@ -45,8 +45,8 @@ from kinetic.options import check
 from kinetic.prices import HOUR_S, Estimate, Price
 
 if TYPE_CHECKING:
+    from kinetic.aio._engine import Follow
     from kinetic.aio._engine.debugging import DebuggerAddress
-    from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.session import JobRef
     from kinetic.metric import JobMetric
 
@@ -133,7 +133,7 @@ class JobHandle(JobRecord, Generic[T]):
         Sends no request. Follows the job only if called on its loop.
         """
         if self._ref is not None and self._is_followed and not self._cleaned:
-            engine.notebook.follow_job(self._ref)
+            engine.progress.follow_job(self._ref)
         return handle_bundle("JobHandle", self.facts())
 
     def facts(self) -> dict[str, object]:
@@ -187,7 +187,7 @@ class JobHandle(JobRecord, Generic[T]):
             NotFound: There is no such job.
         """
         if self._known() is None or not self._is_followed:
-            self._ref = await (self._find or implicit_client.follow)(self, whole=True)
+            self._ref = await (self._find or engine.follow)(self, whole=True)
             self._is_followed = True
         assert self._ref is not None
         self._ref.submission.refuse_removed()
@@ -200,7 +200,7 @@ class JobHandle(JobRecord, Generic[T]):
             NotFound: There is no such job.
         """
         if self._known() is None and self.group_id is not None:
-            ref = await (self._find or implicit_client.follow)(self, whole=False)
+            ref = await (self._find or engine.follow)(self, whole=False)
             self._ref = self._ref or ref  # another task may have followed the job meanwhile
         if self._ref is None:
             return await self._follow()

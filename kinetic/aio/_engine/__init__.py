@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from kinetic.aio._engine.session import JobRef
+    from kinetic.job_record import JobRecord
+
     # isort: off
     from kinetic.aio._engine import (
         batches as batches,
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
         listing as listing,
         manifest as manifest,
         metrics as metrics,
-        notebook as notebook,
         prepare as prepare,
+        progress as progress,
         removal as removal,
         scratch as scratch,
         session as session,
@@ -33,6 +36,21 @@ if TYPE_CHECKING:
         workers as workers,
     )
     # isort: on
+
+
+class Follow(Protocol):
+    """Find the job of a record; *whole* also reads and follows the rest of its batch."""
+
+    async def __call__(self, record: JobRecord, *, whole: bool) -> JobRef:
+        """Return a reference to the job."""
+        ...
+
+
+follow: Follow
+"""Finds the job of a handle that no client has made, by the client of the running event loop.
+
+The package `kinetic.aio` sets it. So the handles needn't import the client, which imports them.
+"""
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -26,13 +26,16 @@ from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import decisions, ending, prepare, removal
-from kinetic.aio._engine.coordinator import BatchCoordinator, renew_shared
+from kinetic.aio._engine.coordinator import (
+    BatchCoordinator,
+    read_inputs,
+    recover_state,
+    renew_shared,
+)
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
-from kinetic.aio._engine.launcher import BatchContext
+from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
 from kinetic.aio._engine.manifest import map_settings_of, read_manifest, uploaded_call_of
-from kinetic.aio._engine.recovery import read_inputs, recover_state
-from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._engine.workers import (

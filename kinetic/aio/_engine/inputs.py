@@ -84,6 +84,11 @@ class InputIndex:
         """The number of stored items."""
         return self._chunks[-1].first + self._chunks[-1].count if self._chunks else 0
 
+    @property
+    def known(self) -> int:
+        """How many items there are, as far as this process knows; inputs of some may be missing."""
+        return max(self.count, self.total or 0)
+
     async def read(self) -> None:
         """Read which slots exist now."""
         self.learn(await self._store.list(f"{self._scope}inputs/"))

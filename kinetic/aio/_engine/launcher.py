@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import logging
 
+from kinetic import configuration
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, Terms
 from kinetic.aio._engine import decisions, ending, job_spec, prepare
 from kinetic.aio._engine.inputs import InputIndex
-from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence, Submission
 from kinetic.aio._engine.workers import (
@@ -36,6 +36,7 @@ from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import (
     FOREVER,
     Outage,
+    RetryPolicy,
     growing_pauses,
     is_final,
     retry,
@@ -52,6 +53,8 @@ from kinetic.errors import (
 )
 from kinetic.job_status import Reason
 
+T = TypeVar("T")
+
 WAIT_CHECK_S = 5.0
 """How often to check whether a worker runs, in seconds, if the wait is limited."""
 
@@ -67,6 +70,46 @@ MOST_UNREGISTERED = 3
 
 BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
+
+
+class Pause(Outage):
+    """Warn once that *subject* is paused, and why; log once that it continues."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(subject)
+        self.patience_s = configuration.number("KINETIC_SUBMIT_PATIENCE", 900.0)
+        self.policy = RetryPolicy(
+            first_pause_s=0.5, longest_pause_s=10.0, total_s=self.patience_s, warn_after_s=0.0
+        )
+
+    def warning_text(self, failure: Exception, failing_s: float) -> str:
+        """Return the warning: the refusal and its remedy."""
+        return (
+            f"{self.subject} is paused: kinetic retries for at most {self.patience_s:g} s "
+            f"(KINETIC_SUBMIT_PATIENCE). {failure}"
+        )
+
+    def recovery_text(self) -> str:
+        """Return the message for the end of the pause."""
+        return f"{self.subject} continues"
+
+
+async def retry_while_refused(
+    call: Callable[[], Awaitable[T]],
+    pause: Pause,
+    *,
+    may_wait: Callable[[], bool],
+    progress: Callable[[], int] | None = None,
+) -> T:
+    """Await ``call()``; retry while the platform refuses it temporarily and ``may_wait()`` is true.
+
+    The time limit starts again whenever ``progress()`` has grown.
+    """
+
+    def is_retryable(failure: Exception) -> bool:
+        return isinstance(failure, KineticError) and failure.passing and may_wait()
+
+    return await retry(call, pause.policy, pause, should_retry=is_retryable, progress=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
