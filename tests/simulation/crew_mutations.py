@@ -126,7 +126,7 @@ EDITS: dict[str, Edit] = {
     ),
     "items without input go on": Edit(
         function=Launcher.offer_again,
-        old="offer.index >= self._context.inputs.count",
+        old="index >= self._context.inputs.count",
         new="False",
         breaks="L1",
         crew={"item_s": 100.0},
@@ -163,7 +163,7 @@ EDITS: dict[str, Edit] = {
         events=(WATCH, Event(60.0, "retry", "O"), Event(66.0, "collect", "A")),
     ),
     "an outage ends the sealing": Edit(
-        function=coordinator.BatchCoordinator._decide_next,
+        function=coordinator.BatchCoordinator._act,
         old="retry_forever(lambda: requests.append(sealing), name)",
         new="requests.append(sealing)",
         breaks="L1",

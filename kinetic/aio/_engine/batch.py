@@ -25,7 +25,7 @@ from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _lease
-from kinetic.aio._engine import decisions, ending, prepare, removal
+from kinetic.aio._engine import ending, prepare, removal
 from kinetic.aio._engine.coordinator import (
     BatchCoordinator,
     read_inputs,
@@ -286,14 +286,10 @@ class Batch:
         uploaded: prepare.UploadedCall,
         source: Source,
         settings: MapSettings,
-        events: Iterable[decisions.Event] = (),
         *,
         ends_inputs: bool = True,
     ) -> None:
-        """Start a coordinator for the batch; *events* give it the state that was recovered.
-
-        *ends_inputs* says that no inputs follow those of *source*.
-        """
+        """Start a coordinator for the batch; *ends_inputs*: no inputs follow those of *source*."""
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
         self._own_environment = uploaded.environment
@@ -318,13 +314,6 @@ class Batch:
             budget=budget_s,
             ends_inputs=ends_inputs,
         )
-        coordinator.post(decisions.SecondsSpent(submission.meter.seconds))
-        for event in events:
-            coordinator.post(event)
-        for index in range(self.known):
-            item = submission.item(index)
-            if item is not None and item.state.final:
-                coordinator.post(decisions.ItemRead(index, item))
         self.session.spawn(self._run_coordinator(coordinator), name=f"batch {self.group_id}")
         if (deadline := self.manifest["deadline"]) is not None:
             if submission.requests.reopened:  # a retry gets the whole batch_timeout again
@@ -511,8 +500,7 @@ class Batch:
             missing = await retry_forever(
                 lambda: renew_shared(store, uploaded), "renewing shared objects"
             )
-            events = await recover_state(self.submission, self.inputs)
-            total, stored = self.inputs.total, self.inputs.count
+            await recover_state(self.submission, self.inputs)
         finally:
             renewal.cancel()
             await asyncio.wait({renewal})
@@ -527,11 +515,8 @@ class Batch:
             )
         settings = map_settings_of(self.manifest)
         source = Source(() if inputs is None else inputs, settings.input_mode)
-        ends_inputs = inputs is not None or (seal and total is None)
-        if not ends_inputs:
-            end = total if total is not None else stored
-            events.append(decisions.InputsEnded(end, sealed=total is not None))
-        self.coordinate(lease, uploaded, source, settings, events, ends_inputs=ends_inputs)
+        ends_inputs = inputs is not None or (seal and self.inputs.total is None)
+        self.coordinate(lease, uploaded, source, settings, ends_inputs=ends_inputs)
 
     @property
     def _is_open(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -63,12 +62,11 @@ async def renew_shared(
 # --- how far a batch was submitted ---
 
 
-async def recover_state(submission: Submission, inputs: InputIndex) -> list[decisions.Event]:
-    """Read requests, inputs, and attempts, in this order; return the state as events.
+async def recover_state(submission: Submission, inputs: InputIndex) -> None:
+    """Read requests, inputs, and attempts, in this order.
 
     Close the attempts of workers that have died. If a new stop or retry request came meanwhile,
-    read everything again: the events lack its effect. The events also lack the items that are
-    final: the caller reads them from *submission*.
+    read everything again: what was read lacks its effect.
 
     Raises:
         NotFound: The batch was cleaned up.
@@ -88,7 +86,7 @@ async def recover_state(submission: Submission, inputs: InputIndex) -> list[deci
         await retry_forever(requests.read, f"reading the requests of {batch}")
         # Another task may have read more inputs.
         if len(requests.entries) == known_requests and count == inputs.known:
-            return _events(submission, count)
+            return
 
 
 async def _read(submission: Submission, inputs: InputIndex) -> int:
@@ -105,22 +103,6 @@ async def _read(submission: Submission, inputs: InputIndex) -> int:
     return count
 
 
-def _events(submission: Submission, count: int) -> list[decisions.Event]:
-    requests = submission.requests
-    events: list[decisions.Event] = [decisions.ItemsKnown(count)]
-    if requests.all_stopped:
-        events.append(decisions.StopRequested())
-    for index in range(count):
-        item, standing = submission.item(index), requests.standing(index)
-        if submission.is_damaged(index):
-            events.append(decisions.Refused(index))  # counts as failed, and is not run again
-        elif item is None or item.state.final:
-            continue
-        elif requests.all_stopped and not standing.stopped:
-            events.append(decisions.Reopened(index, item.attempt, standing))
-    return [*events, decisions.Stored(0, count)]
-
-
 async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
     """Read how many inputs are stored, or, if `results()` removed them, how many there were."""
     await inputs.read()
@@ -132,9 +114,6 @@ async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
 
 LEAVING_S = 10.0
 """How long to try to release a lease, in seconds; otherwise the lease expires by itself."""
-
-EVENTS_PER_TURN = 500
-"""Maximum number of events that are decided on in one turn of the loop."""
 
 
 class BatchCoordinator:
@@ -172,7 +151,6 @@ class BatchCoordinator:
         self._length = length
         self._session = context.session
         self._submission = context.submission
-        self._events: deque[decisions.Event] = deque()
         self._awake = asyncio.Event()
         self._leaving = False
         self.closing = False
@@ -181,18 +159,40 @@ class BatchCoordinator:
         self._last_attempts: dict[int, int] = {}  # of the items whose retry was logged
         workers = context.submission.workers
         assert workers is not None, "each batch has workers"
-        self.launcher = Launcher(context, self.state, self.post, on_change, workers, length)
+        self.launcher = Launcher(context, self.state, self.wake, on_change, workers, length)
         self.pump = InputPump(
             context,
             source,
             self.window,
             self.state,
-            self.post,
+            self.wake,
             self.launcher.report_refusal,
             ends_inputs=ends_inputs,
         )
+        self._restore()
         self._stop_listening = self._submission.listen(self._on_item)
         self._submission.requests.listeners.append(self._on_request)
+
+    def _restore(self) -> None:
+        """Note what was stored and requested before this process had the lease."""
+        submission, state, count = self._submission, self.state, self.inputs.known
+        all_stopped = submission.requests.all_stopped
+        state.spend(submission.meter.seconds)
+        state.add(count)
+        if all_stopped:
+            state.stop()
+        for index in range(count):
+            item, standing = submission.item(index), submission.requests.standing(index)
+            if submission.is_damaged(index):
+                state.refuse(index)  # counts as failed, and is not run again
+            elif item is not None and item.state.final:
+                state.note(index, item)
+            elif item is not None and all_stopped and not standing.stopped:
+                state.reopen(index, item.attempt, standing)
+        state.store(count)
+        if not self.pump.ends_inputs:
+            total = self.inputs.total
+            state.end(count if total is None else total, sealed=total is not None)
 
     @property
     def complete(self) -> bool:
@@ -202,7 +202,7 @@ class BatchCoordinator:
     @property
     def all_requested(self) -> bool:
         """Whether the platform has all workers that the batch needs for its items."""
-        is_pending = self.launcher.pending or self._events or self.waiting
+        is_pending = self.launcher.pending or self.state.is_undecided or self.waiting
         return self.state.total is not None and not is_pending
 
     @property
@@ -213,24 +213,24 @@ class BatchCoordinator:
         has_begun = self._submission.has_begun
         return [index for index in self.state.unfinished() if not has_begun(index)]
 
-    def post(self, event: decisions.Event) -> None:
-        """Queue an event, to decide on it in the next turn of the loop."""
-        self._events.append(event)
+    def wake(self) -> None:
+        """Have the batch decided on in the next turn of the loop."""
         self._awake.set()
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
-        """Post what the submission has learned of an item."""
+        """Note what the submission has learned of an item."""
         if item is not None:
             if self.state.budget < math.inf:
-                self._events.append(decisions.SecondsSpent(self._submission.meter.seconds))
-            self._events.append(decisions.ItemRead(index, item))
-            self._awake.set()
+                self.state.spend(self._submission.meter.seconds)
+            self.state.note(index, item)
+            self.wake()
             if item.after and item.attempt > self._last_attempts.get(index, 1):
                 self._last_attempts[index] = item.attempt
                 self._log_retry(index, item.attempt)
         if self._submission.is_damaged(index):
             # A forged object stays forged, so its item counts as failed.
-            self.post(decisions.Refused(index))
+            self.state.refuse(index)
+            self.wake()
 
     def _on_request(self, request: wire.Request) -> None:
         """In the background, carry out a new request to stop or retry, of any process."""
@@ -239,7 +239,8 @@ class BatchCoordinator:
         if request.kind not in KINDS:
             return
         if request.kind == "stop" and request.items is None:
-            self.post(decisions.StopRequested())
+            self.state.stop()
+            self.wake()
             work = self._apply_stop(keep_running=request.keep_running)
         else:
             work = self._apply(request)
@@ -316,10 +317,10 @@ class BatchCoordinator:
             if self._leaving:
                 return
             requests = self._submission.requests
+            logging.info("batch %s is complete", self._submission.identity.id)
             await self._finish_submitting(len(requests.entries))
             await retry_forever(requests.read, "reading requests")
-            while self._events:
-                self._decide_next()
+            self._act()
             # A request to stop or retry makes the batch busy. One of the workers, which say that
             # their round is over, does not.
             if requests.removing or self._is_idle:
@@ -437,25 +438,31 @@ class BatchCoordinator:
     # --- deciding ---
 
     async def _decide(self) -> None:
-        """Decide on events until the batch is idle, or `leave` is called; raise `request_error`."""
-        while not (self._leaving or self._is_idle):
-            await self._awake.wait()
+        """Decide again and again until the batch is idle, or `leave` is called.
+
+        Raises `request_error`.
+        """
+        while not (self._leaving or self.request_error):
             self._awake.clear()
-            if self.request_error is not None:
-                break
-            self._decide_next()
-            if self._events:
-                self._awake.set()
-                await asyncio.sleep(0)
+            self._act()
             self.pump.wake()
             self.on_change()
+            if self._is_idle:
+                return
+            await self._awake.wait()
         if self.request_error is not None and not self._leaving:
             raise self.request_error
 
-    def _decide_next(self) -> None:
-        events = [self._events.popleft() for _ in range(min(EVENTS_PER_TURN, len(self._events)))]
-        for action in decisions.decide(self.state, *events):
-            self._carry_out(action)
+    def _act(self) -> None:
+        """Carry out what the batch needs now."""
+        decision = self.state.decide()
+        if decision.offers:
+            self.launcher.offer()
+        for index, attempt in decision.reopened.items():
+            self.launcher.offer_again(index, attempt)
+        if cause := decision.stop:
+            keep_running = cause == "budget" or not self.state.settings.cancel_running_on_fail
+            self.stop_in_background(cause, keep_running=keep_running)
         if self.state.sealed and self.launcher.runs_alone and not self._has_sealed:
             self._has_sealed = True
             if not self.pump.has_known_length:
@@ -467,18 +474,7 @@ class BatchCoordinator:
 
     @property
     def _is_idle(self) -> bool:
-        return self.state.complete and not self._events and not self._applying
-
-    def _carry_out(self, action: decisions.Action) -> None:
-        match action:
-            case decisions.Offer():
-                self.launcher.offer()
-            case decisions.OfferAgain():
-                self.launcher.offer_again(action)
-            case decisions.Stop(cause, keep_running):
-                self.stop_in_background(cause, keep_running=keep_running)
-            case decisions.Complete():
-                logging.info("batch %s is complete", self._submission.identity.id)
+        return self.state.complete and not (self.state.is_undecided or self._applying)
 
     def _log_retry(self, index: int, attempt: int) -> None:
         outcome = self._submission.attempt(index, attempt - 1).outcome
@@ -537,7 +533,8 @@ class BatchCoordinator:
                 and item.state is wire.ItemState.OPEN
                 and item.attempt > standing.base
             ):
-                self.post(decisions.Reopened(index, item.attempt, standing))
+                self.state.reopen(index, item.attempt, standing)
+        self.wake()
 
     async def reread(self) -> None:
         """Read the open items, ask the platform about begun ones, and check that workers live."""

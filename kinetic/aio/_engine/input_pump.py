@@ -99,7 +99,7 @@ class InputPump:
         source: Source,
         window: Backpressure,
         state: decisions.State,
-        post: Callable[[decisions.Event], None],
+        changed: Callable[[], None],
         report_refusal: Callable[[int, Exception], Awaitable[None]],
         *,
         ends_inputs: bool,
@@ -112,7 +112,7 @@ class InputPump:
         self._window = window
         self._state = state
         self._lease = context.lease
-        self._post = post
+        self._changed = changed
         self._report_refusal = report_refusal
         self._batch = identity.id
         self._scope = identity.scope
@@ -188,8 +188,9 @@ class InputPump:
             await self._pull()
             drained = await self._source.drain(0.0 if self._state.stopping else DRAIN_S)
             await self._store_inputs(drained)
-            if self.has_known_length and (count := self._inputs.count - self._first_index):
-                self._post(decisions.Stored(self._first_index, count))
+            if self.has_known_length and self._inputs.count > self._first_index:
+                self._state.store(self._inputs.count)
+                self._changed()
             if self.seals or (self.ends_inputs and not self.closing):
                 await self.end()
         finally:
@@ -219,7 +220,8 @@ class InputPump:
             else:
                 self._inputs.total, self._inputs.sealed = total, True
                 self._inputs.slots += 1
-        self._post(decisions.InputsEnded(self._inputs.total))
+        self._state.end(self._inputs.total)
+        self._changed()
 
     async def _pull(self) -> None:
         """Pull and store inputs, whenever `_wait_for_room` allows more."""
@@ -292,14 +294,16 @@ class InputPump:
         except SubmitterLost as exc:
             exc.add_note(f"{len(pulled)} inputs were pulled and not stored: {_sample(pulled)}")
             raise
-        count = len(chunk)
         if self._source.known_inputs is None:
             self._remember(first, chunk)
         for position, error in failed.items():
-            self._post(decisions.ItemsKnown(self._inputs.count))
+            self._state.add(self._inputs.count)
             await self._report_refusal(first + position, error)
-        known = decisions.ItemsKnown(first + count)
-        self._post(known if self.has_known_length else decisions.Stored(first, count))
+        if self.has_known_length:
+            self._state.add(first + len(chunk))
+        else:
+            self._state.store(first + len(chunk))
+        self._changed()
 
     def _remember(self, first: int, inputs: Sequence[EncodedInput]) -> None:
         """Keep the newest inputs for `input_of`; with a window, all undelivered inputs."""
@@ -355,7 +359,8 @@ class InputPump:
         count = self._inputs.count - before
         logging.warning("%s: found %d inputs of an earlier submitter", self._batch, count)
         if count:
-            self._post(decisions.Stored(before, count))
+            self._state.store(self._inputs.count)
+            self._changed()
 
 
 def _sample(inputs: Sequence[EncodedInput]) -> str:

@@ -110,7 +110,8 @@ class JobSpecBuilder:
             LABEL_ATTEMPT: str(attempt),
             LABEL_ROUND: "0",
         }
-        name, crew = identity.attempt_name(0, attempt), None
+        name = identity.attempt_name(0, attempt)
+        crew: Crew | None = None
         if by_worker:
             from kinetic._runner.protocol.workers import Terms  # most local jobs need no worker
 

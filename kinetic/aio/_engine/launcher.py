@@ -126,14 +126,14 @@ class BatchContext:
 class Launcher:
     """Keep the workers of a batch running, while it has open items.
 
-    *post* passes an event to the coordinator. This calls *on_change* when a request has ended.
+    This calls *changed* when it has changed the *state*, and *on_change* when a request has ended.
     """
 
     def __init__(
         self,
         context: BatchContext,
         state: decisions.State,
-        post: Callable[[decisions.Event], None],
+        changed: Callable[[], None],
         on_change: Callable[[], None],
         workers: Workers,
         length: int | None,
@@ -145,7 +145,7 @@ class Launcher:
         """Set when the platform was asked for workers, or the client's limit has no place."""
         self._context = context
         self._state = state
-        self._post = post
+        self._changed = changed
         self._on_change = on_change
         self._workers = workers
         settings = state.settings
@@ -172,7 +172,7 @@ class Launcher:
         self._has_news = False
         self._stores_more = True  # whether workers must hear of the next item that may start
         self._lacks_workers = False
-        self._without_input: list[decisions.OfferAgain] = []
+        self._without_input: dict[int, int] = {}  # items, and their open attempts
         self._allowed = 0 if context.session.limit.is_bounded else count
         self._held = 0  # places in the client's limit; also for workers that were asked to leave
         self._needed = asyncio.Event()
@@ -219,11 +219,11 @@ class Launcher:
             self._has_news = True  # idle workers look for it seldom
             self._needed.set()
 
-    def offer_again(self, offer: decisions.OfferAgain) -> None:
+    def offer_again(self, index: int, attempt: int) -> None:
         """Have workers for an item that was reopened."""
         self._may_grow.set()
-        if offer.index >= self._context.inputs.count:  # a stop came before its input was stored
-            self._without_input.append(offer)
+        if index >= self._context.inputs.count:  # a stop came before its input was stored
+            self._without_input[index] = attempt
         elif self._running != self._round or not self.runs_alone:
             self._lacks_workers = True
         else:
@@ -386,7 +386,11 @@ class Launcher:
             async with self._busy:
                 self._needed.clear()
                 while self._without_input:
-                    await self._refuse_without_input(self._without_input.pop())
+                    index, attempt = self._without_input.popitem()
+                    try:
+                        await self._context.inputs.input(index)
+                    except NotFound as exc:  # no worker can run the item
+                        await self.report_refusal(index, exc, attempt)
                 if self._lacks_workers and self._allowed and not self.halted:
                     self._lacks_workers = False
                     await self._start_workers()
@@ -541,35 +545,18 @@ class Launcher:
             )
         return [index for index in open_items if not submission.is_final(index)]
 
-    async def _refuse_without_input(self, offer: decisions.OfferAgain) -> None:
-        """End an item that a retry has reopened, and that no worker can run."""
-        try:
-            await self._context.inputs.input(offer.index)
-        except NotFound as exc:
-            await self.report_refusal(offer.index, exc, offer.attempt)
-
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
         """Close an item that can't start because of *error*, unless a worker has begun it."""
-        if await close_refused(self._context.submission, index, error, attempt):
-            self._post(decisions.Refused(index))
-
-
-async def close_refused(
-    submission: Submission, index: int, error: Exception, attempt: int = 1
-) -> bool:
-    """Close an item that can't start because of *error*, unless a process has begun it.
-
-    Return whether the item ends without an outcome in the store.
-    """
-    try:
-        closed = await retry_forever(
-            lambda: ending.close_refused(submission, index, attempt, error),
-            f"closing item {index}",
-        )
-    except KineticError as exc:
-        logging.warning("item %d can't start, and its outcome can't be stored: %s", index, exc)
-        submission.fail_refused(index, error)
-        closed = True
-    # `close_refused` has read the item. If it is final, reading has posted an `ItemRead`.
-    item = submission.item(index)
-    return closed and not (item is not None and item.state.final)
+        submission = self._context.submission
+        try:
+            closed = await retry_forever(
+                lambda: ending.close_refused(submission, index, attempt, error),
+                f"closing item {index}",
+            )
+        except KineticError as exc:
+            logging.warning("item %d can't start, and its outcome can't be stored: %s", index, exc)
+            submission.fail_refused(index, error)
+            closed = True
+        if closed:  # `close_refused` has read the item, so a final one is noted already
+            self._state.refuse(index)
+            self._changed()
