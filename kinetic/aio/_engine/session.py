@@ -56,9 +56,6 @@ SPREAD = 0.2
 ENDS_PER_TURN = 64
 """Maximum number of ended attempts that a settler handles before other tasks get a turn."""
 
-LIST_ABOVE = 8
-"""If more items than this were stopped, list them together: one alone takes four requests."""
-
 OWN_JOBS = ""
 """Name of the watch over the jobs that this client starts."""
 
@@ -320,17 +317,12 @@ class Session:
                 if self._ended:
                     await self._look_at_ended(*self._ended.popleft())
                     continue
-                submission, group = self._take_group()
+                submission, evidence = self._queue.popleft()
                 self._schedule_settler()  # another task works while this one waits for the store
-                if len(group) > LIST_ABOVE:
-                    with contextlib.suppress(KineticError):  # `settle` then reads each item
-                        await submission.look_at_each({evidence.index for evidence in group})
-                    group = [one for one in group if not submission.is_final(one.index)]
-                for evidence in group:
-                    await ending.settle(submission, evidence)
-                    count += 1
-                    if count % ENDS_PER_TURN == 0:
-                        await asyncio.sleep(0)
+                await ending.settle(submission, evidence)
+                count += 1
+                if count % ENDS_PER_TURN == 0:
+                    await asyncio.sleep(0)
         finally:
             self._settlers -= 1
 
@@ -353,17 +345,6 @@ class Session:
                     self._queue.append((submission, Evidence(index, number, seen)))
             await asyncio.sleep(0)
 
-    def _take_group(self) -> tuple[Submission, list[Evidence]]:
-        """Take the first entry; if its item was stopped, also take stopped items after it."""
-        submission, evidence = self._queue.popleft()
-        group = [evidence]
-        if _is_stopped(submission, evidence):
-            while self._queue and self._queue[0][0] is submission:
-                if not _is_stopped(*self._queue[0]):
-                    break
-                group.append(self._queue.popleft()[1])
-        return submission, group
-
 
 def _slow_pauses(submission: Submission) -> Iterator[float]:
     """Return the pauses between two readings of a submission whose ends are all known."""
@@ -373,11 +354,6 @@ def _slow_pauses(submission: Submission) -> Iterator[float]:
     blocks = (submission.known_open + wire.BLOCK_SIZE - 1) // wire.BLOCK_SIZE
     first = min(longest, max(first, blocks / BLOCKS_PER_S))
     return growing_pauses(first, longest, 1.5, jitter=SPREAD)
-
-
-def _is_stopped(submission: Submission, evidence: Evidence) -> bool:
-    """Return whether a stop request that was read stops the item and its running attempt."""
-    return submission.requests.standing(evidence.index).unwanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
