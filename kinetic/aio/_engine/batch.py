@@ -305,6 +305,9 @@ class Batch:
         budget_s = math.inf  # without a price, the budget has no effect
         if settings.budget is not None and self.price is not None and self.price.usd_per_hour:
             budget_s = settings.budget / self.price.usd_per_hour * HOUR_S
+        deadline = self.manifest["deadline"]
+        if deadline is not None and submission.requests.reopened:
+            deadline = time.time() + (settings.batch_timeout or 0.0)  # a retry gets it all again
         self.coordinator = coordinator = BatchCoordinator(
             context,
             settings,
@@ -312,15 +315,10 @@ class Batch:
             source.length or self.manifest["total"],
             self.wake,
             budget=budget_s,
+            deadline=deadline,
             ends_inputs=ends_inputs,
         )
         self.session.spawn(self._run_coordinator(coordinator), name=f"batch {self.group_id}")
-        if (deadline := self.manifest["deadline"]) is not None:
-            if submission.requests.reopened:  # a retry gets the whole batch_timeout again
-                deadline = time.time() + (settings.batch_timeout or 0.0)
-            self.session.spawn(
-                self._stop_at(coordinator, deadline), name=f"timeout of {self.group_id}"
-            )
 
     @property
     def price(self) -> Price | None:
@@ -382,14 +380,6 @@ class Batch:
             return
         if self.coordinator is not None and not self.submits:
             self._observe_again()
-
-    async def _stop_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
-        """Stop the batch at *deadline*, seconds since the epoch, unless *coordinator* has ended."""
-        try:
-            await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
-        except TimeoutError:
-            logging.warning("batch %s has reached its batch_timeout: cancelling it", self.group_id)
-            coordinator.stop_in_background("timeout", keep_running=False)
 
     async def take_over(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -122,8 +123,11 @@ class BatchCoordinator:
     ``over`` is set when the coordinator has ended. ``error`` is then the error that ended it early,
     or None. ``request_error`` says why a request to stop or retry could not be stored or carried
     out; callers that wait for the request get this error. ``closing`` says that the coordinator
-    carries out no further request. *budget* limits the seconds that all attempts together take.
-    *ends_inputs* says that no inputs follow those of *source*.
+    carries out no further request.
+
+    *budget* limits the seconds that all attempts together take. *deadline*, seconds since the
+    epoch, is when ``batch_timeout`` is over. *ends_inputs* says that no inputs follow those of
+    *source*.
     """
 
     def __init__(
@@ -135,6 +139,7 @@ class BatchCoordinator:
         on_change: Callable[[], None],
         *,
         budget: float,
+        deadline: float | None,
         ends_inputs: bool,
     ) -> None:
         if (scaled := context.submission.requests.workers) is not None:
@@ -149,6 +154,7 @@ class BatchCoordinator:
         self.inputs = context.inputs
         self._context = context
         self._length = length
+        self._deadline = deadline
         self._session = context.session
         self._submission = context.submission
         self._awake = asyncio.Event()
@@ -270,15 +276,8 @@ class BatchCoordinator:
 
     async def until_asked(self) -> None:
         """Wait until the platform has been asked for workers, or this coordinator has ended."""
-        if not self.launcher.runs_alone:
-            return
-        asked = asyncio.ensure_future(self.launcher.asked.wait())
-        over = asyncio.ensure_future(self.over.wait())
-        try:
-            await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            asked.cancel()
-            over.cancel()
+        if self.launcher.runs_alone:
+            await self.launcher.asked.wait()
 
     # --- from beginning to end ---
 
@@ -293,6 +292,7 @@ class BatchCoordinator:
                         self._read_requests(),
                         self.pump.run(),
                         self._renew_shared_daily(),
+                        self._stop_at_deadline(),
                     ]
                     helper_tasks = [group.create_task(helper) for helper in helpers]
                     await self._until_complete()
@@ -488,6 +488,14 @@ class BatchCoordinator:
             )
 
     # --- requests ---
+
+    async def _stop_at_deadline(self) -> None:
+        """Stop the batch when ``batch_timeout`` is over."""
+        if self._deadline is not None:
+            await asyncio.sleep(max(0.0, self._deadline - time.time()))
+            batch = self._submission.identity.id
+            logging.warning("batch %s has reached its batch_timeout: cancelling it", batch)
+            self.stop_in_background("timeout", keep_running=False)
 
     async def stop(self, cause: str, *, keep_running: bool) -> None:
         """Store a request to stop the whole batch; `_on_request` then carries it out."""

@@ -373,14 +373,6 @@ def _is_lasting(error: Exception) -> bool:
 # --- asking the platform ---
 
 
-async def reread(submission: Submission) -> None:
-    """Read all open items again, from the store and from the platform."""
-    if submission.batch_reader is not None:
-        await submission.batch_reader()
-    elif not submission.is_final(0):
-        await reconcile(submission, 0)
-
-
 async def reconcile(submission: Submission, index: int, *, explained: bool = False) -> wire.Item:
     """Read an item; if it's open, ask the platform whether its attempt has ended, and close it.
 

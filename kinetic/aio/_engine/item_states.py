@@ -16,6 +16,7 @@ attempts up to the base no longer count.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -160,7 +161,26 @@ class ItemStates:
         Raises:
             WireError: The outcome, or the receipt, isn't what the job has signed.
         """
-        if number > 1 and not self._knows_before(index, number):
+        end = await self._read_end(index, number, receipt)
+        return None if end is None else (await self._take_in([end])).get((index, number))
+
+    async def look_at_outcomes(
+        self, attempts: Iterable[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], wire.Item]:
+        """Read outcomes as `look_at_outcome` does; return the items of those that it has read."""
+        ends: list[_Verified] = []
+        for index, number in attempts:
+            with contextlib.suppress(WireError):  # `look_at_outcome` tells
+                if (end := await self._read_end(index, number)) is not None:
+                    ends.append(end)
+        return await self._take_in(ends)
+
+    async def _read_end(
+        self, index: int, number: int, receipt: wire.Receipt | None = None
+    ) -> _Verified | None:
+        """Return the verified outcome of an attempt; None if a listing must decide."""
+        earlier = (self.attempt(index, before) for before in range(1, number))
+        if not all(attempt.outcome is not None for attempt in earlier):
             return None
         name = wire.attempt_key(self.identity.scope, index, number, "outcome")
         if receipt is not None and receipt.body is not None:
@@ -170,44 +190,9 @@ class ItemStates:
                 content = await self._store.get(name)
             except NotFound:
                 return None
-        outcome = self._verified(content, index, number)
-        found = await self._take_in([(index, number, outcome, content.body)])
-        return found.get((index, number))
-
-    async def look_at_outcomes(
-        self, attempts: Iterable[tuple[int, int]]
-    ) -> Mapping[tuple[int, int], wire.Item]:
-        """Read outcomes as `look_at_outcome` does; return the items of those that it has read.
-
-        Each step is taken for all before the next one, which takes less time.
-        """
-        scope, contents = self.identity.scope, list[tuple[int, int, Object]]()
-        for index, number in attempts:
-            if number == 1 or self._knows_before(index, number):
-                try:
-                    content = await self._store.get(
-                        wire.attempt_key(scope, index, number, "outcome")
-                    )
-                except NotFound:
-                    continue
-                contents.append((index, number, content))
-        ends: list[_Verified] = []
-        for index, number, content in contents:
-            try:
-                outcome = self._verified(content, index, number)
-            except WireError:  # `look_at_outcome` tells
-                continue
-            ends.append((index, number, outcome, content.body))
-        return await self._take_in(ends)
-
-    def _knows_before(self, index: int, number: int) -> bool:
-        """Return whether the outcomes of all attempts before *number* are known."""
-        earlier = (self.attempt(index, before) for before in range(1, number))
-        return all(attempt.outcome is not None for attempt in earlier)
-
-    def _verified(self, content: Object, index: int, number: int) -> wire.Outcome:
         key, scope = self.identity.key, self.identity.scope
-        return results.verified_outcome(content, key, scope, index, number)
+        outcome = results.verified_outcome(content, key, scope, index, number)
+        return index, number, outcome, content.body
 
     async def _take_in(self, ends: Sequence[_Verified]) -> Mapping[tuple[int, int], wire.Item]:
         """Update the items of verified outcomes; return those that need no listing."""

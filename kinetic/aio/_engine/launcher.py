@@ -286,9 +286,10 @@ class Launcher:
             self._need_workers()
 
     def free_all(self) -> None:
-        """Give back the places in the client's limit."""
+        """Give back the places in the client's limit; nobody waits any more for workers."""
         self._keep_places(0)
         self._allowed = 0
+        self.asked.set()
         self._context.submission.on_worker_gone = None
 
     def _keep_places(self, count: int) -> None:

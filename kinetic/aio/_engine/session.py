@@ -219,7 +219,10 @@ class Session:
                     continue
             submission.lost_worker = False
             try:
-                await ending.reread(submission)
+                if submission.batch_reader is not None:
+                    await submission.batch_reader()
+                elif not submission.is_final(0):
+                    await ending.reconcile(submission, 0)
             except Exception as exc:
                 failing_since = clock() if failing_since is None else failing_since
                 waiter_error = ending.error_for_waiters(
