@@ -11,19 +11,17 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
-from kinetic._collector import items_of
 from kinetic._progress.standing import Goal, Standing
 from kinetic._runner.protocol import metrics as metrics_protocol
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS
-from kinetic._tasks import in_thread, release
+from kinetic._tasks import release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal
 from kinetic.aio._engine.coordinator import (
@@ -447,26 +445,13 @@ class Batch:
             await self.look()
             if self.total is not None and self.submission.ended >= self.total:
                 return {}  # every item has ended, so no job needs the environment
-            return self._own_environment or self._capture_again()
+            names: list[str] = self.manifest["placed"]["captured"]
+            output_dir: str = self.manifest["output_dir"] or ""
+            return self._own_environment or prepare.capture_again(
+                self.session, self.group_id, names, output_dir
+            )
         environment: dict[str, str] = json.loads(content)
         return environment
-
-    def _capture_again(self) -> dict[str, str]:
-        """Return the jobs' environment, with the captured variables read from this process."""
-        names: list[str] = self.manifest["placed"]["captured"]
-        if missing := [name for name in names if name not in os.environ]:
-            raise ConfigurationError(
-                f"{self.group_id} needs the environment variables {', '.join(missing)}, which only "
-                "the process that submitted it had; set them in this process and call again"
-            )
-        if names:
-            logging.warning(
-                "%s: captured these variables again, from this process: %s",
-                self.group_id,
-                ", ".join(names),
-            )
-        captured = {name: os.environ[name] for name in names}
-        return prepare.job_environment(self.session, captured, self.manifest["output_dir"] or "")
 
     async def _coordinate_again(
         self,
@@ -780,15 +765,7 @@ class Batch:
             await self.coordinator.over.wait()
         await self.delete_jobs()
         await submission.write_collected(len(outcomes), history)
-        store, identity = self.session.platform.store, submission.identity
-        await self.session.platform.cluster.drop_secret([identity.id])
-        # Without inputs, a process of the batch that starts late ends.
-        inputs = await store.list(f"{identity.scope}inputs/")
-        await store.delete([info.name for info in inputs])
-        names = await submission.names_of_values()  # a listing would read these objects
-        await store.delete(names)
-        remaining = await in_thread(items_of, await store.list(identity.scope))
-        await store.delete([info.name for info in remaining])
+        await removal.remove_items(submission)
         self.items_removed = True
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:

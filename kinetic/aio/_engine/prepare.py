@@ -325,6 +325,26 @@ def job_environment(
     return {**base, **captured}
 
 
+def capture_again(
+    session: Session, batch_id: str, names: Sequence[str], output_dir: str
+) -> dict[str, str]:
+    """Return the environment of a batch's jobs, with the variables *names* of this process.
+
+    Raises:
+        ConfigurationError: This process lacks one of the variables.
+    """
+    if missing := [name for name in names if name not in os.environ]:
+        raise ConfigurationError(
+            f"{batch_id} needs the environment variables {', '.join(missing)}, which only the "
+            "process that submitted it had; set them in this process and call again"
+        )
+    if names:
+        message = "%s: captured these variables again, from this process: %s"
+        logging.warning(message, batch_id, ", ".join(names))
+    captured = {name: os.environ[name] for name in names}
+    return job_environment(session, captured, output_dir)
+
+
 def _writes_to_cloud_storage(session: Session, output_dir: str) -> bool:
     """Return whether a job on this machine writes its outputs to Cloud Storage."""
     return session.target.backend == "local" and "://" in output_dir

@@ -1,4 +1,7 @@
-"""Remove a submission: its jobs from the platform, then its objects from the store."""
+"""Remove a submission: its jobs from the platform, then its objects from the store.
+
+Of a collected batch, remove only the objects of its items.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ import time
 from collections.abc import Collection, Mapping
 
 from kinetic._runner.protocol import wire
+from kinetic._tasks import in_thread
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import LABEL_SUBMISSION
+from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
 
@@ -85,6 +89,20 @@ async def undo(session: Session, identity: Identity) -> None:
     except BackendError:
         await remove(session, identity, jobs=False, ended=True)
         raise
+
+
+async def remove_items(submission: Submission) -> None:
+    """Remove the objects of a batch's items, which all have values; the manifest stays."""
+    from kinetic._collector import items_of  # few jobs need it
+
+    store, identity = submission.store, submission.identity
+    await submission.cluster.drop_secret([identity.id])
+    # Without inputs, a process of the batch that starts late ends.
+    inputs = await store.list(f"{identity.scope}inputs/")
+    await store.delete([info.name for info in inputs])
+    await store.delete(await submission.names_of_values())  # a listing would read these objects
+    remaining = await in_thread(items_of, await store.list(identity.scope))
+    await store.delete([info.name for info in remaining])
 
 
 async def until_gone(
