@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import frames, outcomes, pickles, wire
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Crew, Terms, WorkerId
+from kinetic._runner.protocol.workers import (
+    EXIT_DONE,
+    EXIT_SURPLUS,
+    Crew,
+    Requests,
+    Terms,
+    WorkerId,
+)
 from kinetic._runner.worker import pull
 from kinetic._supervisor.protocol import JobHeader
 from kinetic._supervisor.rounds import End, Rounds, Start
 from kinetic.aio._engine.submission import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION
-from kinetic.aio._engine.workers import replay
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
@@ -32,6 +38,14 @@ if TYPE_CHECKING:
 
 HOUR_S = 3600.0
 """How long each attempt takes by its outcome, which a budget counts."""
+
+
+def replay(entries: Iterable[wire.Request]) -> Requests:
+    """Return the effect of requests on workers."""
+    requests = Requests()
+    for request in entries:
+        requests.add(request)
+    return requests
 
 
 class ItemPod(Pod):

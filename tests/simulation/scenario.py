@@ -17,7 +17,6 @@ import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic.aio._engine.workers import replay
 from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Phase
@@ -33,7 +32,7 @@ from kinetic.job_status import JobStatus
 from tests.engine.notifications import Fault, Unreliable
 from tests.workers.actors import Odds as CrewOdds
 
-from .crews import Crews
+from .crews import Crews, replay
 from .oracle import FINAL, Oracle, Violation
 from .virtual import Frozen, Runaway, VirtualLoop, virtual_clocks
 from .world import Gate, Odds, PartyCluster, PartyImages, PartyStore, World, result_of

@@ -42,7 +42,6 @@ from kinetic.aio._engine.workers import (
     end_leftovers,
     end_workers,
     fit,
-    replay,
     stopped_round,
 )
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
@@ -567,7 +566,7 @@ class Batch:
                 bases=bases,
                 cause="retry_failed",
                 # A stop deletes such workers, and its request may arrive after this one.
-                opens_round=submission.requests.done
+                opens_round=bool(submission.requests.effect.done)
                 or (submission.listed and stopped_round(submission) is not None),
             )
             if await submission.requests.append_at(slot, request):
@@ -582,7 +581,7 @@ class Batch:
         """
         workers, limit = self.submission.workers, self.manifest["terms"].get("batch_timeout")
         if workers is not None and limit is not None:
-            number = replay(self.submission.requests.entries).round
+            number = self.submission.requests.effect.round
             with contextlib.suppress(BackendError):
                 await workers.extend(self.submission.identity.round_name(number), limit)
 

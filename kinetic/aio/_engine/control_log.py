@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from absl import logging
 
@@ -14,7 +15,15 @@ from kinetic._runner.protocol import frames, wire
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import NotFound, WireError
 
+if TYPE_CHECKING:
+    from kinetic._runner.protocol.workers import Requests
+
 KINDS = ("stop", "retry")
+
+UNTOUCHED = wire.Standing()
+UNNAMED = -1
+"""An item that no request names: what stops it stops the whole batch."""
+
 MERGE_S = 1.0
 """Minimum interval between two requests to stop single items, in seconds."""
 
@@ -25,39 +34,49 @@ class ControlLog:
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.entries: list[wire.Request] = []
         self.listeners: list[Callable[[wire.Request], None]] = []
-        self.retries = 0
-        """The number of retry requests so far."""
-        self.done = False
-        """Whether the workers have said that their round is over; see `workers`."""
         self.workers: int | None = None
         """How many workers a client has asked for last; None if none has."""
         self._store = store
         self._scope = scope
         self._key = key
-        self._default_standing = wire.Standing()
-        self._standings: dict[int, wire.Standing] = {}
+        self._effect: Requests | None = None
+        self._retried: dict[int, None] = {}
         self._unsent: set[int] = set()
         self._send_lock = asyncio.Lock()
         self._last_sent: float | None = None
 
+    @property
+    def effect(self) -> Requests:
+        """The effect of the requests read so far, also on workers."""
+        if self._effect is None:
+            from kinetic._runner.protocol.workers import Requests  # most jobs have no request
+
+            self._effect = Requests()
+        return self._effect
+
     def standing(self, index: int) -> wire.Standing:
         """Return the effect of the requests read so far on an item."""
-        return self._standings.get(index, self._default_standing)
+        return UNTOUCHED if self._effect is None else self._effect.standing(index)
 
     @property
     def all_stopped(self) -> bool:
         """Whether the whole batch was stopped, even if items were retried since."""
-        return self._default_standing.stopped
+        return self.standing(UNNAMED).stopped
 
     @property
     def removing(self) -> bool:
         """Whether the batch is being removed; later requests are ignored."""
-        return self._default_standing.removing
+        return self.standing(UNNAMED).removing
+
+    @property
+    def last_retry(self) -> int:
+        """The number of the last request to retry; 0 without one."""
+        return 0 if self._effect is None else self._effect.retries
 
     @property
     def reopened(self) -> list[int]:
         """The items that a request has reopened."""
-        return [index for index, standing in self._standings.items() if standing.retried]
+        return [index for index in self._retried if self.standing(index).retried]
 
     async def read(self) -> list[wire.Request]:
         """Return all entries, in order; read only new ones from the store.
@@ -146,18 +165,12 @@ class ControlLog:
         return request
 
     def _note(self, request: wire.Request) -> None:
-        """Add a request that is in the store, apply it to the standings, and call the listeners."""
+        """Add a request that is in the store, apply its effect, and call the listeners."""
         self.entries.append(request)
-        number = len(self.entries)
-        self.retries += request.kind == "retry"
-        self.done = (self.done or request.kind == "done") and not (
-            request.kind == "round" or request.opens_round
-        )
+        self.effect.add(request)
         if request.kind == "scale":
             self.workers = int(request.cause)
-        is_whole_batch = request.kind == "stop" and request.items is None
-        for index in [*self._standings] if is_whole_batch else (request.items or request.bases):
-            self._standings[index] = self.standing(index).after(index, request, number)
-        self._default_standing = self._default_standing.after(None, request, number)
+        if request.kind == "retry":
+            self._retried |= dict.fromkeys(request.bases)
         for listener in tuple(self.listeners):
             listener(request)

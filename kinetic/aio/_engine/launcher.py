@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from absl import logging
 from kinetic import configuration
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, Terms
+from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Terms
 from kinetic.aio._engine import decisions, ending, job_spec, prepare
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.session import Session
@@ -167,7 +168,6 @@ class Launcher:
             prunable=settings.prunable,
         )
         self._crew = self._builder.crew(terms)
-        self._requests = Requests()
         self._running: int | None = None  # the round that has workers, as far as is known
         self._has_news = False
         self._stores_more = True  # whether workers must hear of the next item that may start
@@ -203,9 +203,7 @@ class Launcher:
     @property
     def _round(self) -> int:
         """The number of the current round, by the requests that this process has read."""
-        for request in self._context.submission.requests.entries[self._requests.count :]:
-            self._requests.add(request)
-        return self._requests.round
+        return self._context.submission.requests.effect.round
 
     def offer(self) -> None:
         """Have workers for items that may start from now on."""
@@ -410,7 +408,7 @@ class Launcher:
             submission = self._context.submission
             while not submission.requests.removing:
                 number = self._round
-                if self._requests.all_stopped:
+                if submission.requests.effect.all_stopped:
                     return  # what is open needs no worker
                 if self._was_accepted and self._running is None:
                     # A supervisor that has died is replaced by one that begins the round again.
@@ -456,7 +454,10 @@ class Launcher:
             await self._context.lease.until_may_start()
             if self.halted or stopped_round(submission) is not None:
                 return None  # the refusals may have lasted for long
-            while (roster := await read_roster(submission, self._requests)).earlier:
+            requests = copy.copy(submission.requests.effect)
+            if requests.round != number:
+                return 0  # another process has opened a round
+            while (roster := await read_roster(submission, requests)).earlier:
                 # Deleted workers still end their items, and one that waits for a machine stays.
                 for earlier in roster.earlier:
                     labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(earlier)}

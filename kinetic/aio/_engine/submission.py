@@ -98,7 +98,7 @@ class Submission(ItemStates):
         self.doubtful: dict[int, Evidence] = {}
         """By item, an attempt whose end can't be read or written yet, or that may never start."""
         self._doubted = asyncio.Event()
-        self._cleaned_retries: int | None = None
+        self._cleaned_at: int | None = None  # the number of the last request to retry
         self.observations: dict[int, Observation] = {}
         """By open item, the platform's last observation of its job."""
         self.worker_observations: dict[str, Observation] = {}
@@ -243,11 +243,11 @@ class Submission(ItemStates):
     @property
     def cleaned(self) -> bool:
         """Whether this process has no use for the submission's jobs, and none was retried since."""
-        return self._cleaned_retries == self.requests.retries
+        return self._cleaned_at == self.requests.last_retry
 
     def note_cleaned(self) -> None:
         """Note that this process has deleted the submission's jobs, or left their logs."""
-        self._cleaned_retries = self.requests.retries
+        self._cleaned_at = self.requests.last_retry
 
     def refuse_removed(self) -> None:
         """Refuse a call for a submission that doesn't exist any more."""

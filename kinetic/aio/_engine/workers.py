@@ -5,6 +5,7 @@ The page about the protocol of workers (``docs/workers.md``) says what rounds an
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, WorkerId
+from kinetic.aio._engine.control_log import UNNAMED
 from kinetic.aio._engine.submission import (
     LABEL_INDEX,
     LABEL_ROUND,
@@ -137,14 +139,6 @@ async def registered_places(submission: Submission, number: int) -> dict[str, in
     return {f"{name}.{job}.{int(rank)}": int(rank) for job, rank, _ in keys}
 
 
-def replay(entries: Iterable[wire.Request]) -> Requests:
-    """Return the effect of requests on workers."""
-    requests = Requests()
-    for request in entries:
-        requests.add(request)
-    return requests
-
-
 async def fit(
     submission: Submission,
     workers: Workers,
@@ -159,8 +153,8 @@ async def fit(
     """
     log = submission.requests
     while True:
-        entries = tuple(await log.read())
-        requests, count = replay(entries), wanted()
+        entries = len(await log.read())
+        requests, count = copy.copy(log.effect), wanted()  # that of *entries*
         if requests.done or requests.removing:
             return 0
         roster = await read_roster(submission, requests)
@@ -172,20 +166,21 @@ async def fit(
             more = await allow(count - len(roster.active))
             size = roster.size_for(len(roster.active) + more)
             found = await workers.grow(submission.identity.round_name(requests.round), size)
-            if len(await log.read()) == len(entries) or wanted() == count:
+            if len(await log.read()) == entries or wanted() == count:
                 return max(0, size - found) if found else 0  # 0: the round is over
         elif len(roster.active) == count:
             return 0
         else:
             leave = wire.Request(kind="leave", ranks=tuple(sorted(roster.active[count:])))
-            if await log.append_at(len(entries), leave):
+            if await log.append_at(entries, leave):
                 await workers.tell({LABEL_SUBMISSION: submission.identity.id})
                 return 0
 
 
 async def describe(submission: Submission, known: int) -> list[Worker]:
     """Return the workers that wait or run; *known* is how many items there are."""
-    requests = replay(await submission.requests.read())
+    await submission.requests.read()
+    requests = submission.requests.effect
     found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
     living = [it for it in _seen(submission, found) if it.is_alive]
     if not living:
@@ -247,8 +242,8 @@ async def end_workers(submission: Submission) -> None:
 
 def stopped_round(submission: Submission) -> int | None:
     """Return the round of workers that a stop ends; None if it lets items run, or a retry came."""
-    requests = replay(submission.requests.entries)
-    is_over = requests.all_stopped and requests.standing(-1).unwanted  # -1: an item without name
+    requests = submission.requests.effect
+    is_over = requests.all_stopped and requests.standing(UNNAMED).unwanted
     return requests.round if is_over else None
 
 
