@@ -214,7 +214,7 @@ class BatchCoordinator:
     @property
     def waiting(self) -> list[int]:
         """Items that don't run without this process, and have no attempt under way."""
-        if self.launcher.runs_alone:
+        if self._submission.runs_alone:
             return []
         has_begun = self._submission.has_begun
         return [index for index in self.state.unfinished() if not has_begun(index)]
@@ -276,7 +276,7 @@ class BatchCoordinator:
 
     async def until_asked(self) -> None:
         """Wait until the platform has been asked for workers, or this coordinator has ended."""
-        if self.launcher.runs_alone:
+        if self._submission.runs_alone:
             await self.launcher.asked.wait()
 
     # --- from beginning to end ---
@@ -463,7 +463,7 @@ class BatchCoordinator:
         if cause := decision.stop:
             keep_running = cause == "budget" or not self.state.settings.cancel_running_on_fail
             self.stop_in_background(cause, keep_running=keep_running)
-        if self.state.sealed and self.launcher.runs_alone and not self._has_sealed:
+        if self.state.sealed and self._submission.runs_alone and not self._has_sealed:
             self._has_sealed = True
             if not self.pump.has_known_length:
                 # A worker may take this process for dead, and say that the round is over. It reads

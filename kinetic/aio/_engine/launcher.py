@@ -139,12 +139,11 @@ class Launcher:
         workers: Workers,
         length: int | None,
     ) -> None:
-        self.runs_alone = workers.replaces
-        """Whether stored items run without this process."""
         self.halted = False
         self.asked = asyncio.Event()
         """Set when the platform was asked for workers, or the client's limit has no place."""
         self._context = context
+        self._submission = context.submission
         self._state = state
         self._changed = changed
         self._on_change = on_change
@@ -187,7 +186,7 @@ class Launcher:
         self._restart_pauses = growing_pauses(*RESTARTS_S)
         batch = f"batch {context.submission.identity.id}"
         self._pause, self._outage = Pause(batch), Outage(f"starting the workers of {batch}")
-        context.submission.on_worker_gone = self._on_worker_gone
+        self._submission.on_worker_gone = self._on_worker_gone
 
     @property
     def pending(self) -> bool:
@@ -203,12 +202,12 @@ class Launcher:
     @property
     def _round(self) -> int:
         """The number of the current round, by the requests that this process has read."""
-        return self._context.submission.requests.effect.round
+        return self._submission.requests.effect.round
 
     def offer(self) -> None:
         """Have workers for items that may start from now on."""
         self._may_grow.set()
-        if self._running != self._round or not self.runs_alone:
+        if self._running != self._round or not self._submission.runs_alone:
             self._stores_more = self._state.total is None
             self._need_workers()
         elif self._stores_more:
@@ -222,7 +221,7 @@ class Launcher:
         self._may_grow.set()
         if index >= self._context.inputs.count:  # a stop came before its input was stored
             self._without_input[index] = attempt
-        elif self._running != self._round or not self.runs_alone:
+        elif self._running != self._round or not self._submission.runs_alone:
             self._lacks_workers = True
         else:
             self._has_news = True
@@ -230,18 +229,18 @@ class Launcher:
 
     def check(self) -> None:
         """Check whether there are workers, because items are open: an end may be unreported."""
-        submission = self._context.submission
-        if not (self.runs_alone and submission.listed and submission.worker_observations):
+        submission = self._submission
+        if not (submission.runs_alone and submission.listed and submission.worker_observations):
             self._need_workers()
 
     def _on_worker_gone(self, worker: Observation) -> None:
-        if not self.runs_alone:
+        if not self._submission.runs_alone:
             self._replace(worker)
             return
         if worker.exit_code == EXIT_SURPLUS and self._held:  # the platform doesn't replace it
             self._allowed = min(self._allowed, self._held - 1)
             self._keep_places(self._held - 1)
-        if self._context.submission.worker_observations:
+        if self._submission.worker_observations:
             return
         self._keep_places(self._allowed)
         self._running = None
@@ -251,7 +250,7 @@ class Launcher:
 
     def _replace(self, worker: Observation) -> None:
         """Start a worker in the place of one that has ended, or give the place back."""
-        living = len(self._context.submission.worker_observations)
+        living = len(self._submission.worker_observations)
         if self._context.session.limit.is_bounded:
             self._keep_places(max(living, min(self._held, self._wanted)))
             self._allowed = min(self._allowed, self._held)
@@ -277,10 +276,10 @@ class Launcher:
         if not self._context.session.limit.is_bounded:
             self._allowed = self._count
         self._allowed = min(self._allowed, self._count)
-        if not self._context.submission.worker_observations:
+        if not self._submission.worker_observations:
             self._keep_places(self._allowed)
         self._may_grow.set()
-        if not self.runs_alone:
+        if not self._submission.runs_alone:
             self._need_workers()
 
     def free_all(self) -> None:
@@ -288,7 +287,7 @@ class Launcher:
         self._keep_places(0)
         self._allowed = 0
         self.asked.set()
-        self._context.submission.on_worker_gone = None
+        self._submission.on_worker_gone = None
 
     def _keep_places(self, count: int) -> None:
         """Give back the places in the client's limit above *count*."""
@@ -300,7 +299,7 @@ class Launcher:
     def _wanted(self) -> int:
         """How many workers the batch may have: no more than items that have not ended."""
         total = self._state.total
-        if total is None and not self.runs_alone:
+        if total is None and not self._submission.runs_alone:
             total = len(self._state.marks)  # a worker can't wait for later inputs
         return self._count if total is None else min(self._count, total - self._state.ended)
 
@@ -345,7 +344,7 @@ class Launcher:
     async def _limit_wait(self) -> None:
         """End the open items if no worker has run for ``start_timeout``, while some wait."""
         limit = self._context.uploaded.call.options.start_timeout
-        submission, clock = self._context.submission, asyncio.get_running_loop().time
+        submission, clock = self._submission, asyncio.get_running_loop().time
         waiting_since: float | None = None
         while limit is not None:
             await asyncio.sleep(min(limit / 4, WAIT_CHECK_S))
@@ -364,12 +363,12 @@ class Launcher:
 
     def _all_wait(self) -> bool:
         """Whether there are workers, and none of them runs."""
-        seen = self._context.submission.worker_observations.values()
+        seen = self._submission.worker_observations.values()
         return {it.phase for it in seen} == {Phase.PENDING}
 
     async def _end_late(self, index: int, message: str) -> None:
         """Close the attempt of an item that found no worker, and those by which it would retry."""
-        submission, number = self._context.submission, 0
+        submission, number = self._submission, 0
         while self._all_wait():  # a worker may begin while earlier attempts are closed
             item = submission.item(index) or wire.Item(wire.ItemState.OPEN, 1)
             if item.state.final or item.attempt == number:
@@ -396,7 +395,7 @@ class Launcher:
                     self.asked.set()
                 if self._has_news:
                     self._has_news = False
-                    batch = self._context.submission.identity.id
+                    batch = self._submission.identity.id
                     # Workers also look by themselves, so a lost message only costs time.
                     with contextlib.suppress(BackendError):
                         await self._workers.tell({LABEL_SUBMISSION: batch})
@@ -405,7 +404,7 @@ class Launcher:
     async def _start_workers(self) -> None:
         """Have the workers of the current round; if it is over and items are open, open another."""
         try:
-            submission = self._context.submission
+            submission = self._submission
             while not submission.requests.removing:
                 number = self._round
                 if submission.requests.effect.all_stopped:
@@ -427,7 +426,7 @@ class Launcher:
         except SubmitterLost:
             raise  # another process has the batch, and the items are its own
         except KineticError as exc:
-            batch = self._context.submission.identity.id
+            batch = self._submission.identity.id
             if exc.passing and self._has_started():
                 raise SubmitterLost(
                     f"this process stopped submitting batch {batch}, because the platform took no "
@@ -437,19 +436,19 @@ class Launcher:
                     job_id=batch,
                 ) from exc
             for index in self._state.unfinished():
-                item = self._context.submission.item(index)
+                item = self._submission.item(index)
                 await self.report_refusal(index, exc, item.attempt if item is not None else 1)
 
     def _has_started(self) -> bool:
         """Return whether the platform has ever taken workers of the batch, for any process."""
-        return self._was_accepted or self._context.submission.has_started
+        return self._was_accepted or self._submission.has_started
 
     async def _scale(self, number: int) -> int | None:
         """Ask for the workers of a round; return how many it has, or None if none are wanted."""
         job = self._builder.worker(number)
 
         async def scale() -> int | None:
-            submission, pauses = self._context.submission, growing_pauses(*EARLIER_CHECKS_S)
+            submission, pauses = self._submission, growing_pauses(*EARLIER_CHECKS_S)
             # A process that slept may have lost the batch, which may be collected meanwhile.
             await self._context.lease.until_may_start()
             if self.halted or stopped_round(submission) is not None:
@@ -463,7 +462,7 @@ class Launcher:
                     labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(earlier)}
                     await submission.cluster.delete(labels=labels)
                 await asyncio.sleep(next(pauses))
-            if not self.runs_alone:
+            if not self._submission.runs_alone:
                 return await self._start_more(job, number, roster)
             ranks = range(roster.size_for(self._allowed))
             return await self._workers.scale(job, self._crew, number=number, ranks=ranks)
@@ -492,7 +491,7 @@ class Launcher:
         Raises:
             LaunchError: Several workers in a row have died before they could take an item.
         """
-        registered = await registered_places(self._context.submission, number)
+        registered = await registered_places(self._submission, number)
         lost, self._lost, is_early = self._lost, [], False
         for worker in lost:
             if worker.name.rpartition(".")[0] in registered:
@@ -519,7 +518,7 @@ class Launcher:
 
     async def _open_round(self, number: int) -> bool:
         """Open a round after round *number*; return False if no item is open."""
-        submission, requests = self._context.submission, self._context.submission.requests
+        submission, requests = self._submission, self._submission.requests
         open_items = await self._close_dead()
         if not open_items:
             return False
@@ -536,7 +535,7 @@ class Launcher:
 
         Workers that start from now on can't judge claims of another round, or of an earlier start.
         """
-        submission, unfinished = self._context.submission, self._state.unfinished()
+        submission, unfinished = self._submission, self._state.unfinished()
         await retry_forever(
             lambda: submission.look_at_each(unfinished), "reading the items before a new round"
         )
@@ -549,7 +548,7 @@ class Launcher:
 
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
         """Close an item that can't start because of *error*, unless a worker has begun it."""
-        submission = self._context.submission
+        submission = self._submission
         try:
             closed = await retry_forever(
                 lambda: ending.close_refused(submission, index, attempt, error),
