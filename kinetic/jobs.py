@@ -1687,11 +1687,12 @@ async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
         async with asyncio.timeout(SILENT_WAIT_S):
             await batch.submitted()
     except TimeoutError:
+        count = await batch.let_run()
         logging.warning(
-            "batch %s has %d inputs that are not submitted yet; this process ends when they "
-            "are. Press Ctrl-C to end it now. To submit the rest later: kinetic batches resume %s",
+            "batch %s has %s yet; this process ends when they are. Press Ctrl-C to end it now. To "
+            "submit the rest later: kinetic batches resume %s",
             batch.group_id,
-            await batch.let_run(),
+            f"{count} inputs that are not submitted" if count else "workers that are not requested",
             batch.group_id,
         )
         await batch.submitted()

@@ -428,7 +428,7 @@ async def test_a_script_that_ends_submits_the_rest_first(harness: Harness) -> No
         status, out, err = await script.end()
     assert status == 0
     if harness.runs_alone:
-        assert "not submitted yet" not in err
+        assert "inputs that are not submitted" not in err
         (harness.folder / "project" / "go").touch()
     else:
         assert out.strip() in err and "not submitted yet" in err
