@@ -88,9 +88,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A test that needs the control plane belongs to the full tier, unless it has the mark of another
     one. One worker runs those of tests/gke, and another one all others: they take equally long, and
-    a control plane takes seconds to start. Tests that share their jobs (`crew`) run on one worker
-    per module.
+    a control plane takes seconds to start. They come first, because they take longest. Tests that
+    share their jobs (`crew`) run on one worker per module.
     """
+    clusters, others = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         has_other_tier = any(item.get_closest_marker(tier) for tier in ("everyday", "node", "slow"))
@@ -101,8 +102,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(CONTROL_PLANE_TEST_S))
             if not has_other_tier:
                 item.add_marker(pytest.mark.full)
-        elif "crew" in fixtures:
+            clusters.append(item)
+            continue
+        if "crew" in fixtures:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        others.append(item)
+    items[:] = [*clusters, *others]
 
 
 @pytest.fixture(autouse=True)
