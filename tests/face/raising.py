@@ -86,6 +86,10 @@ class Slotted(Exception):
         return f"{self.code} {self.__own}"
 
 
+class SlottedByHand(Exception):
+    __slots__ = ("code",)
+
+
 @dataclasses.dataclass(frozen=True)
 class Frozen(Exception):
     key: str
@@ -267,6 +271,12 @@ def with_array() -> BaseException:
     return error
 
 
+def with_slot() -> BaseException:
+    error = SlottedByHand("words")
+    error.code = 3
+    return error
+
+
 def with_itself() -> BaseException:
     error = KeywordOnly(code=1)
     error.root = error  # type: ignore[attr-defined]
@@ -301,6 +311,7 @@ raises(
     other_parameters=lambda: OtherParameters(1, "here"),
     without_init=lambda: WithoutInit(1),
     slotted=lambda: Slotted(code=1),
+    slot_set=with_slot,
     frozen=lambda: Frozen("k"),
     frozen_keyword_only=lambda: FrozenKeywordOnly(key="k", seen=[1]),
     unhashable=lambda: Unhashable(1),
