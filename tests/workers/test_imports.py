@@ -186,16 +186,6 @@ def test_imports_that_forks_cannot_share(
     assert reason in batch.output()
 
 
-def test_a_variable_turns_it_off(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KINETIC_LOCAL_FRESH", "1")
-    marks = package(packages, "plain")
-    batch = Batch(tmp_path / "b", using(), ["plain"] * 3)
-    batch.run()
-    assert len(imports_of(marks)) == 3
-
-
 def test_a_new_interpreter_imports_the_same(packages: Path, tmp_path: Path) -> None:
     marks = package(packages, "plain")
 

@@ -1,4 +1,4 @@
-"""Items that run one after another in one interpreter: ``isolation="worker"``, and ``init``."""
+"""What items share, and what their ends leave, with ``isolation`` as "process" and "worker"."""
 
 from __future__ import annotations
 
@@ -25,19 +25,26 @@ def values(batch: Batch, count: int) -> list[Any]:
     return [batch.value(index) for index in range(count)]
 
 
-def test_items_run_in_one_interpreter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+def test_items_share_an_interpreter_and_its_state_or_nothing(
+    tmp_path: Path, isolation: str
+) -> None:
     seen: list[int] = []
 
-    def remember(number: int) -> tuple[int, str, list[int]]:
+    def remember(number: int) -> tuple[int, str, list[int], Any]:
+        before = getattr(sys, "leaked", None)
+        sys.leaked = number  # type: ignore[attr-defined]
         seen.append(number)
-        return os.getpid(), os.environ["KINETIC_INDEX"], [*seen]
+        return os.getpid(), os.environ["KINETIC_INDEX"], [*seen], before
 
-    batch = Batch(tmp_path, remember, range(4), isolation="worker")
+    batch = Batch(tmp_path, remember, range(4), isolation=isolation)
     batch.run()
-    found = values(batch, 4)
-    assert len({pid for pid, _, _ in found}) == 1
-    assert [index for _, index, _ in found] == list("0123")
-    assert found[3][2] == [0, 1, 2, 3]
+    pids, indexes, lists, before = zip(*values(batch, 4), strict=True)
+    assert indexes == tuple("0123")
+    if isolation == "worker":
+        assert (len({*pids}), lists[3], before) == (1, [0, 1, 2, 3], (None, 0, 1, 2))
+    else:
+        assert (len({*pids}), lists, before) == (4, ([0], [1], [2], [3]), (None,) * 4)
     assert batch.codes == [(0, 0)]
 
 
@@ -136,18 +143,6 @@ def test_output_at_the_exit_of_a_process_is_its_items(tmp_path: Path) -> None:
     batch = Batch(tmp_path, speak, range(3))
     batch.run()
     assert [batch.log(index) for index in range(3)] == [f"call {i}\nexit {i}\n" for i in range(3)]
-
-
-def test_processes_share_no_state_of_the_function(tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    def remember(number: int) -> list[int]:
-        seen.append(number)
-        return seen
-
-    batch = Batch(tmp_path, remember, range(3))
-    batch.run()
-    assert values(batch, 3) == [[0], [1], [2]]
 
 
 def test_values_keep_their_types(tmp_path: Path) -> None:
@@ -269,18 +264,22 @@ def test_a_stop_of_one_item_replaces_the_interpreter(tmp_path: Path) -> None:
     assert batch.value(0) != batch.value(2)
 
 
-@pytest.mark.parametrize("end", ["kill", "exit"])
-def test_a_crash_replaces_the_interpreter(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+def test_a_crash_costs_its_item_alone_and_replaces_the_interpreter(
+    tmp_path: Path, isolation: str
+) -> None:
     def crash(number: int) -> int:
         if number == 1:
-            os.kill(os.getpid(), signal.SIGKILL) if end == "kill" else os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 3:
+            os._exit(3)
         return os.getpid()
 
-    batch = Batch(tmp_path, crash, range(3), isolation="worker")
+    batch = Batch(tmp_path, crash, range(5), isolation=isolation)
     batch.run()
-    assert batch.states() == [SUCCEEDED, FAILED, SUCCEEDED]
-    assert batch.value(0) != batch.value(2)
-    assert ("SIGKILL" if end == "kill" else "code 3") in batch.error(1)["message"]
+    assert batch.states() == [SUCCEEDED, FAILED, SUCCEEDED, FAILED, SUCCEEDED]
+    assert len({batch.value(index) for index in (0, 2, 4)}) == 3
+    assert "SIGKILL" in batch.error(1)["message"] and "code 3" in batch.error(3)["message"]
     assert batch.codes == [(0, 0)]
 
 
@@ -319,7 +318,8 @@ def test_running_out_of_memory_replaces_the_interpreter(tmp_path: Path) -> None:
     assert batch.value(0) != batch.value(2)
 
 
-def test_a_dead_worker_takes_its_interpreter_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+def test_a_dead_worker_is_replaced_and_takes_its_item_along(tmp_path: Path, isolation: str) -> None:
     def wait(mark: str) -> str:
         if not Path(mark).exists():
             Path(mark).write_text(str(os.getpid()))
@@ -327,13 +327,14 @@ def test_a_dead_worker_takes_its_interpreter_along(tmp_path: Path) -> None:
         return "done"
 
     mark = tmp_path / "mark"
-    batch = Batch(tmp_path / "b", wait, [str(mark)], retries=1, backoff_s=0.01, isolation="worker")
+    batch = Batch(tmp_path / "b", wait, [str(mark)], retries=1, backoff_s=0.01, isolation=isolation)
     with running(batch):
-        interpreter = int(wait_for(mark))
+        pid = int(wait_for(mark))
         batch.processes[0].kill()
         batch.finish()
     assert [(it.kind, it.reason) for it in batch.outcomes(0)] == [("lost", "lost"), ("value", "")]
-    assert not exists(interpreter)
+    assert not exists(pid)
+    assert [code for _, code in batch.codes] == [-9, 0]
 
 
 def test_a_fork_that_returns_from_the_function_leaves_no_result(tmp_path: Path) -> None:

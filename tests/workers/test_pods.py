@@ -20,7 +20,7 @@ import pytest
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.marks import mark
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic._runner.protocol.workers import EXIT_REPLACE, Crew, Terms
+from kinetic._runner.protocol.workers import Crew, Terms
 from kinetic._runner.stores.gcs import EMULATOR
 from tests.gcs.server import Stored
 from tests.runner.served import served
@@ -220,25 +220,6 @@ def test_items_of_a_worker_find_variables_and_temporary_files_of_their_own(tmp_p
 
 
 @pytest.mark.full
-def test_a_pod_that_is_stopped_commits_its_item_as_preempted(tmp_path: Path) -> None:
-    def wait_once(marks: str) -> str:
-        path = Path(marks)
-        if not path.exists():
-            path.write_text("waits")
-            time.sleep(60)
-        return "done"
-
-    batch = Pods(tmp_path, wait_once, [str(tmp_path / "mark")])
-    with running(batch):
-        wait_for(tmp_path / "mark")
-        batch.processes[0].send_signal(signal.SIGTERM)
-        batch.finish()
-    assert batch.codes == [(0, EXIT_REPLACE), (0, 0)]
-    assert [outcome.reason for outcome in batch.outcomes(0)] == ["preempted", ""]
-    assert batch.value(0) == "done"
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("is_single", [False, True])
 def test_a_replacement_closes_what_a_killed_pod_had_claimed(
     tmp_path: Path, is_single: bool
@@ -262,16 +243,6 @@ def test_a_replacement_closes_what_a_killed_pod_had_claimed(
     assert [outcome.reason for outcome in batch.outcomes(0)] == ["preempted", ""]
     assert batch.value(0) == "2"
     assert ("kinetic" in batch.output()) is not is_single  # its log has no marks
-
-
-def test_a_pod_without_its_job_says_so(tmp_path: Path) -> None:
-    batch = Pods(tmp_path, len, ["a"])
-    batch.start(0)
-    assert batch.processes[0].wait(60) in (0, 44)
-    (tmp_path / "key").unlink()
-    batch.start(0)
-    assert batch.processes[0].wait(60) == wire.EXIT_FINAL
-    assert "cannot be run" in batch.output()
 
 
 GROUPS = Path("/sys/fs/cgroup/memory")

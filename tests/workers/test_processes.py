@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from kinetic._runner.protocol import frames, metrics, signing, wire
 from kinetic._runner.protocol.metrics import Reports
 from kinetic._runner.worker.item import RESULT_BYTES, ResultBox
 
-from .process import KEY, SCOPE, Batch, exists, running, wait_for
+from .process import KEY, SCOPE, Batch, running, wait_for
 
 SUCCEEDED, FAILED = wire.ItemState.SUCCEEDED, wire.ItemState.FAILED
 CANCELLED = wire.ItemState.CANCELLED
@@ -34,22 +33,6 @@ def test_workers_run_each_item_once(tmp_path: Path) -> None:
     assert all([*attempts] == [1] for attempts in batch.attempts().values())
     assert 0 in {code for _, code in batch.codes} <= {0, 44}
     assert batch.requests().done == "all final"
-
-
-def test_each_item_has_a_process_of_its_own(tmp_path: Path) -> None:
-    def leak(number: int) -> tuple[int, str | None, Any]:
-        import sys
-
-        before = getattr(sys, "leaked", None)
-        sys.leaked = number  # type: ignore[attr-defined]
-        return os.getpid(), os.environ["KINETIC_INDEX"], before
-
-    batch = Batch(tmp_path, leak, range(5))
-    batch.run()
-    values = [batch.value(index) for index in range(5)]
-    assert len({pid for pid, _, _ in values}) == 5
-    assert [index for _, index, _ in values] == list("01234")
-    assert {before for _, _, before in values} == {None}
 
 
 def test_a_failure_is_retried_and_then_stays(tmp_path: Path) -> None:
@@ -162,22 +145,6 @@ def test_a_pruned_item_ends_as_a_value_and_the_worker_goes_on(
     assert batch.codes == [(0, 0)]
 
 
-def test_the_death_of_a_child_is_its_items_alone(tmp_path: Path) -> None:
-    def die(number: int) -> int:
-        if number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if number == 2:
-            os._exit(3)
-        return number
-
-    batch = Batch(tmp_path, die, range(4))
-    batch.run()
-    assert batch.states() == [SUCCEEDED, FAILED, FAILED, SUCCEEDED]
-    assert "SIGKILL" in batch.error(1)["message"]
-    assert "code 3" in batch.error(2)["message"]
-    assert batch.codes == [(0, 0)]
-
-
 def test_a_dead_interpreter_is_replaced(tmp_path: Path) -> None:
     def kill_parent(number: int) -> int:
         if number == 0:
@@ -189,55 +156,6 @@ def test_a_dead_interpreter_is_replaced(tmp_path: Path) -> None:
     batch.run()
     assert batch.states() == [FAILED, SUCCEEDED]
     assert batch.codes == [(0, 0)]
-
-
-def test_a_dead_worker_is_replaced_and_its_item_is_lost(tmp_path: Path) -> None:
-    def wait(mark: str) -> str:
-        Path(mark).write_text(str(os.getpid()))
-        if not Path(f"{mark}.go").exists():
-            time.sleep(600)
-        return "done"
-
-    mark = tmp_path / "mark"
-    batch = Batch(tmp_path / "b", wait, [str(mark)], retries=1, backoff_s=0.01)
-    with running(batch):
-        child = int(wait_for(mark))
-        (tmp_path / "mark.go").touch()
-        batch.processes[0].kill()
-        batch.finish()
-    assert [(it.kind, it.reason) for it in batch.outcomes(0)] == [("lost", "lost"), ("value", "")]
-    assert not exists(child)
-    assert [code for _, code in batch.codes] == [-9, 0]
-
-
-def test_a_timeout_ends_the_child_not_the_worker(tmp_path: Path) -> None:
-    def sleep(seconds: float) -> float:
-        if seconds > 5:
-            signal.signal(signal.SIGXCPU, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(seconds)
-        return seconds
-
-    batch = Batch(tmp_path, sleep, [3.0, 0.0, 600.0], timeout=0.3, grace=0.3)
-    batch.run()
-    assert batch.states() == [FAILED, SUCCEEDED, FAILED]
-    assert [batch.outcomes(index)[0].reason for index in (0, 2)] == ["deadline", "deadline"]
-    assert batch.codes == [(0, 0)]
-
-
-def test_a_stop_ends_a_running_item(tmp_path: Path) -> None:
-    def wait(mark: str) -> None:
-        Path(mark).write_text("x")
-        time.sleep(600)
-
-    marks = [str(tmp_path / "mark"), str(tmp_path / "other")]
-    batch = Batch(tmp_path / "b", wait, marks)
-    with running(batch):
-        wait_for(tmp_path / "mark")
-        batch.append(wire.Request(kind="stop"))
-        batch.finish()
-    assert batch.states() == [CANCELLED, CANCELLED]
-    assert not (tmp_path / "other").exists()
 
 
 def test_a_worker_that_the_platform_ends_gives_its_item_back(tmp_path: Path) -> None:
