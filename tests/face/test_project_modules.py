@@ -223,7 +223,6 @@ print(len(found), steps.outside(1), found_count)
 """
 
 
-@pytest.mark.full
 def test_a_job_gives_what_a_direct_call_gives(script, project: Path) -> None:
     """Exceptions, enums, caches, pickle, class hooks, decorators, circles, changed values, Data.
 

@@ -566,7 +566,10 @@ def test_how_modules_get_to_the_job(
     tmp_path: Path, make: Make, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "else", {"outside_one.py": "def f(): pass\n"})
-    sys.path.append(str(tmp_path / "else"))
+    packages = tmp_path / "project/any name/lib/python3/site-packages"
+    make(packages, {"venv_one.py": ""})
+    make(tmp_path / "project/any name", {"pyvenv.cfg": "", "src/editable_one.py": ""})
+    sys.path += [str(tmp_path / "else"), str(packages), str(packages.parents[2] / "src")]
     first, *_ = write(
         "mode_first",
         "mode_space.inner",
@@ -583,7 +586,8 @@ def test_how_modules_get_to_the_job(
     assert spec is not None and spec.loader is not None
     plugin = sys.modules["a_plugin"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
-    importlib.import_module("outside_one")
+    for name in ("outside_one", "venv_one", "editable_one"):
+        importlib.import_module(name)
     monkeypatch.setitem(sys.modules, "made_here", ModuleType("made_here"))
     environ = {**os.environ, "KINETIC_BY_VALUE": "mode_pkg, else"}
     project = discover.find_project(first.f, environ=environ, cwd=Path.cwd())
@@ -596,6 +600,8 @@ def test_how_modules_get_to_the_job(
         "mode_pkg.sub": PicklingMode.VALUE,
         "a_plugin": PicklingMode.REFERENCE,
         "outside_one": PicklingMode.DEFAULT,
+        "venv_one": PicklingMode.DEFAULT,
+        "editable_one": PicklingMode.DEFAULT,
         "made_here": PicklingMode.VALUE,
         "json": PicklingMode.DEFAULT,
         "sys": PicklingMode.DEFAULT,
