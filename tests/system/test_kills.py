@@ -147,25 +147,6 @@ async def cancel(scene: Scene, groups: list[str]) -> None:
                 continue  # its submitter died before it wrote the manifest
 
 
-async def test_a_batch_whose_submitter_is_killed_goes_on(scene: Scene) -> None:
-    with scene.client(VICTIM, "gated", scene.marks, 6, 0) as submitter:
-        group = submitter.hear("submitted").split()[1]
-        async with aio.Client() as client, asyncio.timeout(DEADLINE_S):
-            batch = await client.attach_batch(group)
-            collecting = asyncio.create_task(batch.results(cleanup=False))
-            waiting = [asyncio.create_task(job.result(cleanup=False)) for job in batch.jobs if job]
-            (scene.marks / "go.0").touch()
-            assert await waiting[0] == 0
-            await soon(lambda: len(scene.started()) == 3)
-            submitter.kill()
-            (scene.marks / "go").touch()
-            values = [index**2 for index in range(6)]
-            assert await asyncio.gather(*waiting) == await collecting == values
-            assert await batch.status_counts() == {"SUCCEEDED": 6}
-            await batch.cleanup()
-    scene.assert_only_supervisor_left()
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("victim", ["job", "parent", "supervisor"])
 async def test_an_observer_hears_of_a_death_in_a_batch(scene: Scene, victim: str) -> None:
