@@ -21,8 +21,6 @@ from kinetic.errors import (
     Conflict,
     KineticError,
     NotFound,
-    Throttled,
-    Unavailable,
     WireError,
 )
 from tests.gcs.server import Fault, GcsServer, Stored
@@ -112,28 +110,6 @@ async def test_every_fault_raises_an_error_of_kinetic(
         return
     assert "gs://kn-test" in str(failure)
     assert getattr(failure, "retryable", False) == (fault.status in (0, 200, 429, 503))
-
-
-async def test_retries_end_after_the_time_limit(server: GcsServer) -> None:
-    limits = Limits(retry=RetryPolicy(total_s=1.0, first_pause_s=0.01, longest_pause_s=0.05))
-    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
-    fault = server.fail("*", times=10**6, status=503, text="Backend Error")
-    async with asyncio.timeout(60):
-        with pytest.raises(Unavailable, match="Backend Error") as raised:
-            await store.list("")
-    assert raised.value.retryable
-    assert fault.seen > 3
-    await store.aclose()
-
-
-async def test_a_retry_after_beyond_the_time_limit_is_raised_at_once(
-    server: GcsServer, store: GcsStore
-) -> None:
-    server.fail("create", status=429, headers={"Retry-After": "60"})
-    with pytest.raises(Throttled) as raised:
-        await store.create("x", b"")
-    assert raised.value.retry_after == 60
-    assert server.requests["create"] == 1
 
 
 @pytest.mark.parametrize(

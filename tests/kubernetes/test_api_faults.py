@@ -155,15 +155,6 @@ async def test_retries_end_after_the_time_limit(
     assert 20 < len(server.seen) < 2000
 
 
-async def test_a_retry_after_beyond_the_time_limit_is_raised_at_once(
-    server: FaultServer, api: Api
-) -> None:
-    server.then(status(429, Retry_After="600"))
-    with pytest.raises(Throttled) as caught:
-        await api.call("GET", JOBS)
-    assert (caught.value.retry_after, len(server.seen)) == (600.0, 1)
-
-
 @pytest.mark.full
 async def test_the_error_names_a_server_that_does_not_answer() -> None:
     with socket.socket() as taken:  # keeps the port free of listeners
