@@ -26,14 +26,6 @@ def add(a: int, b: int = 0) -> int:
     return a + b
 
 
-def test_a_value_is_committed(bench) -> None:
-    code, _ = bench.run(bench.order(add, 40, 2))
-    assert (code, bench.value()) == (wire.EXIT_VALUE, 42)
-    outcome = bench.outcome()
-    assert (outcome.executor, outcome.fence) == ("pod-1", 1)
-    assert outcome.started <= outcome.ended
-
-
 def test_the_text_of_an_exception_is_kept_outside_the_pickle(bench) -> None:
     def fail() -> None:
         error = ValueError("no good")
@@ -129,16 +121,6 @@ def test_a_restarted_claimant_runs_the_attempt(bench) -> None:
     bench.claim("pod-1")
     bench.run(order)
     assert bench.value() == 2
-
-
-def test_a_stop_before_the_start_means_not_started(bench, tmp_path: Path) -> None:
-    mark = tmp_path / "ran"
-    order = bench.order(mark.touch)
-    bench.stop()
-    code, _ = bench.run(order)
-    assert code == wire.EXIT_FINAL
-    assert bench.outcome().kind is Kind.CANCELLED
-    assert not mark.exists()
 
 
 def test_a_forged_stop_stops_no_job(bench) -> None:

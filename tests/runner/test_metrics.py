@@ -466,16 +466,6 @@ sys.exit(remote_runner.main())
 # --- in a pod ---
 
 
-@pytest.mark.full
-def test_a_pod_reports_to_a_bucket_and_is_pruned(in_bucket) -> None:
-    pod = in_bucket.start(in_bucket.order(report_until_pruned, prunable=True))
-    until(lambda: stored(in_bucket))
-    prune(in_bucket)
-    assert pod.wait() == wire.EXIT_VALUE
-    assert_pruned(in_bucket)
-    assert pod.receipt is not None
-
-
 def test_a_pod_that_ignores_it_tells_its_guard(pods) -> None:
     def run() -> None:
         kinetic.report(0, 1.0)

@@ -59,13 +59,6 @@ def test_arguments_and_values_are_in_the_bucket(in_any_bucket: Pods) -> None:
     assert claim == {"executor": "uid-1", "fence": "1", "worker": "0.life.0.0.0"}
 
 
-def test_a_large_value_is_streamed_to_the_bucket(in_any_bucket: Pods) -> None:
-    pod = in_any_bucket.run(in_any_bucket.order(lambda: b"x" * 10_000_000))
-    assert pod.code == 0, pod.output
-    assert in_any_bucket.outcome().value is not None
-    assert in_any_bucket.value() == b"x" * 10_000_000
-
-
 def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:
     order = in_bucket.order(add, 1)
     server.requests.clear()
@@ -87,19 +80,6 @@ def test_a_failure_is_final_with_its_message_and_the_last_lines_of_its_log(pods:
     assert error["message"] == "no good"
     assert error["log"].startswith("about to fail\n")
     assert "about to fail" in pod.output and "ValueError: no good" in pod.output
-
-
-def test_only_the_end_of_a_long_log_is_kept(pods: Pods) -> None:
-    def print_much() -> None:
-        for number in range(20_000):
-            print(f"line {number}")
-        raise RuntimeError
-
-    pod = pods.run(pods.order(print_much))
-    lines = pods.error()["log"].splitlines()
-    assert len(lines) <= 20
-    assert pod.output.count("line ") >= 20_000, "the log itself is whole"
-    assert [line for line in lines if line.startswith("line")][-1] == "line 19999"
 
 
 def test_a_small_value_is_in_the_receipt_and_no_files_are_left(pods: Pods) -> None:
@@ -139,14 +119,6 @@ def test_an_order_that_cannot_be_read_is_final(
     assert not pods.objects.exists(pods.key("claim"))
 
 
-def test_arguments_that_were_changed_are_an_error(pods: Pods) -> None:
-    order = pods.order(add, 1)
-    pod = pods.run(replace(order, arguments=order.arguments._replace(digest="0" * 64)))
-    assert pod.code == EXIT_SURPLUS
-    assert pods.outcome().phase == "artifact verification"
-    assert "is not what was submitted" in pods.error()["message"]
-
-
 def test_a_value_that_cannot_be_stored_is_an_error(pods: Pods) -> None:
     order = pods.order(lambda: b"x" * 10_000_000)
     values = Path(pods.store.removeprefix("file://"), SCOPE, "values")
@@ -176,12 +148,13 @@ def test_variables_and_arguments_of_the_runner_are_hidden_from_the_function(pods
 # --- restarts by Kubernetes ---------------------------------------------------------------
 
 
-def test_a_duplicate_waits_for_the_claimant_and_does_not_run(pods: Pods) -> None:
+@pytest.mark.parametrize("failures", ["0", "1"], ids=["a duplicate", "a restart"])
+def test_the_function_does_not_run_after_a_value(pods: Pods, failures: str) -> None:
     order = pods.order(fail, "it must not run")
     pods.claim("uid-0")
     pods.close(wire.Outcome(kind=Kind.VALUE, executor="uid-0"))
-    pod = pods.run(order)
-    assert (pod.code, pods.outcome().executor) == (0, "uid-0")
+    pod = pods.run(order, KINETIC_FAILURES=failures)
+    assert (pod.code, pods.outcome().executor) == (wire.EXIT_VALUE, "uid-0")
     assert "about to fail" not in pod.output
 
 
@@ -218,15 +191,6 @@ def test_a_restart_after_a_stop_starts_nothing(pods: Pods) -> None:
     assert pods.run(order, KINETIC_DISRUPTIONS="1").code == EXIT_SURPLUS
     assert pods.outcome(1).kind is Kind.CANCELLED
     assert not pods.objects.exists(pods.key("claim", 2))
-
-
-def test_a_restart_after_a_value_does_not_run_the_function(pods: Pods) -> None:
-    order = pods.order(fail, "it must not run")
-    pods.claim("uid-0")
-    pods.close(wire.Outcome(kind=Kind.VALUE, executor="uid-0"))
-    pod = pods.run(order, KINETIC_FAILURES="1")
-    assert pod.code == wire.EXIT_VALUE
-    assert "about to fail" not in pod.output
 
 
 # --- signals and timeouts -----------------------------------------------------------------
@@ -615,16 +579,21 @@ def test_the_end_of_the_log_is_kept(in_any_bucket: Pods) -> None:
     assert kept_log(in_any_bucket) == pod.output == "to stdout\nto stderr\n"
 
 
-def test_the_last_lines_of_a_long_log_are_kept(pods: Pods) -> None:
+def test_the_last_lines_of_a_long_log_are_kept_and_fewer_are_in_the_error(pods: Pods) -> None:
     def count() -> None:
         for number in range(120_000):
             print(f"line {number}")
+        raise RuntimeError
 
-    pods.run(pods.order(count))
-    lines = (kept_log(pods) or "").splitlines()
-    assert lines[-1] == "line 119999"
+    pod = pods.run(pods.order(count))
+    assert pod.output.count("line ") >= 120_000, "the log itself is whole"
+    kept = kept_log(pods) or ""
+    assert wire.LOG_BYTES - 20 < len(kept) <= wire.LOG_BYTES
+    lines = [line for line in kept.splitlines() if line.startswith("line")]
     assert lines == [f"line {119_999 - n}" for n in reversed(range(len(lines)))]
-    assert wire.LOG_BYTES - 20 < len(kept_log(pods) or "") <= wire.LOG_BYTES
+    last = pods.error()["log"].splitlines()
+    assert len(last) <= 20
+    assert [line for line in last if line.startswith("line")][-1] == "line 119999"
 
 
 def test_lines_of_stdout_and_stderr_keep_their_order(pods: Pods) -> None:
