@@ -9,7 +9,7 @@ from aiohttp import web
 
 from kinetic.aio.infra import Infrastructure, Site
 from tests.infra.google import Google
-from tests.infra.sites import opened
+from tests.infra.sites import opened, up
 
 
 @pytest.fixture
@@ -36,3 +36,10 @@ def site() -> Site:
 async def infra(google: Google, site: Site) -> AsyncIterator[Infrastructure]:
     async with opened(google, site) as infra:
         yield infra
+
+
+@pytest.fixture
+async def lab(infra: Infrastructure) -> Infrastructure:
+    """Set the site up."""
+    await up(infra)
+    return infra

@@ -65,9 +65,8 @@ async def test_a_failure_ends_with_an_exit_code_and_a_next_step(
 
 @pytest.mark.full
 async def test_a_stock_out_prints_the_command_for_the_next_zone(
-    console: Console, google: Google, infra: Infrastructure
+    console: Console, google: Google, lab: Infrastructure
 ) -> None:
-    await up(infra)
     google.stockout["us-central1-a"] = "europe-west4-a,us-central1-f"
     add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16", "--spot", "-y")
     output = await console.run(*add, exit_code=1)
@@ -80,9 +79,8 @@ async def test_a_stock_out_prints_the_command_for_the_next_zone(
 
 @pytest.mark.full
 async def test_a_terminal_is_asked_for_the_next_zone(
-    console: Console, google: Google, infra: Infrastructure
+    console: Console, google: Google, lab: Infrastructure
 ) -> None:
-    await up(infra)
     google.stockout["us-central1-a"] = "us-central1-f"
     add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16")
     output = await console.typed("y\ny\ny\n", *add)
@@ -140,9 +138,8 @@ async def test_a_command_without_an_answer_needs_yes(
 
 @pytest.mark.full
 async def test_down_takes_only_the_clusters_name_as_an_answer(
-    console: Console, google: Google, infra: Infrastructure
+    console: Console, google: Google, lab: Infrastructure
 ) -> None:
-    await up(infra)
     writes = google.writes
     await console.streams("down", *SITE, stdin="y\ny\n", exit_code=1)
     assert google.writes == writes
@@ -158,9 +155,8 @@ async def test_down_takes_only_the_clusters_name_as_an_answer(
 
 @pytest.mark.full
 async def test_a_closed_standard_input_gives_no_answer(
-    console: Console, google: Google, infra: Infrastructure
+    console: Console, google: Google, lab: Infrastructure
 ) -> None:
-    await up(infra)
     writes = google.writes
     line = "kinetic down --project acme-1 --cluster lab <&-; exit $?"
     refused = await console.in_shell(line, "--yes", b"", exit_code=2)
@@ -178,9 +174,8 @@ async def test_a_closed_standard_input_gives_no_answer(
     ],
 )
 async def test_a_terminal_is_asked_although_the_output_goes_elsewhere(
-    console: Console, google: Google, infra: Infrastructure, redirection: str, seen_in_log: bool
+    console: Console, google: Google, lab: Infrastructure, redirection: str, seen_in_log: bool
 ) -> None:
-    await up(infra)
     line = f"kinetic down --project acme-1 --cluster lab {redirection}"
     writes = google.writes
     shown = await console.in_shell(line, QUESTION, b"no\r", exit_code=1)
@@ -226,12 +221,11 @@ async def test_up_offers_a_project_and_its_billing_account_on_the_terminal(
 )
 async def test_results_go_only_on_request(
     console: Console,
-    infra: Infrastructure,
+    lab: Infrastructure,
     variable: str,
     options: tuple[str, ...],
     deletes: bool,
 ) -> None:
-    await up(infra)
     console.environ["KINETIC_FORCE_DESTROY"] = variable
     plan = json.loads((await console.streams("down", *SITE, *options, "--preview", "--json"))[0])
     actions = {change["name"]: change["action"] for change in plan["changes"]}

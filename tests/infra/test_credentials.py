@@ -39,9 +39,8 @@ async def test_builds_read_only_these_two_secrets(infra: Infrastructure, google:
 
 
 async def test_the_command_asks_and_builds_use_them(
-    infra: Infrastructure, google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Infrastructure, google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await up(infra)
     console = Console.of(google, tmp_path)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
     assert not await has_token("acme-1", google.environ)

@@ -19,18 +19,15 @@ BUCKET = "storage/storage/v1/b/acme-1-kn-lab-jobs"
 CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
 
 
-async def test_down_removes_all_that_up_created(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
-    await infra.apply(await infra.plan_pool(Pool(accelerator=parse("tpu7x-2x2x2"))))
-    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs/o/default%2Fjob-1"] = {
-        "name": "default/job-1"
-    }
+async def test_down_removes_all_that_up_created(lab: Infrastructure, google: Google) -> None:
+    await lab.apply(await lab.plan_pool(Pool(accelerator=parse("tpu7x-2x2x2"))))
+    google.documents[f"{BUCKET}/o/default%2Fjob-1"] = {"name": "default/job-1"}
     google.in_use = 2
-    planned = await down(infra)
+    planned = await down(lab)
     assert planned.plan.usd_per_hour < -0.2
     assert not google.documents
     assert not google.policies[PROJECT]["bindings"]
-    assert not (await infra.plan_down()).plan.changes
+    assert not (await lab.plan_down()).plan.changes
 
 
 async def test_a_second_cluster_of_the_project_stays(google: Google, site: Site) -> None:
@@ -46,46 +43,40 @@ async def test_a_second_cluster_of_the_project_stays(google: Google, site: Site)
 
 
 async def test_each_namespace_has_its_own_account_and_down_removes_all(
-    infra: Infrastructure, google: Google, site: Site
+    lab: Infrastructure, google: Google, site: Site
 ) -> None:
-    await up(infra)
     async with opened(google, replace(site, namespace="team-b")) as other:
         await up(other)
-        assert not (await infra.plan_up()).plan.steps
-    bindings = google.policies["storage/storage/v1/b/acme-1-kn-lab-jobs"]["bindings"]
+        assert not (await lab.plan_up()).plan.steps
+    bindings = google.policies[BUCKET]["bindings"]
     readers = {binding["condition"]["title"]: binding["members"] for binding in bindings}
     (first,), (second,) = readers.values()
     assert first != second
-    await down(infra)
+    await down(lab)
     assert not google.documents
 
 
-async def test_a_resource_without_kinetics_mark_stays(
-    infra: Infrastructure, google: Google
-) -> None:
-    await up(infra)
-    bucket = google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]
+async def test_a_resource_without_kinetics_mark_stays(lab: Infrastructure, google: Google) -> None:
+    bucket = google.documents[BUCKET]
     bucket["labels"] = {"team": "others"}
     account = "iam/v1/projects/acme-1/serviceAccounts/kn-lab-builds@acme-1.iam.gserviceaccount.com"
     google.documents[account] |= {"description": "mine", "displayName": "mine"}
-    planned = await down(infra)
+    planned = await down(lab)
     kept = {change.name for change in planned.plan.changes if change.action is Action.KEEP}
     assert kept >= {"acme-1-kn-lab-jobs", account.rpartition("/")[2]}
-    assert set(google.documents) == {"storage/storage/v1/b/acme-1-kn-lab-jobs", account}
+    assert set(google.documents) == {BUCKET, account}
 
 
 async def test_buckets_stay_unless_they_may_be_destroyed(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
-    await infra.apply(await infra.plan_down())
+    await lab.apply(await lab.plan_down())
     assert set(google.documents) == {BUCKET, "storage/storage/v1/b/acme-1-kn-lab-builds"}
 
 
 async def test_the_plan_counts_the_objects_and_jobs_that_go(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     for name in (
         "default/jobs/job-gke-0123456789ab/handle.json",
         "default/jobs/job-gke-0123456789ab/attempts/000000/00000000.0001.outcome",
@@ -104,7 +95,7 @@ async def test_the_plan_counts_the_objects_and_jobs_that_go(
         for phase in phases
     ]
     google.objects["/lab/api/v1/pods"] = {"metadata": {"resourceVersion": "1"}, "items": pods}
-    reasons = {change.name: change.reason for change in (await down(infra)).plan.changes}
+    reasons = {change.name: change.reason for change in (await down(lab)).plan.changes}
     assert reasons["acme-1-kn-lab-jobs"] == "objects: 6, jobs: 2, batches: 1"
     assert reasons["acme-1-kn-lab-builds"] == "objects: 0, jobs: 0, batches: 0"
     assert reasons["lab"].endswith("run or wait on it: 2")
@@ -113,9 +104,8 @@ async def test_the_plan_counts_the_objects_and_jobs_that_go(
 
 @pytest.mark.parametrize("zone", ["us-central1-b", "us-central1", "europe-west4-a", "europe-west4"])
 async def test_another_location_than_the_clusters_is_refused(
-    infra: Infrastructure, google: Google, zone: str
+    lab: Infrastructure, google: Google, zone: str
 ) -> None:
-    await up(infra)
     google.documents[CLUSTER]["status"] = "STOPPING"
     writes = google.writes
     async with opened(google, Site(project="acme-1", zone=zone, cluster="lab")) as elsewhere:
@@ -149,10 +139,9 @@ async def test_a_listing_without_some_zones_is_refused(
 
 
 async def test_what_a_removed_cluster_left_in_another_region_is_refused(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
-    await infra.apply(await infra.plan_down())
+    await lab.apply(await lab.plan_down())
     elsewhere = Site(project="acme-1", zone="europe-west4-a", cluster="lab")
     async with opened(google, elsewhere) as other:
         with pytest.raises(ConfigurationError, match="--zone of us-central1"):
@@ -164,10 +153,9 @@ async def test_what_a_removed_cluster_left_in_another_region_is_refused(
 
 
 async def test_buckets_in_another_region_are_reported_and_can_be_removed(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
-    await infra.apply(await infra.plan_down())
+    await lab.apply(await lab.plan_down())
     google.machines["europe-west4-a"] = ("e2-standard-4",)
     elsewhere = Site(project="acme-1", zone="europe-west4-a", cluster="lab")
     async with opened(google, elsewhere) as other:
@@ -198,10 +186,9 @@ async def test_a_disabled_api_of_clusters_hides_none(infra: Infrastructure, goog
     ],
 )
 async def test_down_keeps_what_a_cluster_of_the_same_name_uses(
-    infra: Infrastructure, google: Google, site: Site, location: str, shared: set[str]
+    lab: Infrastructure, google: Google, site: Site, location: str, shared: set[str]
 ) -> None:
-    await up(infra)
-    await infra.apply(await infra.plan_pool(Pool(accelerator=parse("tpu7x-2x2x2"))))
+    await lab.apply(await lab.plan_pool(Pool(accelerator=parse("tpu7x-2x2x2"))))
     clusters = {
         key: google.documents.pop(key) for key in [*google.documents] if "/clusters/" in key
     }
@@ -212,7 +199,7 @@ async def test_down_keeps_what_a_cluster_of_the_same_name_uses(
         shape: Shape = "autopilot" if location == "us-central1" else "standard"
         await other.apply(await other.plan_up(shape=shape))
         google.documents |= clusters
-        planned = await down(infra)
+        planned = await down(lab)
         assert planned.namesakes == (location,)
         assert not [key for key in google.documents if key in clusters]
         gone = {key.split("/")[-2] for key in before - {*google.documents}}
@@ -223,11 +210,10 @@ async def test_down_keeps_what_a_cluster_of_the_same_name_uses(
 
 
 async def test_a_cluster_without_kinetics_label_keeps_what_it_uses(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     google.documents[CLUSTER]["resourceLabels"] = {"team": "others"}
-    planned = await infra.plan_down(force_destroy=True)
+    planned = await lab.plan_down(force_destroy=True)
     assert not planned.plan.steps
     reasons = {change.name: change.reason for change in planned.plan.changes}
     assert "kinetic's labels" in reasons["lab"] and "uses it" in reasons["acme-1-kn-lab-jobs"]

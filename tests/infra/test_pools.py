@@ -27,12 +27,11 @@ async def add(infra: Infrastructure, name: str, **options: object) -> Pool:
     "name",
     ["tpu-v5e-1", "tpu-v6e-8", "tpu-v6e-16:spot", "tpu7x-4x4x4", "gpu-l4", "gpu-h100x8", "v5p-8"],
 )
-async def test_a_pool_is_added_once(infra: Infrastructure, google: Google, name: str) -> None:
-    await up(infra)
-    pool = await add(infra, name)
+async def test_a_pool_is_added_once(lab: Infrastructure, google: Google, name: str) -> None:
+    pool = await add(lab, name)
     assert google.documents[f"{POOLS}/{pool.name}"]["status"] == "RUNNING"
     writes = google.writes
-    await add(infra, name)
+    await add(lab, name)
     assert google.writes == writes
 
 
@@ -64,10 +63,9 @@ def test_an_impossible_pool_is_refused(name: str, options: dict[str, str], messa
         Pool(accelerator=parse(name), **options)  # type: ignore[arg-type]
 
 
-async def test_a_reservation_is_checked_first(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
+async def test_a_reservation_is_checked_first(lab: Infrastructure, google: Google) -> None:
     with pytest.raises(ConfigurationError, match="no reservation"):
-        await add(infra, "gpu-l4", reservation="mine")
+        await add(lab, "gpu-l4", reservation="mine")
     key = "compute/compute/v1/projects/acme-1/zones/us-central1-a/reservations/mine"
     google.documents[key] = {
         "specificReservation": {
@@ -77,40 +75,37 @@ async def test_a_reservation_is_checked_first(infra: Infrastructure, google: Goo
         }
     }
     with pytest.raises(ConfigurationError) as caught:
-        await add(infra, "gpu-l4", reservation="mine")
+        await add(lab, "gpu-l4", reservation="mine")
     assert "g2-standard-8" in str(caught.value)
     assert "0 free" in str(caught.value)
     assert not any("gpu-l4" in key for key in google.documents)
 
 
-async def test_a_quota_is_checked_first(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
+async def test_a_quota_is_checked_first(lab: Infrastructure, google: Google) -> None:
     google.quotas["NVIDIA_L4_GPUS"] = (4.0, 3.0)
-    await add(infra, "gpu-l4")
+    await add(lab, "gpu-l4")
     with pytest.raises(ConfigurationError, match="NVIDIA_L4_GPUS"):
-        await add(infra, "gpu-l4x2")
+        await add(lab, "gpu-l4x2")
 
 
 async def test_a_stock_out_names_zones_and_leaves_no_pool(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     google.stockout["us-central1-a"] = "us-central1-b,us-central1-c"
     with pytest.raises(Refused, match="us-central1-b, us-central1-c") as caught:
-        await add(infra, "gpu-l4")
+        await add(lab, "gpu-l4")
     assert caught.value.answer["zonesAvailable"] == ["us-central1-b", "us-central1-c"]
     assert not any("gpu-l4" in key for key in google.documents)
-    await add(infra, "gpu-l4", zone="us-central1-b")
+    await add(lab, "gpu-l4", zone="us-central1-b")
     assert google.documents[f"{POOLS}/gpu-l4"]["locations"] == ["us-central1-b"]
-    assert not (await infra.plan_pool(Pool(accelerator=parse("gpu-l4")))).plan.steps
+    assert not (await lab.plan_pool(Pool(accelerator=parse("gpu-l4")))).plan.steps
 
 
 async def test_nodes_are_in_the_region_of_their_cluster(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     with pytest.raises(ConfigurationError, match="us-east1-b"):
-        await add(infra, "gpu-l4", zone="us-east1-b")
+        await add(lab, "gpu-l4", zone="us-east1-b")
 
 
 async def test_a_stock_out_of_the_cluster_leaves_no_cluster(
@@ -126,43 +121,32 @@ async def test_a_stock_out_of_the_cluster_leaves_no_cluster(
         await up(other)
 
 
-async def test_a_pool_waits_for_another_change_of_the_cluster(
-    infra: Infrastructure, google: Google
-) -> None:
-    await up(infra)
-    google.busy = 3
-    await add(infra, "gpu-l4")
-    assert f"{POOLS}/gpu-l4" in google.documents
-
-
-async def test_pools_are_listed_changed_and_removed(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
-    pool = await add(infra, "tpu-v6e-16:spot")
-    (found,) = [each for each in await infra.list_pools() if each["name"] == pool.name]
+async def test_pools_are_listed_changed_and_removed(lab: Infrastructure, google: Google) -> None:
+    pool = await add(lab, "tpu-v6e-16:spot")
+    (found,) = [each for each in await lab.list_pools() if each["name"] == pool.name]
     assert (found["topology"], found["spot"], found["max_nodes"]) == ("4x4", True, 4)
-    planned = await infra.plan_pool(Pool(accelerator=parse("tpu-v6e-16:spot"), min_nodes=4))
+    planned = await lab.plan_pool(Pool(accelerator=parse("tpu-v6e-16:spot"), min_nodes=4))
     assert [change.action for change in planned.plan.changes] == [Action.UPDATE]
-    await infra.apply(planned)
+    await lab.apply(planned)
     assert google.documents[f"{POOLS}/{pool.name}"]["autoscaling"]["totalMinNodeCount"] == 4
     with pytest.raises(NotFound, match=pool.name):
-        await infra.plan_pool_removal("nosuch")
-    await infra.apply(await infra.plan_pool_removal(pool.name))
-    assert [pool["name"] for pool in await infra.list_pools()] == ["system"]
+        await lab.plan_pool_removal("nosuch")
+    await lab.apply(await lab.plan_pool_removal(pool.name))
+    assert [pool["name"] for pool in await lab.list_pools()] == ["system"]
 
 
 async def test_a_regional_cluster_gets_pools_in_a_zone(
-    infra: Infrastructure, google: Google, site: Site
+    lab: Infrastructure, google: Google, site: Site
 ) -> None:
-    await up(infra)
     for key in [key for key in google.documents if "/clusters/lab" in key]:
         document = google.documents.pop(key) | {"location": "us-central1"}
         google.documents[key.replace("us-central1-a", "us-central1")] = document
-    pool = await add(infra, "gpu-l4")
+    pool = await add(lab, "gpu-l4")
     key = f"{POOLS.replace('us-central1-a', 'us-central1')}/{pool.name}"
     assert google.documents[key]["locations"] == ["us-central1-a"]
-    planned = await infra.plan_pool_removal(pool.name)
+    planned = await lab.plan_pool_removal(pool.name)
     assert planned.plan.site.zone == "us-central1"
-    await infra.apply(planned)
+    await lab.apply(planned)
     assert key not in google.documents
     async with opened(google, replace(site, zone="us-central1")) as regional:
         with pytest.raises(ConfigurationError, match="--node-zone"):
@@ -172,9 +156,8 @@ async def test_a_regional_cluster_gets_pools_in_a_zone(
 
 
 async def test_a_pool_without_kinetics_label_stays_as_it_is(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     config = {"machineType": "g2-standard-4", "labels": {"team": "others"}}
     google.documents[f"{POOLS}/gpu-l4"] = {"name": "gpu-l4", "config": config, "status": "ERROR"}
     automatic = {"name": "nap-1", "config": {}, "autoscaling": {"autoprovisioned": True}}
@@ -186,13 +169,13 @@ async def test_a_pool_without_kinetics_label_stays_as_it_is(
         ("system", "kinetic down"),
     ):
         with pytest.raises(Refused, match=reason):
-            await infra.plan_pool_removal(name)
+            await lab.plan_pool_removal(name)
     with pytest.raises(Refused, match="gpu-l4"):
-        await add(infra, "gpu-l4", min_nodes=1)
+        await add(lab, "gpu-l4", min_nodes=1)
     assert (google.documents, google.writes) == (before, writes)
-    (note,) = (await infra.plan_down()).notes
+    (note,) = (await lab.plan_down()).notes
     assert note.endswith("node pools that kinetic didn't make: gpu-l4")
-    await down(infra)
+    await down(lab)
     assert not google.documents
 
 
@@ -212,22 +195,20 @@ async def test_a_pool_without_a_cluster_says_how_to_create_one(infra: Infrastruc
         await infra.plan_pool(Pool(accelerator=parse("gpu-l4")))
 
 
-async def test_each_slice_is_a_pool(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
-    await add(infra, "tpu7x-4x4x4")
-    planned = await infra.plan_pool(Pool(accelerator=parse("tpu7x-4x4x4")), slices=3)
+async def test_each_slice_is_a_pool(lab: Infrastructure, google: Google) -> None:
+    await add(lab, "tpu7x-4x4x4")
+    planned = await lab.plan_pool(Pool(accelerator=parse("tpu7x-4x4x4")), slices=3)
     assert [(change.kind, change.name) for change in planned.plan.steps] == [
         ("node pool", "tpu7x-64-2"),
         ("node pool", "tpu7x-64-3"),
     ]
-    await infra.apply(planned)
-    assert len({pool["name"] for pool in await infra.list_pools()}) == 4
+    await lab.apply(planned)
+    assert len({pool["name"] for pool in await lab.list_pools()}) == 4
     with pytest.raises(ConfigurationError, match="--min-nodes"):
-        await infra.plan_pool(Pool(accelerator=parse("gpu-l4")), slices=2)
+        await lab.plan_pool(Pool(accelerator=parse("gpu-l4")), slices=2)
 
 
-async def test_a_quota_counts_all_slices(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
+async def test_a_quota_counts_all_slices(lab: Infrastructure, google: Google) -> None:
     google.quotas["TPU_LITE_PODSLICE_V5"] = (40.0, 0.0)
     with pytest.raises(ConfigurationError, match="needs 48"):
-        await infra.plan_pool(Pool(accelerator=parse("tpu-v5e-16")), slices=3)
+        await lab.plan_pool(Pool(accelerator=parse("tpu-v5e-16")), slices=3)

@@ -11,7 +11,7 @@ from kinetic.accelerators import parse
 from kinetic.aio.infra import Infrastructure, Pool, Queue, Site
 from kinetic.errors import KineticError
 from tests.infra.google import Google
-from tests.infra.sites import client, opened, up
+from tests.infra.sites import client, opened
 
 PODS = "/lab/api/v1/pods"
 
@@ -61,12 +61,11 @@ def add_nodes_and_work(google: Google) -> None:
 
 
 async def test_status_shows_pools_queues_controllers_and_work(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
-    await infra.apply(await infra.plan_pool(Pool(accelerator=parse("gpu-l4:spot"))))
+    await lab.apply(await lab.plan_pool(Pool(accelerator=parse("gpu-l4:spot"))))
     add_nodes_and_work(google)
-    found = await infra.status()
+    found = await lab.status()
     assert found.unseen == ()
     assert found.controllers == ("LeaderWorkerSet", "Kueue")
     assert found.queues == (
@@ -86,13 +85,12 @@ async def test_status_shows_pools_queues_controllers_and_work(
         found.state = "x"  # type: ignore[misc]
 
 
-async def test_invisible_parts_are_named(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
+async def test_invisible_parts_are_named(lab: Infrastructure, google: Google) -> None:
     add_nodes_and_work(google)
     del google.objects["/lab/api/v1/nodes"], google.objects[PODS]
     google.objects["/lab/api/v1/namespaces/default/pods"] = items(pod("a", "batch-a", "Running"))
     google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]["_foreign"] = "not yours"
-    found = await infra.status()
+    found = await lab.status()
     text = "\n".join(found.unseen)
     for part in ("bucket acme-1-kn-lab-jobs", "nodes: ", "jobs of all namespaces", "pool system"):
         assert part in text
@@ -102,13 +100,12 @@ async def test_invisible_parts_are_named(infra: Infrastructure, google: Google) 
 
 
 async def test_a_cluster_that_another_tool_made_lacks_nothing(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     key = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
     google.documents[key]["resourceLabels"] = {"team": "others"}
     del google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]
-    parts = (await infra.status()).parts
+    parts = (await lab.status()).parts
     assert {part.exists for part in parts} == {True}
     assert "acme-1-kn-lab-jobs" not in {part.name for part in parts}
 
@@ -126,9 +123,8 @@ async def test_a_regional_cluster_is_reached_in_its_region(google: Google, site:
 
 @pytest.mark.full
 async def test_a_request_without_answer_has_a_limit(
-    infra: Infrastructure, google: Google, site: Site
+    lab: Infrastructure, google: Google, site: Site
 ) -> None:
-    await up(infra)
     add_nodes_and_work(google)
     google.silent = {"/lab/apis"}
     async with opened(google, site, look_s=5.0) as other:

@@ -21,28 +21,26 @@ def pool(name: str, **options: Any) -> Pool:
 
 
 async def test_a_pool_that_uses_up_its_quota_can_be_planned_again(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     google.quotas["NVIDIA_L4_GPUS"] = (1.0, 0.0)
     with pytest.raises(ConfigurationError, match="needs 3"):
-        await infra.plan_pool(pool("gpu-l4", min_nodes=3))
+        await lab.plan_pool(pool("gpu-l4", min_nodes=3))
     wanted = pool("gpu-l4", min_nodes=1)
-    await infra.apply(await infra.plan_pool(wanted))
+    await lab.apply(await lab.plan_pool(wanted))
     google.quotas["NVIDIA_L4_GPUS"] = (1.0, 1.0)
-    assert not (await infra.plan_pool(wanted)).plan.steps
-    assert not (await infra.plan_up(pools=(wanted,))).plan.steps
+    assert not (await lab.plan_pool(wanted)).plan.steps
+    assert not (await lab.plan_up(pools=(wanted,))).plan.steps
 
 
 async def test_a_reservation_is_read_in_its_own_project(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     shared = "projects/other-1/reservations/mine"
     key = "compute/compute/v1/projects/other-1/zones/us-central1-a/reservations/mine"
     google.documents[key] = {"specificReservation": {"count": "2", "inUseCount": "0"}}
     wanted = pool("gpu-l4", reservation=shared)
-    await infra.apply(await infra.plan_pool(wanted))
+    await lab.apply(await lab.plan_pool(wanted))
     created = google.documents[f"{CLUSTER}/nodePools/gpu-l4-mine"]
     assert created["config"]["reservationAffinity"]["values"] == [shared]
 
@@ -54,12 +52,11 @@ def test_long_reservations_make_different_names() -> None:
 
 
 async def test_a_machine_that_the_zone_lacks_names_zones_that_have_it(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     google.machines["us-central1-c"] = ("g2-standard-4",)
     with pytest.raises(ConfigurationError, match="us-central1-c"):
-        await infra.plan_pool(pool("gpu-l4"))
+        await lab.plan_pool(pool("gpu-l4"))
 
 
 async def test_an_autopilot_cluster_takes_no_pools(infra: Infrastructure) -> None:
@@ -88,46 +85,42 @@ def test_a_site_without_a_project_is_refused_and_other_clusters_are_joined() -> 
         Site(project="", zone="us-central1-a", cluster="lab")
 
 
-async def test_a_cluster_in_error_is_created_again(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
-    await infra.apply(await infra.plan_pool(pool("gpu-l4")))
+async def test_a_cluster_in_error_is_created_again(lab: Infrastructure, google: Google) -> None:
+    await lab.apply(await lab.plan_pool(pool("gpu-l4")))
     google.documents[CLUSTER] |= {"status": "ERROR", "statusMessage": "the subnet is full"}
-    planned = await infra.plan_up(pools=(pool("gpu-l4"),))
+    planned = await lab.plan_up(pools=(pool("gpu-l4"),))
     found = {step.kind: step for step in planned.plan.steps}
     assert found["cluster"].action is Action.REPLACE
     assert "the subnet is full" in found["cluster"].reason
-    await infra.apply(planned)
+    await lab.apply(planned)
     assert google.documents[CLUSTER]["status"] == "RUNNING"
     assert f"{CLUSTER}/nodePools/gpu-l4" in google.documents
 
 
 async def test_a_cluster_that_is_being_deleted_is_created_again_afterwards(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     google.documents[CLUSTER] |= {"status": "STOPPING", "_leaves": 4}
-    await up(infra)
+    await up(lab)
     assert google.documents[CLUSTER]["status"] == "RUNNING"
 
 
 async def test_a_failed_read_does_not_prove_that_a_cluster_is_gone(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     google.documents[CLUSTER] |= {"status": "STOPPING", "_leaves": 6}
-    planned = await infra.plan_up()
+    planned = await lab.plan_up()
     google.documents[CLUSTER]["_denied"] = 2
-    await infra.apply(planned)
+    await lab.apply(planned)
     assert google.documents[CLUSTER]["status"] == "RUNNING"
 
 
 async def test_a_refusal_for_another_reason_than_a_running_operation_ends_at_once(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     google.broken = "Workload Identity must be enabled"
     with pytest.raises(Refused, match="Workload Identity"):
-        await infra.apply(await infra.plan_pool(pool("gpu-l4")))
+        await lab.apply(await lab.plan_pool(pool("gpu-l4")))
 
 
 async def test_one_change_of_a_cluster_at_a_time(infra: Infrastructure, google: Google) -> None:
@@ -165,9 +158,8 @@ async def test_a_project_that_is_being_deleted_is_reported(
 
 
 async def test_resources_that_outlive_the_cluster_are_named(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     parent = "compute/compute/v1/projects/acme-1"
     mine = {"goog-k8s-cluster-name": "lab", "goog-k8s-cluster-location": "us-central1-a"}
     theirs = {**mine, "goog-k8s-cluster-location": "us-east1-b"}
@@ -188,12 +180,12 @@ async def test_resources_that_outlive_the_cluster_are_named(
         "disk pvc-2 (us-central1-f)",
         "forwarding rule lb (us-central1)",
     ]
-    planned = await infra.plan_down()
+    planned = await lab.plan_down()
     assert ", ".join(wanted) in planned.notes[0]
-    assert (await infra.status()).left == ()
-    await infra.apply(planned)
-    assert [*(await infra.status()).left] == wanted
-    assert ", ".join(wanted) in (await infra.plan_down()).notes[0]
+    assert (await lab.status()).left == ()
+    await lab.apply(planned)
+    assert [*(await lab.status()).left] == wanted
+    assert ", ".join(wanted) in (await lab.plan_down()).notes[0]
 
 
 async def test_a_cluster_without_leader_worker_sets_says_how_to_install_them(
@@ -207,8 +199,7 @@ async def test_a_cluster_without_leader_worker_sets_says_how_to_install_them(
     assert (await infra.plan_up()).notes == ()
 
 
-async def test_a_removal_that_fails_late_is_repeated(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
+async def test_a_removal_that_fails_late_is_repeated(lab: Infrastructure, google: Google) -> None:
     google.released_late = 2
-    await down(infra)
+    await down(lab)
     assert not google.documents

@@ -17,6 +17,7 @@ from tests.infra.google import Google
 from tests.infra.sites import QUICK, Tokens, cut_off, opened, state_of, up
 
 CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
+BUCKET = "storage/storage/v1/b/acme-1-kn-lab-jobs"
 
 
 async def test_up_creates_everything_and_then_plans_nothing(
@@ -49,13 +50,10 @@ def test_names_that_google_would_refuse_are_refused(names: dict[str, str]) -> No
         Site(**{"project": "acme-1", "zone": "us-central1-a", "cluster": "lab", **names})
 
 
-async def test_down_stops_if_it_can_not_list_clusters(
-    infra: Infrastructure, google: Google
-) -> None:
-    await up(infra)
+async def test_down_stops_if_it_can_not_list_clusters(lab: Infrastructure, google: Google) -> None:
     google.unlisted = True
     with pytest.raises(AuthError, match="list the clusters"):
-        await infra.plan_down()
+        await lab.plan_down()
 
 
 class LapsedLogin(Tokens):
@@ -161,9 +159,7 @@ async def test_a_zone_without_e2_gets_another_machine(
     google.enabled.add("compute.googleapis.com")
     google.machines = {"us-central1-a": ("n1-standard-4", "n2d-standard-4")}
     await up(infra)
-    pool = google.documents[
-        "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools/system"
-    ]
+    pool = google.documents[f"{CLUSTER}/nodePools/system"]
     assert pool["config"]["machineType"] == "n2d-standard-4"
 
 
@@ -205,9 +201,8 @@ async def test_a_zone_without_any_machine_is_refused_before_anything_is_created(
 
 
 async def test_a_cluster_of_this_name_in_another_zone_is_an_error(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
     elsewhere = Site(project="acme-1", zone="us-central1-b", cluster="lab")
     google.machines["us-central1-b"] = ("e2-standard-4",)
     async with opened(google, elsewhere) as other:
@@ -216,41 +211,38 @@ async def test_a_cluster_of_this_name_in_another_zone_is_an_error(
 
 
 async def test_drift_is_shown_and_repaired_where_possible(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
-    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]["lifecycle"] = {"rule": []}
-    cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
+    google.documents[BUCKET]["lifecycle"] = {"rule": []}
+    cluster = google.documents[CLUSTER]
     cluster["releaseChannel"] = {"channel": "RAPID"}
-    planned = await infra.plan_up()
+    planned = await lab.plan_up()
     found = {
         change.kind: change for change in planned.plan.changes if change.action is not Action.KEEP
     }
     assert found["bucket"].action is Action.UPDATE
     assert found["cluster"].action is Action.DIFFERS
     assert "RAPID" in found["cluster"].reason
-    await infra.apply(planned)
-    again = await infra.plan_up()
+    await lab.apply(planned)
+    again = await lab.plan_up()
     assert not again.plan.steps
 
 
 async def test_the_public_endpoint_of_an_old_cluster_is_opened(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
-    cluster = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
-    google.documents[cluster]["releaseChannel"] = {"channel": "RAPID"}
-    planned = await infra.plan_up(public_endpoint=True)
+    google.documents[CLUSTER]["releaseChannel"] = {"channel": "RAPID"}
+    planned = await lab.plan_up(public_endpoint=True)
     (change,) = planned.plan.steps
     assert change.action is Action.UPDATE and "ipEndpointsConfig" in change.reason
-    await infra.apply(planned)
-    endpoints = google.documents[cluster]["controlPlaneEndpointsConfig"]
+    await lab.apply(planned)
+    endpoints = google.documents[CLUSTER]["controlPlaneEndpointsConfig"]
     assert endpoints["ipEndpointsConfig"] == {"enabled": True}
     assert endpoints["dnsEndpointConfig"]["allowExternalTraffic"]
-    again = await infra.plan_up(public_endpoint=True)
+    again = await lab.plan_up(public_endpoint=True)
     (found,) = [change for change in again.plan.changes if change.action is not Action.KEEP]
     assert found.action is Action.DIFFERS
-    assert not (await infra.plan_up()).plan.steps
+    assert not (await lab.plan_up()).plan.steps
 
 
 async def test_a_foreign_resource_of_the_same_name_stops_up_before_the_first_write(
@@ -261,7 +253,7 @@ async def test_a_foreign_resource_of_the_same_name_stops_up_before_the_first_wri
         "name": "kn-lab",
         "description": "ours, keep out",
     }
-    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"] = {"_foreign": "another project"}
+    google.documents[BUCKET] = {"_foreign": "another project"}
     planned = await infra.plan_up()
     assert {change.kind for change in planned.plan.obstacles} == {"network", "bucket"}
     with pytest.raises(Refused, match="kn-lab"):
@@ -281,11 +273,10 @@ async def test_up_waits_for_temporary_errors(
         assert sum(binding["role"] == "roles/viewer" for binding in bindings) == 3
 
 
-async def test_a_cluster_that_is_broken_is_reported(infra: Infrastructure, google: Google) -> None:
-    await up(infra)
-    cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
+async def test_a_cluster_that_is_broken_is_reported(lab: Infrastructure, google: Google) -> None:
+    cluster = google.documents[CLUSTER]
     cluster |= {"status": "DEGRADED", "conditions": [{"message": "the subnet is full"}]}
-    planned = await infra.plan_up()
+    planned = await lab.plan_up()
     found = next(change for change in planned.plan.changes if change.kind == "cluster")
     assert found.action is Action.DIFFERS
     assert "the subnet is full" in found.reason
@@ -304,15 +295,14 @@ async def test_one_failure_does_not_stop_the_other_changes(
     }
     with pytest.raises(KineticError, match="kn-lab-router"):
         await infra.apply(planned)
-    assert "storage/storage/v1/b/acme-1-kn-lab-jobs" in google.documents
+    assert BUCKET in google.documents
     assert not any("/clusters/" in key for key in google.documents)
 
 
 async def test_pods_reach_the_objects_of_their_namespace_only(
-    infra: Infrastructure, google: Google
+    lab: Infrastructure, google: Google
 ) -> None:
-    await up(infra)
-    (binding,) = google.policies["storage/storage/v1/b/acme-1-kn-lab-jobs"]["bindings"]
+    (binding,) = google.policies[BUCKET]["bindings"]
     assert "objects/default/" in binding["condition"]["expression"]
     account = google.objects["/lab/api/v1/namespaces/default/serviceaccounts/kinetic"]
     assert "kn-lab-workers@" in str(account["metadata"]["annotations"])
