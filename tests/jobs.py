@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,6 +30,14 @@ def job_spec(name: str, facts: dict[str, Any], **changes: Any) -> JobSpec:
         grace=0.2,
     )
     return replace(spec, **changes)
+
+
+async def eventually(condition: Callable[[], Any]) -> Any:
+    """Poll *condition* until it is true, and return its value."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (result := condition()):
+            await asyncio.sleep(0.01)
+    return result
 
 
 @asynccontextmanager

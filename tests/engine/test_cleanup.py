@@ -47,11 +47,6 @@ async def until_gone(platform: Platform, group_id: str, left: int) -> None:
             await asyncio.sleep(0.2)
 
 
-def first_fails(number: int) -> None:
-    if number == 0:
-        raise ValueError(number)
-
-
 @VIRTUAL
 async def test_fail_fast_leaves_running_jobs_alone(world: World) -> None:
     async def work(run: Any) -> int | None:

@@ -26,17 +26,12 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 from kinetic.testing import Run, carry_out, memory_platform
 from tests.engine.world import Passing, encoder, left_on
+from tests.jobs import eventually
 
 
 @pytest.fixture
 async def platform() -> Platform:
     return memory_platform()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def echo(value: object) -> object:
@@ -90,7 +85,7 @@ async def test_a_batch_that_nobody_asks_for_any_more_is_forgotten(
     another = await client.run_async_map(for_ever, [1])
     watches = [task for task in asyncio.all_tasks() if "watch grp-" in task.get_name()]
     assert await other.attach_batch(another.group_id)
-    await until(lambda: sum(not task.done() for task in watches) <= 1)  # that of `again`
+    await eventually(lambda: sum(not task.done() for task in watches) <= 1)  # that of `again`
     await another.cancel()
 
 
@@ -167,7 +162,9 @@ async def test_a_client_with_many_batches_closes_when_its_store_is_silent(
     client = aio.Client(platform=replace(platform, store=store))
     batches = [await client.run_async_map(for_ever, range(9), max_concurrent=2) for _ in range(5)]
     for batch in batches:
-        await until(lambda batch=batch: len([job for job in batch.jobs if job is not None]) == 9)
+        await eventually(
+            lambda batch=batch: len([job for job in batch.jobs if job is not None]) == 9
+        )
     store.silent = True
     before = asyncio.get_running_loop().time()
     await client.aclose()
@@ -229,9 +226,9 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
     cluster = Slow(platform.cluster)
     async with aio.Client(platform=replace(platform, cluster=cluster), max_concurrent=1) as client:
         launching = asyncio.ensure_future(client.submit(for_ever, 1))
-        await until(lambda: cluster.asked == 1)
+        await eventually(lambda: cluster.asked == 1)
         waiting = asyncio.ensure_future(client.submit(for_ever, 2))  # for the only slot
-        await until(lambda: client.limit._slots._waiters)
+        await eventually(lambda: client.limit._slots._waiters)
     assert await left_on(platform) == []
     cluster.open.set()
     for submission in (launching, waiting):
@@ -295,7 +292,7 @@ async def test_sealing_first_stores_the_inputs_that_were_pulled(client: aio.Clie
     batch = await client.run_async_map(for_ever, inputs(), max_concurrent=4)
     for number in range(1, 6):  # one chunk for each input
         supplied.put(number)
-        await until(lambda number=number: batch.stored == number)
+        await eventually(lambda number=number: batch.stored == number)
     for number in range(6, 20):
         supplied.put(number)
     await batch.detach(seal=True)
@@ -307,7 +304,7 @@ async def test_inputs_end_although_the_call_that_seals_them_is_cancelled(
     client: aio.Client,
 ) -> None:
     batch = await client.run_async_map(echo, itertools.count(), max_concurrent=2)
-    await until(lambda: batch.stored >= 2)
+    await eventually(lambda: batch.stored >= 2)
     sealing = asyncio.create_task(batch.detach(seal=True))
     pump = batch._batch.coordinator.pump  # type: ignore[union-attr]
     while not pump.closing:
@@ -329,10 +326,10 @@ async def test_an_input_that_is_being_produced_counts_when_the_source_closes() -
     source = Source(inputs(), "auto")
     assert [taken.value for taken in await source.take(1, encoder())] == [1]
     taking = asyncio.ensure_future(source.take(1, encoder()))
-    await until(second_requested.is_set)
+    await eventually(second_requested.is_set)
     taking.cancel()
     draining = asyncio.ensure_future(source.drain(30))
-    await until(lambda: source._stopped)
+    await eventually(lambda: source._stopped)
     may_give.set()
     assert [drained.value for drained in await draining] == [2]
     await source.aclose()
@@ -403,7 +400,7 @@ async def test_inputs_that_cannot_be_closed_end_no_batch(client: aio.Client, cap
             raise RuntimeError("the connection is gone")
 
     batch = await client.run_async_map(briefly, inputs(), max_concurrent=2)
-    await until(lambda: batch.stored >= 2)
+    await eventually(lambda: batch.stored >= 2)
     await batch.detach(seal=True)
     assert await batch.results(timeout=30) == [*range(1, batch.stored + 1)]
     assert "the connection is gone" in caplog.text
@@ -444,7 +441,7 @@ async def test_a_window_bounds_pulled_inputs_without_max_concurrent() -> None:
         outcomes = batch.outcomes()
         # Reading opens the window before any input is pulled.
         reading = asyncio.ensure_future(anext(outcomes))
-        await until(lambda: len(in_window) == 5)
+        await eventually(lambda: len(in_window) == 5)
         gate.set()
         await reading
         taken = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import kinetic
 from kinetic.aio import BatchHandle, Client
 from kinetic.cli.app import main
 from kinetic.errors import ConfigurationError, NotFound
-from tests.jobs import DEADLINE_S
+from tests.jobs import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.full
 
@@ -69,19 +69,13 @@ class Items:
 
     async def until_begun(self, count: int) -> set[int]:
         """Wait until exactly *count* items have begun, and return them."""
-        await until(lambda: len(self.begun()) >= count)
+        await eventually(lambda: len(self.begun()) >= count)
         begun = self.begun()
         assert len(begun) == count
         return begun
 
     def ran_once(self) -> bool:
         return all(not it.read_text() for it in self.folder.glob("began-*"))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def until_workers(batch: BatchHandle[Any, Any], count: int) -> list[kinetic.Worker]:
@@ -232,7 +226,7 @@ async def test_lazy_inputs_keep_more_workers_busy_and_let_others_leave(
             begun = await items.until_begun(4)
             await batch.scale(1)
             items.free(*begun)
-            await until(lambda: len(values) >= 4)
+            await eventually(lambda: len(values) >= 4)
             await until_workers(batch, 1)
             items.free_all()
         assert sorted(values) == [*range(40)] and items.ran_once()

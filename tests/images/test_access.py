@@ -19,7 +19,6 @@ from tests.images.conftest import Cloud
 from tests.kubernetes import faults
 
 Build = cloudbuild_v1.Build
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -24,6 +23,7 @@ from kinetic.errors import (
 )
 from tests.images.conftest import ABOUT, OWN, Cloud
 from tests.images.services import BuildServer, StartedBuild, Status
+from tests.jobs import eventually
 
 
 class Gate:
@@ -37,13 +37,6 @@ class Gate:
         self.started.set()
         await self.go.wait()
         server.end(started, Status.SUCCESS)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until *condition* is true."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def waiting_in(images: ContainerImages) -> int:
@@ -70,7 +63,7 @@ async def start_cancelling(cloud: Cloud, resolving: asyncio.Task[Image]) -> None
     await gate.started.wait()
     cloud.builds.script = default_script
     resolving.cancel()
-    await until(lambda: cloud.builds.calls["cancel"])
+    await eventually(lambda: cloud.builds.calls["cancel"])
 
 
 async def test_an_image_is_built_with_all_files_and_arguments(cloud: Cloud, request_of) -> None:
@@ -122,7 +115,7 @@ async def test_the_calls_of_one_client_share_a_build(cloud: Cloud, request_of) -
     images = cloud.images()
     waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(3)]
     await gate.started.wait()
-    await until(lambda: waiting_in(images) == 3)
+    await eventually(lambda: waiting_in(images) == 3)
     gate.go.set()
     assert len({image.uri for image in await asyncio.gather(*waiting)}) == 1
     assert cloud.builds.calls["create"] == 1 and cloud.registry.asked == {404: 1}
@@ -134,7 +127,7 @@ async def test_two_clients_that_build_the_same_image_do_not_disturb_each_other(
 ) -> None:
     gate = cloud.builds.script = Gate()
     cancelled, other = (asyncio.create_task(cloud.images().resolve(request_of())) for _ in range(2))
-    await until(lambda: len(cloud.builds.builds) == 2)
+    await eventually(lambda: len(cloud.builds.builds) == 2)
     cancelled.cancel()
     await asyncio.wait({cancelled})
     states = [started.build.status for started in cloud.builds.builds.values()]
@@ -174,7 +167,7 @@ async def test_the_log_is_shown_while_it_is_written(
 
     cloud.builds.script = script
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await until(lambda: "[build] Step 1/9 : FROM python" in caplog.messages)
+    await eventually(lambda: "[build] Step 1/9 : FROM python" in caplog.messages)
     assert not resolving.done()
     seen.set()
     await resolving
@@ -201,7 +194,7 @@ async def test_cancelling_during_the_request_cancels_the_build(cloud: Cloud, req
     cloud.builds.script = Gate()
     cloud.builds.held["create"] = asyncio.Event()
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await until(lambda: cloud.builds.calls["create"])
+    await eventually(lambda: cloud.builds.calls["create"])
     resolving.cancel()
     for _ in range(20):  # the cancellation passes through several tasks without waiting
         await asyncio.sleep(0)
@@ -216,7 +209,7 @@ async def test_cancelling_cancels_a_build_whose_reply_was_lost(cloud: Cloud, req
     cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE]
     cloud.builds.late = True  # the build exists although its reply is lost
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await until(lambda: cloud.builds.calls["get"])
+    await eventually(lambda: cloud.builds.calls["get"])
     resolving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await resolving
@@ -231,7 +224,7 @@ async def test_cancelling_cancels_the_build_even_if_builds_cannot_be_listed(
     cloud.builds.script = Gate()
     cloud.builds.faults["list"] = [grpc.StatusCode.PERMISSION_DENIED]
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await until(lambda: cloud.builds.calls["get"])
+    await eventually(lambda: cloud.builds.calls["get"])
     resolving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await resolving
@@ -257,7 +250,7 @@ async def test_one_of_two_callers_of_a_build_can_be_cancelled(cloud: Cloud, requ
     images = cloud.images()
     cancelled, other = (asyncio.create_task(images.resolve(request_of())) for _ in range(2))
     await gate.started.wait()
-    await until(lambda: waiting_in(images) == 2)
+    await eventually(lambda: waiting_in(images) == 2)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
@@ -274,7 +267,7 @@ async def test_a_request_during_a_cancellation_starts_another_build(
     await start_cancelling(cloud, first)
     before = cloud.registry.asked[404]
     second = asyncio.create_task(images.resolve(request_of()))
-    await until(lambda: cloud.registry.asked[404] > before)
+    await eventually(lambda: cloud.registry.asked[404] > before)
     cloud.builds.held["cancel"].set()
     with pytest.raises(asyncio.CancelledError):
         await first

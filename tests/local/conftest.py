@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,6 @@ async def hear_job(cluster: LocalCluster, job: JobSpec) -> None:
     await cluster.launch(job)
     async for _ in cluster.logs(job.name, follow=True):
         break
-
-
-async def eventually(condition: Callable[[], Any]) -> Any:
-    """Poll until *condition* is true, and return its value."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not (result := condition()):
-            await asyncio.sleep(0.01)
-    return result
 
 
 def supervisors(home: Path) -> list[int]:

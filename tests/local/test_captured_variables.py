@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio, errors
+from tests.jobs import eventually
 from tests.platforms.script import Script
 
-from .conftest import eventually, signal_supervisor
+from .conftest import signal_supervisor
 
 SECRET = "sesame-4711-open"
 DIGESTS = [hashlib.sha256(f"{SECRET}{number}".encode()).hexdigest() for number in range(4)]

@@ -20,9 +20,9 @@ from kinetic.aio.local.supervisor import connect
 from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError
 from kinetic.job_status import Reason
-from tests.jobs import DEADLINE_S, gone, lines, until
+from tests.jobs import DEADLINE_S, eventually, gone, lines, until
 
-from .conftest import end_supervisor, eventually, marked, run_job, spec
+from .conftest import end_supervisor, marked, run_job, spec
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 

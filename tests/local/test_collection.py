@@ -31,8 +31,9 @@ from kinetic.aio._shared_objects import RENEW_AFTER_S
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.collection import Collection
 from kinetic.errors import BackendError
+from tests.jobs import eventually
 
-from .conftest import end_supervisor, eventually
+from .conftest import end_supervisor
 
 LONG_S = 100 * DAY_S
 

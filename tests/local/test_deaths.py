@@ -35,11 +35,10 @@ from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import ConfigurationError, Unavailable
 from kinetic.job_status import Reason
-from tests.jobs import DEADLINE_S, gone, lines, until
+from tests.jobs import DEADLINE_S, eventually, gone, lines, until
 
 from .conftest import (
     alive,
-    eventually,
     hear_job,
     marked,
     parents,

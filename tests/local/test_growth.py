@@ -13,8 +13,9 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic.aio.local.cluster import LocalCluster
+from tests.jobs import eventually
 
-from .conftest import eventually, supervisors
+from .conftest import supervisors
 
 
 def write_nothing() -> str:

@@ -11,9 +11,9 @@ import pytest
 
 from kinetic import aio
 from kinetic.aio.local.supervisor import running
-from tests.jobs import DEADLINE_S
+from tests.jobs import DEADLINE_S, eventually
 
-from .conftest import alive, eventually
+from .conftest import alive
 
 
 @pytest.fixture(autouse=True)

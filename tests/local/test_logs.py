@@ -16,9 +16,9 @@ from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.logs import TAIL_BYTES, tail_offset
 from kinetic.aio.ports import LONGEST_LINE, LogPieces
 from kinetic.errors import BackendError, NotFound
-from tests.jobs import DEADLINE_S, lines
+from tests.jobs import DEADLINE_S, eventually, lines
 
-from .conftest import eventually, marked, parents, run_job, signal_supervisor, spec
+from .conftest import marked, parents, run_job, signal_supervisor, spec
 
 TEXT = st.text(st.sampled_from("aé\n€😀\r "), max_size=60)
 

@@ -9,8 +9,9 @@ import pytest
 from kinetic._runner.job.kernel_kills import KernelKills, kills_on_machine
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.job_status import Reason
+from tests.jobs import eventually
 
-from .conftest import eventually, run_job, spec, supervisor_pid
+from .conftest import run_job, spec, supervisor_pid
 
 
 def test_a_kill_counts_for_jobs_that_were_there() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
-from tests.jobs import DEADLINE_S, gone, lines, until
+from tests.jobs import DEADLINE_S, eventually, gone, lines, until
 
-from .conftest import alive, eventually, hear_job, parents, run_job, spec
+from .conftest import alive, hear_job, parents, run_job, spec
 
 # A child in its session, one in its own group, a daemon that forked twice, one that ran exec,
 # one that ran exec with an empty environment, and a daemon with a daemon: each records its PID.

@@ -17,9 +17,9 @@ from kinetic import aio
 from kinetic._runner.job import temporary
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
-from tests.jobs import until
+from tests.jobs import eventually, until
 
-from .conftest import eventually, run_job, signal_supervisor, spec
+from .conftest import run_job, signal_supervisor, spec
 
 
 @pytest.fixture

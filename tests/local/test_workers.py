@@ -23,10 +23,10 @@ from kinetic.accelerators import parse
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
 from kinetic.errors import NotFound
-from tests.jobs import DEADLINE_S, gone, job_spec
+from tests.jobs import DEADLINE_S, eventually, gone, job_spec
 from tests.workers.process import KEY, SCOPE, Batch
 
-from .conftest import eventually, supervisor_pid
+from .conftest import supervisor_pid
 
 NAME = "grp-000000000000-0"
 LABELS = {"kinetic.dev/submission": "grp-000000000000", "test": "yes"}
