@@ -283,21 +283,6 @@ print(set(counts), counts["SUCCEEDED"] == len(os.listdir("done")) == len(batch.j
         assert process.end() == (0, "", "")
 
 
-def test_a_script_ends_when_its_inputs_are_stored_and_the_batch_goes_on(
-    script, tmp_path: Path
-) -> None:
-    code = """
-batch = waits_for.run_async_map([f"{here}/go"] * 3, max_concurrent=1, progress=False)
-print(batch.group_id)
-"""
-    with script(code) as process:
-        group = process.line()
-        status, _, err = process.end()
-        assert (status, err) == (0, "")
-    (tmp_path / "go").touch()
-    script(f"print(kinetic.attach_batch({group!r}).results())").prints("['go', 'go', 'go']")
-
-
 def test_at_the_end_of_a_script_the_window_no_longer_limits_a_batch(script, tmp_path: Path) -> None:
     """A started iteration limits the batch to its window, but not after the script has ended."""
     code = """

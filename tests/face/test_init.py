@@ -58,10 +58,6 @@ def test_init_is_a_copy_with_plain_functions() -> None:
     assert Options(init=MappingProxyType({})).init is None
 
 
-def takes_any(*args: Any, **kwargs: Any) -> Any:
-    return args, kwargs
-
-
 @pytest.mark.parametrize(
     ("function", "init", "message"),
     [

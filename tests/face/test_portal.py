@@ -160,32 +160,6 @@ def test_a_loop_that_ends_by_an_exception_fails_its_calls_and_is_replaced(
     assert isinstance(tasks[0].exception(), SystemExit)
 
 
-def test_callbacks_run_in_the_calling_thread_and_their_errors_are_logged(
-    portal: Portal, caplog: pytest.LogCaptureFixture
-) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def note(number: int) -> None:
-        seen.append((number, threading.get_ident()))
-        if number == 1:
-            raise ValueError("a broken callback")
-
-    call = portal.new_call()
-    forward = call.in_calling_thread(note)
-    assert forward is not None
-    assert call.in_calling_thread(None) is None
-
-    async def work() -> str:
-        for number in range(3):
-            forward(number)
-            await asyncio.sleep(0)
-        return "done"
-
-    assert call.call(work) == "done"
-    assert seen == [(number, threading.get_ident()) for number in range(3)]
-    assert "a broken callback" in caplog.text
-
-
 def test_closing_runs_the_hooks_then_cancels_running_tasks() -> None:
     portal = Portal(grace=DEADLINE)
     order: list[str] = []

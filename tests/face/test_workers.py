@@ -14,8 +14,6 @@ import pytest
 from tests.face.child import until
 
 WORKERS = """
-import collections
-
 def load():
     pathlib.Path(f"{here}/loads/{os.getpid()}").touch()
     return "model"
@@ -88,31 +86,6 @@ print(is_imported.run_async_map(range(3), max_concurrent=1).results())
     program(code).prints(f"[False, {fresh == '0'}, {fresh == '0'}]")
 
 
-def test_a_batch_whose_client_was_killed_runs_to_its_end(program, tmp_path: Path) -> None:
-    code = """
-names = [f"{here}/{number}" for number in range(6)]
-batch = wait_for.run_async_map(names, max_concurrent=1, retries=1)
-print(batch.group_id)
-until(pathlib.Path(f"{names[0]}.begun").exists)
-print("begun")
-time.sleep(1000)
-"""
-    with program(code) as process:
-        group = process.line()
-        process.expect("begun")
-        os.kill(process.pid, signal.SIGKILL)
-    for number in range(6):
-        (tmp_path / str(number)).touch()
-    until((tmp_path / "5.begun").exists)
-    code = f"""
-batch = kinetic.attach_batch({group!r})
-print([outcome.unwrap() for _, _, outcome in batch.outcomes(ordered=True)])
-print([*batch.job(5).logs()], batch.resume().finished)
-batch.cleanup()
-"""
-    program(code).prints("['0', '1', '2', '3', '4', '5']", "[] True")
-
-
 def test_a_batch_goes_on_after_the_death_of_its_supervisor(program, tmp_path: Path) -> None:
     code = """
 names = [f"{here}/{number}" for number in range(4)]
@@ -152,99 +125,6 @@ time.sleep(1000)
     program(f"print(kinetic.attach_batch({group!r}).results())").prints("['0', '1']")
 
 
-def test_retries_of_a_batch_that_is_over_open_a_round(program) -> None:
-    code = """
-@worker()
-def fails_without(name):
-    if not os.path.exists(name):
-        raise FileNotFoundError(name)
-    return os.path.basename(name)
-
-batch = fails_without.run_async_map([f"{here}/a", f"{here}/script.py"], max_concurrent=1)
-batch.wait()
-print(batch.status_counts())
-pathlib.Path("a").touch()
-print(batch.retry_failed(), batch.results(cleanup=False))
-print("FileNotFoundError" in batch.job(0).logs(attempt=1), batch.job(0).logs())
-"""
-    program(code).prints("{'FAILED': 1, 'SUCCEEDED': 1}", "1 ['a', 'script.py']", "True ")
-
-
-def test_the_first_error_of_init_ends_the_batch(program) -> None:
-    code = """
-def fail():
-    raise RuntimeError("no model")
-
-@worker(init={"model": fail})
-def never(value, model):
-    return value
-
-batch = never.run_async_map(range(30), max_concurrent=1, retries=3)
-counts = collections.Counter(type(outcome).__name__ for _, _, outcome in batch.outcomes())
-print(counts["Failed"], counts["Cancelled"])
-(error,) = [outcome.error for _, _, outcome in batch.outcomes() if type(outcome) is Failed]
-print("no model" in str(error))
-"""
-    program(code).prints("1 29", "True")
-
-
-def test_lazy_inputs_run_one_after_another(program) -> None:
-    code = """
-def inputs():
-    for number in range(5):
-        yield number
-        until(lambda: number in seen)
-
-seen = []
-@worker()
-def double(value):
-    return 2 * value
-
-for index, value, outcome in double.run_async_map(inputs(), max_concurrent=2).outcomes():
-    seen.append(value)
-    print(value, outcome.unwrap())
-"""
-    program(code).prints("0 0", "1 2", "2 4", "3 6", "4 8")
-
-
-def test_an_input_that_cannot_be_pickled_fails_alone(program) -> None:
-    code = """
-@worker()
-def double(value):
-    return 2 * value
-
-batch = double.run_async_map([1, threading.Lock(), 3], max_concurrent=2)
-print([type(outcome).__name__ for _, _, outcome in batch.outcomes(ordered=True)])
-print([*batch.submission_failures])
-"""
-    program(code).prints("['Succeeded', 'Failed', 'Succeeded']", "[1]")
-
-
-def test_a_window_limits_what_runs_ahead_of_the_reader(program) -> None:
-    """Before the first read, the window limits by what has ended; two more run at once."""
-    code = """
-@worker()
-def mark(number):
-    pathlib.Path(f"{here}/ran.{number}").touch()
-    while not os.path.exists(f"{here}/reads"):
-        time.sleep(0.01)
-    return number
-
-def report_reading():
-    until(lambda: batch._async_handle._batch.coordinator.window.delivered is not None)
-    pathlib.Path("reads").touch()
-
-batch = mark.run_async_map(range(20), max_concurrent=2, window=4)
-threading.Thread(target=report_reading).start()
-outcomes = batch.outcomes(ordered=True)
-for number in range(20):
-    right = next(outcomes).outcome.unwrap() == number
-    most = max(int(path.suffix[1:]) for path in pathlib.Path().glob("ran.*"))
-    print(right, most < max(6, number + 6))
-"""
-    program(code).prints(*["True True"] * 20)
-
-
 def test_an_item_that_is_cleaned_up_is_cancelled_and_the_others_go_on(program) -> None:
     code = """
 batch = wait_for.run_async_map([f"{here}/a", f"{here}/b"], max_concurrent=1)
@@ -254,17 +134,6 @@ pathlib.Path("b").touch()
 print([type(outcome).__name__ for _, _, outcome in batch.outcomes(ordered=True)])
 """
     program(code).prints("['Cancelled', 'Succeeded']")
-
-
-def test_a_cancelled_batch_leaves_no_process(program) -> None:
-    code = """
-with wait_for.run_async_map([f"{here}/{n}" for n in range(9)], max_concurrent=2) as batch:
-    until(pathlib.Path("0.begun").exists)
-print({status.name for _, status in batch.statuses()})
-batch.cleanup()
-print(kinetic.list_batches())
-"""
-    program(code).prints("{'NOT_FOUND'}", "[]")
 
 
 def test_a_batch_whose_workers_cannot_start_in_time_fails(program, monkeypatch) -> None:
