@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -13,34 +12,9 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic.aio.gcs.store import GcsStore
-from tests.cluster.fixtures import IMAGE, Namespace, on_cluster, until
+from tests.cluster.fixtures import IMAGE, Namespace, on_cluster
 
 DEADLINE_S = 120.0
-
-
-@on_cluster
-def marked(folder: str, x: int) -> int:
-    """Leave a marker file at each start; the first attempt runs until it is stopped."""
-    attempt = os.environ["KINETIC_ATTEMPT"]
-    Path(folder, f"{x}.{attempt}").touch(exist_ok=False)
-    if attempt == "1":
-        time.sleep(600)
-    return x
-
-
-async def test_a_disrupted_item_is_started_again_by_the_cluster(
-    client: aio.Client, configured: Namespace, tmp_path: Path
-) -> None:
-    """Each attempt runs once, and the disruption uses up no retry."""
-    async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(marked, [(str(tmp_path), 7)], max_concurrent=1)
-        await until(lambda: (tmp_path / "7.1").exists())
-        (pod,) = await asyncio.to_thread(names, configured, "pods")
-        pod = f"{configured.name}/{pod}"
-        await asyncio.to_thread(configured.kubelet.preempt, pod)
-        assert await batch.results() == [7]
-        assert sorted(path.name for path in tmp_path.glob("7.*")) == ["7.1", "7.2"]
-        await batch.cleanup()
 
 
 @on_cluster

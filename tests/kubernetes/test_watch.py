@@ -269,19 +269,6 @@ async def test_a_job_that_waits_in_vain_is_ended_once(world: World, server: Faul
     await cluster.aclose()
 
 
-async def test_a_slow_reader_gets_the_latest_state(world: World, received: Received) -> None:
-    world.run(1)
-    await received.until(job_1=Phase.RUNNING)
-    for number in range(2, 300):
-        world.run(number)
-    for number in range(2, 300):
-        world.end(number)
-    async with asyncio.timeout(DEADLINE_S):
-        while world.counts["watch jobs"] < 1:
-            await asyncio.sleep(0)
-    await received.until(**{f"job_{number}": Phase.ENDED for number in range(2, 300)})
-
-
 @pytest.mark.parametrize("seed", range(6))
 async def test_after_any_sequence_of_faults_the_last_report_is_true(
     world: World, received: Received, seed: int
