@@ -505,6 +505,7 @@ class Failing(Passing):
 
 
 @pytest.mark.full
+@pytest.mark.looptime(noop_cycles=300)
 async def test_after_a_failed_attach_the_loss_of_the_submitter_is_still_reported(
     client: aio.Client, platform: Platform
 ) -> None:

@@ -232,15 +232,6 @@ async def test_lazy_inputs_keep_more_workers_busy_and_let_others_leave(
         assert sorted(values) == [*range(40)] and items.ran_once()
 
 
-async def test_more_workers_than_slots_are_said(client: Client, tmp_path: Path) -> None:
-    items = Items(tmp_path, 9)
-    async with await client.run_async_map(work, items.inputs, max_concurrent=1) as batch:
-        assert await batch.scale(8) == 4
-        await items.until_begun(4)
-        items.free_all()
-        assert await batch.results() == [*range(9)]
-
-
 async def test_lists_show_items_and_no_workers(client: Client, tmp_path: Path) -> None:
     items = Items(tmp_path, 3)
     async with await client.run_async_map(work, items.inputs, max_concurrent=1) as batch:
