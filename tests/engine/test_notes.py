@@ -71,8 +71,9 @@ async def test_notes_are_read_without_the_inputs_and_verified(length: int) -> No
     async with aio.Client(backend="local", platform=platform) as client:
         batch = await client.run_async_map(train, [(0.5, "x" * length)] * 20)
         await batch.wait()
-        while any(seen.phase is not Phase.ENDED for seen in await cluster.find()):
-            await asyncio.sleep(0.01)  # a worker that leaves reads from the store, too
+    while any(seen.phase is not Phase.ENDED for seen in await cluster.find()):
+        await asyncio.sleep(0.01)  # a worker that leaves reads from the store, too
+    async with aio.Client(backend="local", platform=platform) as client:
         observer = await client.attach_batch(batch.group_id)
         internal = observer._batch
         internal.inputs._bodies.clear()
