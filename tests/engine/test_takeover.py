@@ -14,8 +14,10 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio import _lease
+from kinetic.aio.ports import JobSpec
+from kinetic.testing import MemoryCluster, Run, carry_out
 from tests.engine.severed import severed
-from tests.engine.world import VIRTUAL, Passing, World, until
+from tests.engine.world import VIRTUAL, Passing, World, platform_with, until
 
 
 @pytest.fixture
@@ -72,6 +74,36 @@ async def test_force_resumes_at_once_and_the_old_submitter_gets_an_error(world: 
                 await waiting
             assert await other.results() == [x * x for x in range(10)]
     assert set(world.starts.values()) == {1}
+
+
+class Fences(MemoryCluster):
+    """A cluster that notes under which fences clients ask for workers."""
+
+    fences: tuple[int, ...] = ()
+
+    async def scale(self, job: JobSpec, *args: Any, **kwargs: Any) -> int:
+        self.fences += (job.order.fence,)
+        return await super().scale(job, *args, **kwargs)
+
+
+@VIRTUAL
+async def test_workers_are_asked_for_under_the_fence_of_the_lease() -> None:
+    """So the platform knows the newest client, and an older one doesn't remove its secrets."""
+    go = asyncio.Event()
+
+    async def work(run: Run) -> int | None:
+        await go.wait()
+        return await carry_out(run)
+
+    platform, cluster = platform_with(Fences, work)
+    async with aio.Client(platform=platform) as first, aio.Client(platform=platform) as second:
+        batch = await first.run_async_map(square, range(3), max_concurrent=1)
+        other = await second.attach_batch(batch.group_id)
+        await other.resume(force=True)
+        await until(lambda: len(cluster.fences) == 2)
+        go.set()
+        assert await other.results() == [0, 1, 4]
+    assert cluster.fences == (1, 2)
 
 
 @VIRTUAL

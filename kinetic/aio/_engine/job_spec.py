@@ -135,10 +135,14 @@ class JobSpecBuilder:
             recycle=self._options.recycle,
         )
 
-    def worker(self, number: int) -> JobSpec:
-        """Return the job of each worker of round *number*; its order has no item."""
+    def worker(self, number: int, fence: int) -> JobSpec:
+        """Return the job of each worker of round *number*; its order has no item.
+
+        *fence* is that of this process's lease.
+        """
         order = self._order(
             job_id="",
+            fence=fence,
             index=0,
             attempt=0,
             arguments=wire.Input("", 0, 0, ""),

@@ -445,7 +445,7 @@ class Launcher:
 
     async def _scale(self, number: int) -> int | None:
         """Ask for the workers of a round; return how many it has, or None if none are wanted."""
-        job = self._builder.worker(number)
+        job = self._builder.worker(number, self._context.lease.fence)
 
         async def scale() -> int | None:
             submission, pauses = self._submission, growing_pauses(*EARLIER_CHECKS_S)
