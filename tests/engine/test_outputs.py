@@ -350,7 +350,7 @@ async def test_of_two_consumers_the_slower_one_bounds_an_endless_input(gates: Ga
 async def test_few_values_are_held_at_once(client: aio.Client) -> None:
     from kinetic.aio._engine.iteration import READ_AHEAD
 
-    batch = await client.run_async_map(square, range(300), max_concurrent=None)
+    batch = await client.run_async_map(square, range(300), max_concurrent=10)
     await batch.wait()
     stream = batch.outcomes()
     for _ in range(10):
