@@ -93,26 +93,6 @@ class InstantCluster(MemoryCluster):
     async def extend(self, name: str, seconds: float) -> None:
         """Implement `Workers.extend`: the round has no deadline."""
 
-    async def worker_log(
-        self, worker: str, start: int, stop: int, *, tail: int | None = None
-    ) -> AsyncGenerator[str]:
-        """Implement `Workers.worker_log`: nothing writes."""
-        nothing: tuple[str, ...] = ()
-        for line in nothing:
-            yield line
-
-    def item_log(
-        self,
-        worker: str,
-        marks: tuple[str, str],
-        *,
-        since: float,
-        follow: bool = False,
-        tail: int | None = None,
-    ) -> AsyncGenerator[str]:
-        """Implement `Workers.item_log`: nothing writes."""
-        return self.worker_log(worker, 0, 0, tail=tail)
-
     async def _run_items(self, job: JobSpec) -> None:
         scope, number = job.order.scope, 0
         while True:
@@ -194,7 +174,7 @@ def make_platform(*, holding: bool = False) -> tuple[Platform, RecordingStore, I
     """Return a new platform, with its store and its cluster."""
     store = RecordingStore()
     cluster = InstantCluster(store, holding=holding)
-    platform = Platform(store=store, images=MemoryImages(), cluster=cluster, workers=cluster)
+    platform = Platform(store=store, images=MemoryImages(), cluster=cluster)
     return platform, store, cluster
 
 

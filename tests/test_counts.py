@@ -82,7 +82,6 @@ async def client(store: CountingStore, cluster: CountingCluster):
         store=store,
         images=CurrentInterpreter(),
         cluster=cluster,
-        workers=cluster,
         id_marker="local-",
     )
     async with aio.Client(backend="local", platform=platform) as client:

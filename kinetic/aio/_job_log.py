@@ -70,7 +70,7 @@ async def lines(
                         yield line
             except NotFound as exc:
                 missing = exc
-            if not has_lines and missing is not None and submission.workers is not None:
+            if not has_lines and missing is not None and submission.identity.leased:
                 with contextlib.suppress(NotFound):
                     source = _worker_log(ref, number, follow=follow, tail=tail)
                     async with aclosing(_until_silent(ref, number, source, follow=follow)) as log:
@@ -94,7 +94,7 @@ async def lines(
             if missing is not None:
                 item = await submission.look(ref.index)
                 # A worker's item has no job before it begins.
-                may_begin = submission.workers is not None and not item.state.final
+                may_begin = submission.identity.leased and not item.state.final
                 if item.attempt == number and not (found_log or may_begin):
                     raise missing
                 if not attempt_ended and not _is_hopeless(ref):
@@ -122,23 +122,25 @@ async def _worker_log(
     from kinetic._runner.protocol.workers import WorkerId
 
     submission, index = ref.submission, ref.index
-    identity, workers = submission.identity, submission.workers
+    identity = submission.identity
     attempts = (await submission.all_attempts([index])).get(index, {})
     attempt = attempts.get(number, wire.Attempt())
     outcome = attempt.outcome
     worker = WorkerId.parse(attempt.worker if outcome is None else outcome.writer)
-    if workers is None or worker is None:
+    if worker is None:
         raise NotFound(f"attempt {number} of {identity.job_id(index)} has no output")
-    name = worker_name(identity.id, worker)
-    if outcome is None:
-        place = identity.key, identity.scope, identity.job_id(index), number
-        begin, end = mark(*place, "begins"), mark(*place, "has ended")
-        since = attempt.claimed or identity.created
-        log = workers.item_log(name, (begin, end), since=since, follow=follow, tail=tail)
-    elif outcome.log is not None:
-        log = workers.worker_log(name, *outcome.log, tail=tail)
-    else:
+    part = None if outcome is None else outcome.log
+    if outcome is not None and part is None:
         raise NotFound(f"the end of the output of {identity.job_id(index)} is in the store")
+    place = identity.key, identity.scope, identity.job_id(index), number
+    log = submission.cluster.item_log(
+        worker_name(identity.id, worker),
+        part,
+        (mark(*place, "begins"), mark(*place, "has ended")),
+        since=attempt.claimed or identity.created,
+        follow=follow,
+        tail=tail,
+    )
     async with aclosing(log) as lines:
         async for line in lines:
             yield line

@@ -797,13 +797,12 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound:
             self._cleaned = True
             return
-        if ref.submission.workers is not None and self.group_id is not None:
+        if self.group_id is not None:
             if k8s:  # the worker continues with other items
                 await self.cancel(cleanup_timeout)
             return
-        objects = gcs and self.group_id is None
-        await self._remove(ref, jobs=k8s, objects=objects, timeout=cleanup_timeout)
-        self._cleaned = objects
+        await self._remove(ref, jobs=k8s, objects=gcs, timeout=cleanup_timeout)
+        self._cleaned = gcs
 
     async def _remove(
         self, ref: JobRef, *, jobs: bool, objects: bool, timeout: float, ended: bool = False

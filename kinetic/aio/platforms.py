@@ -19,7 +19,7 @@ from kinetic import configuration
 
 if TYPE_CHECKING:
     from kinetic.accelerators import Accelerator
-    from kinetic.aio.ports import Cluster, Images, Store, Workers
+    from kinetic.aio.ports import Cluster, Images, Store
 
 __all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "open_platform", "seconds_since_boot"]
 
@@ -54,7 +54,6 @@ class Platform:
         capacity: The machine's resources; None for a cluster, whose machines come and go.
         layout: Returns the accelerator in a layout that this platform has.
         builds: The store of build contexts; ``images`` closes it.
-        workers: The part of ``cluster`` that starts workers; None if it starts attempts only.
     """
 
     store: Store
@@ -68,7 +67,6 @@ class Platform:
         default=_keep_layout, repr=False
     )
     builds: Store | None = None
-    workers: Workers | None = None
 
     async def aclose(self) -> None:
         """Close all adapters, even if one fails; the store last, because the others write to it."""

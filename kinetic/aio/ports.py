@@ -210,8 +210,8 @@ class JobSpec:
     The client computes ``name`` before the first request, so that a repeated launch finds the
     first one's job. ``order`` is for the runner. ``environment`` is the same for all jobs of a
     submission; the runner adds `wire.Order.variables`. With a ``crew``, a worker carries out the
-    attempt; only a platform that has `Workers` takes such a job. An ``owned`` job ends, and leaves
-    nothing, when the process that launched it dies, if the platform can detect that.
+    attempt. An ``owned`` job ends, and leaves nothing, when the process that launched it dies, if
+    the platform can detect that.
     """
 
     name: str
@@ -265,8 +265,89 @@ class Observation:
     ended: tuple[tuple[int, int], ...] = ()
 
 
-class Cluster(Protocol):
-    """A platform that runs attempts."""
+class Workers(Protocol):
+    """The part of a cluster that starts workers, which take items from the store and run them.
+
+    A worker is a job whose labels name no item.
+    """
+
+    shows_items: bool
+    """Whether the cluster shows an item, while a worker runs it, as a job with the process of the
+    worker. Otherwise only the store says what the workers run."""
+
+    replaces: bool
+    """Whether the cluster replaces a worker that died. Otherwise each worker runs one item at most,
+    and the process that submits the batch starts another."""
+
+    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+        """Start the workers of a round, or more of them; those that it has don't change.
+
+        Args:
+            job: Each worker. Its name is that of the round, and its order has no item.
+            crew: How the workers run the items.
+            number: The number of the round.
+            ranks: The ranks of the workers. A cluster that replaces workers has those before, too.
+
+        Returns:
+            How many ranks the round has, with those that have left. 0: the round is over.
+
+        Raises:
+            LaunchError: The platform refused the workers.
+        """
+        ...
+
+    async def grow(self, name: str, workers: int) -> int:
+        """Start more workers of a round that has some; fewer than there are change nothing.
+
+        Unlike `scale`, this needs no captured variables, so any process can do it.
+
+        Args:
+            name: The name of the round.
+            workers: How many there are to be.
+
+        Returns:
+            How many ranks the round has, with those that have left. 0: the round is over, or was
+            never begun here.
+        """
+        ...
+
+    async def extend(self, name: str, seconds: float) -> None:
+        """Let the round *name* go on for *seconds* from now: a retry gives it this time again."""
+        ...
+
+    async def tell(self, labels: Mapping[str, str]) -> None:
+        """Tell the workers with *labels* that the store has changed."""
+        ...
+
+    def item_log(
+        self,
+        worker: str,
+        part: tuple[int, int] | None,
+        marks: tuple[str, str],
+        *,
+        since: float,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[str]:
+        """Yield what an item has written that `Cluster.logs` doesn't show; *follow*: until it ends.
+
+        Args:
+            worker: The name of the worker.
+            part: The first byte of the item's output in that of the worker, and the one after its
+                last; None while the item runs.
+            marks: The lines in the worker's log before and after those of the item.
+            since: A time before the item began, in seconds since the epoch.
+            follow: Whether to wait for more lines.
+            tail: How many of the last lines to begin with; None: all.
+
+        Raises:
+            NotFound: There is no such worker, its log was removed, or it has no such lines.
+        """
+        ...
+
+
+class Cluster(Workers, Protocol):
+    """A platform that runs attempts: in workers, or each as a job of its own."""
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; succeed if a job with this name exists.
@@ -363,96 +444,6 @@ class Cluster(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections; jobs keep running. A call in progress raises a `BackendError`."""
-        ...
-
-
-class Workers(Protocol):
-    """The part of a cluster that starts workers, which take items from the store and run them.
-
-    A worker is a job whose labels name no item.
-    """
-
-    shows_items: bool
-    """Whether the cluster shows an item, while a worker runs it, as a job with the process of the
-    worker. Otherwise only the store says what the workers run."""
-
-    replaces: bool
-    """Whether the cluster replaces a worker that died. Otherwise each worker runs one item at most,
-    and the process that submits the batch starts another."""
-
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
-        """Start the workers of a round, or more of them; those that it has don't change.
-
-        Args:
-            job: Each worker. Its name is that of the round, and its order has no item.
-            crew: How the workers run the items.
-            number: The number of the round.
-            ranks: The ranks of the workers. A cluster that replaces workers has those before, too.
-
-        Returns:
-            How many ranks the round has, with those that have left. 0: the round is over.
-
-        Raises:
-            LaunchError: The platform refused the workers.
-        """
-        ...
-
-    async def grow(self, name: str, workers: int) -> int:
-        """Start more workers of a round that has some; fewer than there are change nothing.
-
-        Unlike `scale`, this needs no captured variables, so any process can do it.
-
-        Args:
-            name: The name of the round.
-            workers: How many there are to be.
-
-        Returns:
-            How many ranks the round has, with those that have left. 0: the round is over, or was
-            never begun here.
-        """
-        ...
-
-    async def extend(self, name: str, seconds: float) -> None:
-        """Let the round *name* go on for *seconds* from now: a retry gives it this time again."""
-        ...
-
-    async def tell(self, labels: Mapping[str, str]) -> None:
-        """Tell the workers with *labels* that the store has changed."""
-        ...
-
-    def worker_log(
-        self, worker: str, start: int, stop: int, *, tail: int | None = None
-    ) -> AsyncGenerator[str]:
-        """Yield what an item has written: bytes *start* to *stop* of the output of *worker*.
-
-        Raises:
-            NotFound: The log was removed.
-        """
-        ...
-
-    def item_log(
-        self,
-        worker: str,
-        marks: tuple[str, str],
-        *,
-        since: float,
-        follow: bool = False,
-        tail: int | None = None,
-    ) -> AsyncGenerator[str]:
-        """Yield what a running item has written; with *follow*, until it ends.
-
-        `Cluster.logs` does this where the cluster shows the item.
-
-        Args:
-            worker: The name of the worker.
-            marks: The lines in the worker's log before and after those of the item.
-            since: A time before the item began, in seconds since the epoch.
-            follow: Whether to wait for more lines.
-            tail: How many of the last lines to begin with; None: all.
-
-        Raises:
-            NotFound: There is no such worker, or its log was removed.
-        """
         ...
 
 

@@ -219,25 +219,11 @@ class MemoryCluster:
             if job.worker is not None:
                 job.worker.tell()
 
-    async def worker_log(
-        self, worker: str, start: int, stop: int, *, tail: int | None = None
-    ) -> AsyncGenerator[str]:
-        """Implement `Workers.worker_log`: `logs` has the lines of each item."""
+    async def item_log(self, worker: str, *place: object, **options: object) -> AsyncGenerator[str]:
+        """Implement `Workers.item_log`: `logs` has the lines of each item."""
         if worker:
             raise NotFound(f"{worker} has no log of its own")
         yield ""
-
-    def item_log(
-        self,
-        worker: str,
-        marks: tuple[str, str],
-        *,
-        since: float,
-        follow: bool = False,
-        tail: int | None = None,
-    ) -> AsyncGenerator[str]:
-        """Implement `Workers.item_log`: `logs` has the lines of each item."""
-        return self.worker_log(worker, 0, 0)
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None

@@ -40,4 +40,4 @@ def memory_platform(work: Work = carry_out, *, slots: int | None = None) -> Plat
     """
     store = MemoryStore()
     cluster = MemoryCluster(store, work, slots=slots)
-    return Platform(store=store, images=MemoryImages(), cluster=cluster, workers=cluster)
+    return Platform(store=store, images=MemoryImages(), cluster=cluster)

@@ -44,7 +44,6 @@ class Stores:
             memory_platform(),
             store=self.store,
             cluster=cluster,
-            workers=cluster,
             builds=self.builds,
         )
 

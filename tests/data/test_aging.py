@@ -143,7 +143,7 @@ async def idle(run: Run) -> None:
 @pytest.fixture
 def platform(store: AgingStore) -> Platform:
     cluster = MemoryCluster(store, idle, key=KEY)
-    return Platform(store=store, images=MemoryImages(), cluster=cluster, workers=cluster)
+    return Platform(store=store, images=MemoryImages(), cluster=cluster)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ async def test_a_submission_takes_four_writes_and_a_second_one_two(
     async with GcsServer() as server:
         bucket = GcsStore("gs://kn-test", {EMULATOR: server.url})
         cluster = MemoryCluster(bucket, idle)
-        platform = Platform(store=bucket, images=MemoryImages(), cluster=cluster, workers=cluster)
+        platform = Platform(store=bucket, images=MemoryImages(), cluster=cluster)
         async with aio.Client(platform=platform) as client:
             for writes in (4, 2):
                 server.requests.clear()

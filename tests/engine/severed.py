@@ -63,4 +63,4 @@ def severed(platform: Platform, last: str = "") -> tuple[Platform, asyncio.Event
     cut = asyncio.Event()
     store: Any = Severed(platform.store, cut, last)
     cluster: Any = Severed(platform.cluster, cut, "")
-    return replace(platform, store=store, cluster=cluster, workers=cluster), cut
+    return replace(platform, store=store, cluster=cluster), cut

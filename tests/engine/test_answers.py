@@ -35,9 +35,7 @@ class Held:
         self.store = MemoryStore()
         self.cluster = MemoryCluster(self.store, work)
         plain = on_loop_time(memory_platform())
-        self.platform: Platform = replace(
-            plain, store=self.store, cluster=self.cluster, workers=self.cluster
-        )
+        self.platform: Platform = replace(plain, store=self.store, cluster=self.cluster)
 
     def inputs(self, count: int) -> list[tuple[int, str]]:
         return [(index, str(self.gate)) for index in range(count)]
@@ -119,7 +117,7 @@ class TellsMeanwhile(Passing):
 async def test_resuming_ignores_answers_older_than_notifications(world: Held) -> None:
     group = await abandoned(world, 2)
     cluster: Any = TellsMeanwhile(world.cluster)
-    platform = replace(world.platform, cluster=cluster, workers=cluster)
+    platform = replace(world.platform, cluster=cluster)
     async with aio.Client(platform=platform) as client:
         batch = await client.attach_batch(group)
         cluster.late = True
@@ -134,7 +132,7 @@ async def test_resuming_ignores_answers_older_than_notifications(world: Held) ->
 async def test_a_check_of_an_attempt_ignores_answers_older_than_notifications(world: Held) -> None:
     cluster: Any = TellsMeanwhile(world.cluster)
     cluster.late = True
-    platform = replace(world.platform, cluster=cluster, workers=cluster)
+    platform = replace(world.platform, cluster=cluster)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(wait_for_gate, world.inputs(2))
         await cluster.asked.wait()

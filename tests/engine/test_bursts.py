@@ -90,7 +90,7 @@ def cluster() -> Bursts:
 
 def platform_of(cluster: Bursts) -> Platform:
     platform = replace(memory_platform(), store=cluster._store)
-    return replace(on_loop_time(platform), cluster=cluster, workers=cluster)
+    return replace(on_loop_time(platform), cluster=cluster)
 
 
 async def begun(client: aio.Client, cluster: Bursts, items: Iterable[int], **options: Any) -> Any:

@@ -71,7 +71,7 @@ async def store() -> Weak:
 @pytest.fixture
 async def platform(store: Weak) -> Platform:
     clock, cluster = asyncio.get_running_loop().time, MemoryCluster(store, dies_once)
-    return replace(memory_platform(), store=store, cluster=cluster, workers=cluster, clock=clock)
+    return replace(memory_platform(), store=store, cluster=cluster, clock=clock)
 
 
 async def dies_once(run: Any) -> int | None:

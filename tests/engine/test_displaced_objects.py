@@ -28,7 +28,7 @@ HANGS_S = 30.0
 def platform_in(folder: Path, work: Any = carry_out) -> Platform:
     store = DirectoryStore(folder, shared=True)  # in which claims and outcomes are files
     cluster = MemoryCluster(store, work)
-    return replace(memory_platform(), store=store, cluster=cluster, workers=cluster)
+    return replace(memory_platform(), store=store, cluster=cluster)
 
 
 async def same(x: int) -> int:

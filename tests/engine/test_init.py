@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from kinetic._runner.worker.session import Session
 from kinetic.aio._engine.manifest import uploaded_call_of
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec
-from kinetic.testing import memory_platform
+from kinetic.testing import MemoryCluster, carry_out, memory_platform
 from tests.engine.severed import on_loop_time
 
 pytestmark = pytest.mark.looptime(noop_cycles=300)
@@ -35,32 +35,18 @@ def use(number: int, model: str = "default") -> tuple[int, str]:
 warm = kinetic.run("cpu", isolation="worker", init={"model": load}, recycle=3)(use)
 
 
-class IdleWorkers:
+class IdleWorkers(MemoryCluster):
     """Workers that take no item."""
-
-    shows_items = True
-    replaces = True
 
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
         return ranks.stop
-
-    async def tell(self, labels: Mapping[str, str]) -> None: ...
-
-    async def worker_log(
-        self, worker: str, start: int, stop: int, *, tail: int | None = None
-    ) -> AsyncGenerator[str]:
-        raise errors.NotFound(worker)
-        yield ""
-
-    async def item_log(self, worker: str, marks: tuple[str, str], **_: Any) -> AsyncGenerator[str]:
-        raise errors.NotFound(worker)
-        yield ""
 
 
 @pytest.fixture
 async def platform() -> Platform:
     """Return a platform that accepts the options, and runs nothing."""
-    return dataclasses.replace(on_loop_time(memory_platform()), workers=IdleWorkers())
+    plain = on_loop_time(memory_platform())
+    return dataclasses.replace(plain, cluster=IdleWorkers(plain.store, carry_out))
 
 
 async def test_a_manifest_says_how_workers_run_the_items(
@@ -142,10 +128,12 @@ async def test_init_travels_with_what_it_captures(client: aio.Client, platform: 
         ({"init": {"model": load}}, "init"),
     ],
 )
-async def test_a_platform_without_workers_refuses_the_options(
+async def test_a_platform_that_replaces_no_workers_refuses_the_options(
     options: dict[str, Any], named: str
 ) -> None:
-    platform = dataclasses.replace(on_loop_time(memory_platform()), workers=None)
+    plain = on_loop_time(memory_platform())
+    cluster = MemoryCluster(plain.store, carry_out, replaces=False)
+    platform = dataclasses.replace(plain, cluster=cluster)
     function = kinetic.run("cpu", **options)(use)
     async with aio.Client(platform=platform) as client:
         calls: list[Callable[[], Any]] = [

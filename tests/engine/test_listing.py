@@ -74,7 +74,7 @@ async def test_a_look_at_an_item_reads_nothing_of_the_others() -> None:
     for items in (3, 60):
         store = InMemory()
         cluster = MemoryCluster(store, carry_out)
-        platform = replace(memory_platform(), store=store, cluster=cluster, workers=cluster)
+        platform = replace(memory_platform(), store=store, cluster=cluster)
         async with aio.Client(platform=platform) as client:
             batch = await client.run_async_map(add, [(1, number) for number in range(items)])
             await batch.wait()
@@ -116,7 +116,7 @@ class Late(MemoryCluster):
 async def test_a_limit_leaves_out_the_oldest_also_where_items_began_late() -> None:
     plain = memory_platform()
     cluster = Late(plain.store, carry_out)
-    platform = replace(plain, cluster=cluster, workers=cluster)
+    platform = replace(plain, cluster=cluster)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(add, [(1, number) for number in range(5)])
         await batch.wait()

@@ -101,7 +101,7 @@ class Course:
     submit: Callable[[aio.Client], Awaitable[Any]]
     work: Callable[[Run], Any]
     truth: str
-    platform: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
 
 
 COURSES = {
@@ -110,7 +110,7 @@ COURSES = {
     "a death": Course(one_value, dies, "JobLost"),
     "a death before the claim": Course(one_value, dies_before, "JobLost"),
     "a process that stays": Course(one_value, commits_and_stays, "3"),
-    "a preemption": Course(one_on_two_hosts, preempted_once, "3", {"workers": SETS}),
+    "a preemption": Course(one_on_two_hosts, preempted_once, "3", SETS),
     "a batch": Course(three, works, "[0, 1, 2]"),
 }
 
@@ -137,8 +137,9 @@ async def attached(client: aio.Client, handle: Any) -> Any:
 async def play(course: Course, submitter_fault: Fault, observer_fault: Fault) -> None:
     """Run *course* once while its submitter and an observer wait for it."""
     plain, cluster = platform_with(MemoryCluster, course.work)
+    vars(cluster).update(course.flags)
     platforms = [
-        replace(plain, cluster=Unreliable(cluster, fault), **course.platform)
+        replace(plain, cluster=Unreliable(cluster, fault))
         for fault in (submitter_fault, observer_fault)
     ]
     async with AsyncExitStack() as stack:
@@ -183,8 +184,8 @@ async def test_no_notification_is_needed_at_all(course: str) -> None:
             await asyncio.Event().wait()
             yield
 
-    plain, _ = platform_with(Mute, COURSES[course].work)
-    platform = replace(plain, **COURSES[course].platform)
+    platform, cluster = platform_with(Mute, COURSES[course].work)
+    vars(cluster).update(COURSES[course].flags)
     async with aio.Client(platform=platform) as submitter:
         handle = await COURSES[course].submit(submitter)
         async with asyncio.timeout(4 * ENDS_S), aio.Client(platform=platform) as observer:
@@ -212,8 +213,9 @@ class SaysLast(MemoryCluster):
 
 @VIRTUAL
 async def test_the_last_attempt_is_recognized_from_a_notification_of_any_attempt() -> None:
-    plain, _ = platform_with(SaysLast, preempted_once)
-    async with aio.Client(platform=replace(plain, workers=PODS)) as client:
+    plain, cluster = platform_with(SaysLast, preempted_once)
+    vars(cluster).update(PODS)
+    async with aio.Client(platform=plain) as client:
         job = await client.submit(same, 3)
         async with asyncio.timeout(ENDS_S):
             with pytest.raises(kinetic.errors.JobFailed, match="asked to stop"):

@@ -67,7 +67,7 @@ async def test_a_failure_is_noted_in_words() -> None:
 async def test_notes_are_read_without_the_inputs_and_verified(length: int) -> None:
     store = Counting()
     cluster = MemoryCluster(store, carry_out)
-    platform = replace(memory_platform(), store=store, cluster=cluster, workers=cluster)
+    platform = replace(memory_platform(), store=store, cluster=cluster)
     async with aio.Client(backend="local", platform=platform) as client:
         batch = await client.run_async_map(train, [(0.5, "x" * length)] * 20)
         await batch.wait()

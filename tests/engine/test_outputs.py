@@ -407,7 +407,7 @@ class Flaky(MemoryStore):
 async def test_a_store_that_does_not_answer_is_no_failure_of_an_item() -> None:
     store = Flaky()
     cluster = MemoryCluster(store, carry_out)
-    platform = replace(memory_platform(), store=store, cluster=cluster, workers=cluster)
+    platform = replace(memory_platform(), store=store, cluster=cluster)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(long_text, range(3))
         await batch.wait()

@@ -61,7 +61,7 @@ def guarded(refusal: Exception | None = None) -> tuple[Platform, Guarded]:
     plain = on_loop_time(memory_platform())
     cluster = Guarded(plain.store, fails_at_first)
     cluster.refusal = refusal
-    return replace(plain, cluster=cluster, workers=cluster), cluster
+    return replace(plain, cluster=cluster), cluster
 
 
 def square(x: int) -> int:

@@ -119,7 +119,8 @@ class Store(MemoryStore):
 def platform_of(work: Any, **options: Any) -> tuple[Any, Cluster]:
     store = Store()
     cluster = Cluster(store, work, **options)
-    return replace(memory_platform(), store=store, cluster=cluster, workers=SETS), cluster
+    vars(cluster).update(SETS)
+    return replace(memory_platform(), store=store, cluster=cluster), cluster
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])

@@ -99,16 +99,14 @@ class Rounds:
 
     async def tell(self, labels: Mapping[str, str]) -> None: ...
 
-    async def worker_log(self, *args: Any, **_: Any) -> AsyncGenerator[str]:
+    async def item_log(self, *args: Any, **_: Any) -> AsyncGenerator[str]:
         raise errors.NotFound(str(args))
         yield ""
-
-    item_log = worker_log
 
 
 def with_rounds(platform: Platform, *, in_queue: bool = False) -> tuple[Platform, Rounds]:
     rounds: Any = Rounds(platform.cluster, in_queue=in_queue)
-    return dataclasses.replace(on_loop_time(platform), cluster=rounds, workers=rounds), rounds
+    return dataclasses.replace(on_loop_time(platform), cluster=rounds), rounds
 
 
 async def test_a_retry_after_a_stop_begins_another_round_when_the_stopped_workers_have_ended() -> (

@@ -24,7 +24,7 @@ def sets(work: Any = carry_out) -> tuple[Platform, MemoryCluster]:
     """Return a platform whose workers take one item each, and its cluster."""
     plain = on_loop_time(memory_platform())
     cluster = MemoryCluster(plain.store, work, replaces=False)
-    return replace(plain, cluster=cluster, workers=cluster), cluster
+    return replace(plain, cluster=cluster), cluster
 
 
 async def started(cluster: MemoryCluster) -> list[str]:

@@ -211,7 +211,7 @@ class Fleeting(MemoryStore):
 async def test_the_status_of_what_is_removed_while_it_is_asked_for(world: World) -> None:
     store = Fleeting()
     cluster = MemoryCluster(store, world._work)
-    platform = replace(world.platform, store=store, cluster=cluster, workers=cluster)
+    platform = replace(world.platform, store=store, cluster=cluster)
     async with aio.Client(platform=platform) as client:
         job = await client.submit(same, 1)
         await until(lambda: world.started == 1)
@@ -233,9 +233,7 @@ class SlowToRelease(MemoryStore):
 async def test_cleanup_does_not_wait_long_for_its_own_lease(world: World) -> None:
     loop, store = asyncio.get_running_loop(), SlowToRelease()
     cluster = MemoryCluster(store, carry_out, slots=None)
-    async with aio.Client(
-        platform=replace(world.platform, store=store, cluster=cluster, workers=cluster)
-    ) as client:
+    async with aio.Client(platform=replace(world.platform, store=store, cluster=cluster)) as client:
         batch = await client.run_async_map(same, range(2))
         assert await batch.results(cleanup=False) == [0, 1]
         since = loop.time()

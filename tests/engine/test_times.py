@@ -53,7 +53,7 @@ async def test_an_item_has_run_since_its_claim_and_waited_before() -> None:
 
     store = ClaimedEarly()
     cluster = Old(store, job, slots=1)
-    platform = replace(memory_platform(), store=store, cluster=cluster, workers=cluster)
+    platform = replace(memory_platform(), store=store, cluster=cluster)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(work, [1, 2])
         while not batch.longest_running(9):  # the watch reports it

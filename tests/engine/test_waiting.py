@@ -36,8 +36,9 @@ class Counted(Passing):
         self.requests: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
-        self.requests[name] += 1
-        return super().__getattr__(name)
+        found = super().__getattr__(name)
+        self.requests[name] += callable(found)
+        return found
 
 
 async def requests_within(seconds: float, *ports: Any) -> Counter[str]:
@@ -96,6 +97,7 @@ async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minut
         looks = beats + requests["list"]
         assert requests.pop("look") == looks, "each list also looks for a collection"
         requests["find"] -= requests["list"]  # each reading also asks for the workers
+        assert requests.pop("scale") == requests["list"], "and the launcher, for the round"
         assert is_one_reading_a_minute(requests), "one list for all its items"
         world.gate.set()
         assert await waiting == [*range(50)]

@@ -24,7 +24,7 @@ def make_unreadable(root: Path, pattern: str) -> None:
 async def main(root: Path) -> None:
     store = DirectoryStore(root, shared=True)  # in which claims and outcomes are files
     cluster = MemoryCluster(store, carry_out)
-    platform = replace(memory_platform(), store=store, cluster=cluster, workers=cluster)
+    platform = replace(memory_platform(), store=store, cluster=cluster)
     async with aio.Client(platform=platform) as client:
         batches = [await client.run_async_map(same, range(3)) for _ in range(5)]
         for batch in batches:

@@ -34,11 +34,11 @@ __all__ = [
 
 C = TypeVar("C", bound=MemoryCluster)
 
-PODS: Any = SimpleNamespace(shows_items=False, replaces=True)
-"""For single jobs only: the workers of a cluster that replaces their pods."""
+PODS = {"shows_items": False, "replaces": True}
+"""For single jobs only: the flags of a cluster that replaces their pods."""
 
-SETS: Any = SimpleNamespace(shows_items=False, replaces=False)
-"""For single jobs only: the workers of a cluster that replaces no set of pods."""
+SETS = {"shows_items": False, "replaces": False}
+"""For single jobs only: the flags of a cluster that replaces no set of pods."""
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
 """Virtual time that lets pickling threads start before it jumps."""
@@ -84,7 +84,7 @@ def platform_with(kind: type[C], work: Any = carry_out) -> tuple[Platform, C]:
     """Return a platform on the loop's time with a cluster of class *kind*, and that cluster."""
     plain = on_loop_time(memory_platform())
     cluster = kind(plain.store, work)
-    return replace(plain, cluster=cluster, workers=cluster), cluster
+    return replace(plain, cluster=cluster), cluster
 
 
 class Passing:

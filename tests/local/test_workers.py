@@ -301,9 +301,10 @@ async def test_a_running_item_is_found_with_its_log(cluster: LocalCluster, tmp_p
         outcome = batch.outcomes(index)[-1]
         log, me = outcome.log, WorkerId.parse(outcome.writer)
         assert log is not None and me is not None
-        lines = cluster.worker_log(f"{NAME}.{me.job}.{me.rank}.{me.restarts}", *log)
+        place = f"{NAME}.{me.job}.{me.rank}.{me.restarts}", log, ("", "")
+        lines = cluster.item_log(*place, since=0.0)
         assert [line async for line in lines] == [f"before {path}", f"after {path}"]
-        lines = cluster.worker_log(f"{NAME}.{me.job}.{me.rank}.{me.restarts}", *log, tail=1)
+        lines = cluster.item_log(*place, since=0.0, tail=1)
         assert [line async for line in lines] == [f"after {path}"]
 
 

@@ -314,7 +314,6 @@ class Process:
             images=PartyImages(),
             cluster=cluster if scenario.fault is None else Unreliable(cluster, scenario.fault),
             id_marker="local-",
-            workers=cluster,
         )
         limit = scenario.plan.limit
         self.client = aio.Client(backend="local", platform=platform, max_concurrent=limit)

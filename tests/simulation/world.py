@@ -318,7 +318,7 @@ class PartyImages:
 
 
 class PartyCluster:
-    """`kinetic.aio.ports.Cluster` and `Workers`, as one party reaches them."""
+    """`kinetic.aio.ports.Cluster`, as one party reaches it."""
 
     shows_items = True
     replaces = True
@@ -403,12 +403,7 @@ class PartyCluster:
     async def tell(self, labels: Mapping[str, str]) -> None:
         await self.gate.send("tell", lambda: self.world.crews.tell(labels))
 
-    def worker_log(
-        self, worker: str, start: int, stop: int, *, tail: int | None = None
-    ) -> AsyncIterator[str]:
-        return self._logs(worker)
-
-    def item_log(self, worker: str, marks: tuple[str, str], **_: Any) -> AsyncIterator[str]:
+    def item_log(self, worker: str, *_: Any, **__: Any) -> AsyncIterator[str]:
         return self._logs(worker)
 
     async def root_key(self) -> bytes:

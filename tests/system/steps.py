@@ -80,7 +80,6 @@ def platform() -> Platform:
         store=Store(home / "store"),
         images=CurrentInterpreter(),
         cluster=cluster,
-        workers=cluster,
         id_marker="local-",
     )
 

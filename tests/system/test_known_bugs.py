@@ -61,7 +61,6 @@ async def faulty(home: Path) -> AsyncIterator[tuple[aio.Client, Faulty]]:
         store=store,
         images=CurrentInterpreter(),
         cluster=cluster,
-        workers=cluster,
         id_marker="local-",
     )
     async with aio.Client(backend="local", platform=platform) as client:

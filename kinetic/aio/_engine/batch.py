@@ -579,11 +579,12 @@ class Batch:
 
         If that fails, the round may end too early, and a client that waits opens another.
         """
-        workers, limit = self.submission.workers, self.manifest["terms"].get("batch_timeout")
-        if workers is not None and limit is not None:
-            number = self.submission.requests.effect.round
+        limit = self.manifest["terms"].get("batch_timeout")
+        if limit is not None:
+            submission = self.submission
+            name = submission.identity.round_name(submission.requests.effect.round)
             with contextlib.suppress(BackendError):
-                await workers.extend(self.submission.identity.round_name(number), limit)
+                await submission.cluster.extend(name, limit)
 
     async def _is_lease_free(self) -> bool:
         """Return whether no living process has the lease; wait until that is certain."""
@@ -625,8 +626,7 @@ class Batch:
 
     async def scale(self, count: int) -> int:
         """Have *count* workers from now on; return how many of them can run at once."""
-        submission, workers = self.submission, self.submission.workers
-        assert workers is not None, "each batch has workers"
+        submission = self.submission
         if not await self.exists():
             raise submission.identity.gone_error
         await self.refresh()
@@ -659,10 +659,10 @@ class Batch:
                 # A launcher that has lost the batch allows none, but the workers continue.
                 return launcher.allowed if self.submits else wanted()
 
-            lacking = await fit(submission, workers, allowed, allow_all)
+            lacking = await fit(submission, allowed, allow_all)
         else:
             submission.on_worker_gone = self._on_worker_gone
-            lacking = await fit(submission, workers, wanted, allow)
+            lacking = await fit(submission, wanted, allow)
             self._keep_places(max(wanted(), len(submission.worker_observations)))
         if lacking:
             logging.warning(

@@ -36,8 +36,7 @@ async def start_job(
 
     Cancelled: kinetic removes the job; shared content stays in the store.
     """
-    options, workers = uploaded.call.options, session.platform.workers
-    on_cluster = workers is not None and not workers.shows_items
+    options, on_cluster = uploaded.call.options, not session.platform.cluster.shows_items
     await session.limit.acquire()
     try:
         budgets = RetryBudgets(infrastructure=3 if on_cluster else 0)

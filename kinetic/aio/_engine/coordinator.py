@@ -163,9 +163,7 @@ class BatchCoordinator:
         self._has_sealed = False
         self._applying: set[asyncio.Task[object]] = set()
         self._last_attempts: dict[int, int] = {}  # of the items whose retry was logged
-        workers = context.submission.workers
-        assert workers is not None, "each batch has workers"
-        self.launcher = Launcher(context, self.state, self.wake, on_change, workers, length)
+        self.launcher = Launcher(context, self.state, self.wake, on_change, length)
         self.pump = InputPump(
             context,
             source,

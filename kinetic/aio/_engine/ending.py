@@ -532,7 +532,7 @@ async def find(
     """Ask the platform about *attempts*, pairs of item and number, in one request."""
     identity, cluster = submission.identity, submission.cluster
     names = {identity.attempt_name(*attempt): attempt for attempt in attempts}
-    if submission.workers is not None:
+    if identity.leased:
         return await _find_items(submission, names) if names else {}
     found = await cluster.find(names=[*names], explained=explained) if names else []
     return {

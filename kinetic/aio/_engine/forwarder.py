@@ -121,7 +121,7 @@ async def _find_job(platform: Platform, name: str) -> tuple[str, str]:
     *name* and an empty text.
     """
     attempt = attempt_of(name)
-    if attempt is None or platform.workers is None or platform.workers.shows_items:
+    if attempt is None or platform.cluster.shows_items:
         return name, ""
     group_id, index, number = attempt
     scope = scope_of(group_id)

@@ -43,7 +43,7 @@ from kinetic.aio._net.retry import (
     retry,
     retry_forever,
 )
-from kinetic.aio.ports import JobSpec, Observation, Phase, Workers
+from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import (
     BackendError,
     KineticError,
@@ -136,9 +136,9 @@ class Launcher:
         state: decisions.State,
         changed: Callable[[], None],
         on_change: Callable[[], None],
-        workers: Workers,
         length: int | None,
     ) -> None:
+        self._cluster = context.session.platform.cluster
         self.halted = False
         self.asked = asyncio.Event()
         """Set when the platform was asked for workers, or the client's limit has no place."""
@@ -147,7 +147,6 @@ class Launcher:
         self._state = state
         self._changed = changed
         self._on_change = on_change
-        self._workers = workers
         settings = state.settings
         self._length = length
         self._count = count = self._find_count()
@@ -398,7 +397,7 @@ class Launcher:
                     batch = self._submission.identity.id
                     # Workers also look by themselves, so a lost message only costs time.
                     with contextlib.suppress(BackendError):
-                        await self._workers.tell({LABEL_SUBMISSION: batch})
+                        await self._cluster.tell({LABEL_SUBMISSION: batch})
             self._on_change()
 
     async def _start_workers(self) -> None:
@@ -465,7 +464,7 @@ class Launcher:
             if not self._submission.runs_alone:
                 return await self._start_more(job, number, roster)
             ranks = range(roster.size_for(self._allowed))
-            return await self._workers.scale(job, self._crew, number=number, ranks=ranks)
+            return await self._cluster.scale(job, self._crew, number=number, ranks=ranks)
 
         clock = asyncio.get_running_loop().time
         patience_s = self._context.uploaded.call.options.start_timeout or math.inf
@@ -513,7 +512,7 @@ class Launcher:
             used = max(used, self._used[1])
         ranks = roster.ranks_for(min(self._allowed, self._wanted), used)
         self._used = number, ranks.stop
-        await self._workers.scale(job, self._crew, number=number, ranks=ranks)
+        await self._cluster.scale(job, self._crew, number=number, ranks=ranks)
         return max(1, ranks.stop)
 
     async def _open_round(self, number: int) -> bool:

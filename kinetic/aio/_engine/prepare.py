@@ -476,8 +476,7 @@ def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
 
 def _refuse_options(session: Session, options: Options) -> None:
     """Raise `ConfigurationError` if the platform can't run jobs with these options."""
-    workers = session.platform.workers
-    if (workers is None or not workers.replaces) and (
+    if not session.platform.cluster.replaces and (
         options.isolation == "worker" or options.init is not None
     ):
         asked = "isolation='worker'" if options.isolation == "worker" else "init"

@@ -66,10 +66,7 @@ class Submission(ItemStates):
         super().__init__(identity, platform.store)
         self.store = platform.store
         self.cluster = platform.cluster
-        self.workers = platform.workers if identity.leased else None
-        """Starts the workers that run the items of a batch; None for a single job."""
-        is_replaced = platform.workers is None or platform.workers.replaces
-        self.relaunches = not (identity.leased or is_replaced)
+        self.relaunches = not (identity.leased or platform.cluster.replaces)
         """Whether the submitter of a single job launches its attempts after the first."""
         self.closes = not identity.leased
         """Whether this process writes the outcomes of dead attempts. For a batch, the lease's
@@ -127,12 +124,12 @@ class Submission(ItemStates):
     @property
     def listed(self) -> bool:
         """Whether only the store shows which items run and have ended."""
-        return self.workers is not None and not self.workers.shows_items
+        return self.identity.leased and not self.cluster.shows_items
 
     @property
     def runs_alone(self) -> bool:
         """Whether stored items run without a client, because the platform replaces workers."""
-        return self.workers is not None and self.workers.replaces
+        return self.identity.leased and self.cluster.replaces
 
     @property
     def known_open(self) -> int:

@@ -21,7 +21,7 @@ from kinetic.aio._engine.submission import (
     Submission,
 )
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Observation, Phase, Resources, Workers
+from kinetic.aio.ports import Observation, Phase, Resources
 from kinetic.worker import Worker
 
 MOST_WORKERS = 10_000
@@ -141,7 +141,6 @@ async def registered_places(submission: Submission, number: int) -> dict[str, in
 
 async def fit(
     submission: Submission,
-    workers: Workers,
     wanted: Callable[[], int],
     allow: Callable[[int], Awaitable[int]],
 ) -> int:
@@ -151,7 +150,7 @@ async def fit(
     how many more workers this process may ask for. Return how many of these the platform doesn't
     add.
     """
-    log = submission.requests
+    log, cluster = submission.requests, submission.cluster
     while True:
         entries = len(await log.read())
         requests, count = copy.copy(log.effect), wanted()  # that of *entries*
@@ -160,12 +159,12 @@ async def fit(
         roster = await read_roster(submission, requests)
         if not roster.size:
             return 0
-        if len(roster.active) < count and not workers.replaces:
+        if len(roster.active) < count and not cluster.replaces:
             return 0  # the process that submits the batch follows the request
         if len(roster.active) < count:
             more = await allow(count - len(roster.active))
             size = roster.size_for(len(roster.active) + more)
-            found = await workers.grow(submission.identity.round_name(requests.round), size)
+            found = await cluster.grow(submission.identity.round_name(requests.round), size)
             if len(await log.read()) == entries or wanted() == count:
                 return max(0, size - found) if found else 0  # 0: the round is over
         elif len(roster.active) == count:
@@ -173,7 +172,7 @@ async def fit(
         else:
             leave = wire.Request(kind="leave", ranks=tuple(sorted(roster.active[count:])))
             if await log.append_at(entries, leave):
-                await workers.tell({LABEL_SUBMISSION: submission.identity.id})
+                await cluster.tell({LABEL_SUBMISSION: submission.identity.id})
                 return 0
 
 
@@ -231,13 +230,13 @@ async def end_workers(submission: Submission) -> None:
     The request to delete them names their round. So if it reaches the platform late, it doesn't
     delete workers of items that were retried in the meantime.
     """
-    batch, workers = submission.identity.id, submission.workers
+    batch = submission.identity.id
     if submission.listed:
         if (number := stopped_round(submission)) is not None:
             labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}
             await submission.cluster.delete(labels=labels)
-    elif workers is not None:
-        await workers.tell({LABEL_SUBMISSION: batch})
+    else:
+        await submission.cluster.tell({LABEL_SUBMISSION: batch})
 
 
 def stopped_round(submission: Submission) -> int | None:

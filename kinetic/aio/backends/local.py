@@ -54,7 +54,6 @@ def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -
         store=DirectoryStore(root),
         images=CurrentInterpreter(home, environ),
         cluster=cluster,
-        workers=cluster,
         id_marker=BACKENDS["local"].id_marker,
         capacity=Capacity(
             cpus=count_cpus(environ),

@@ -40,7 +40,6 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         images=images,
         builds=images.builds,
         cluster=cluster,
-        workers=cluster,
         layout=partial(layout_in, api, access.pools),
         id_marker=BACKENDS["pathways"].id_marker,
         app="kinetic-pathways",

@@ -287,17 +287,10 @@ class GkeCluster:
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Do nothing: the workers look at the store by themselves."""
 
-    async def worker_log(
-        self, worker: str, start: int, stop: int, *, tail: int | None = None
-    ) -> AsyncGenerator[str]:
-        """Raise NotFound: the pods of workers store the end of each item's output."""
-        if worker:
-            raise NotFound(f"{worker} keeps no log of its items; the store has the end of each")
-        yield ""
-
     def item_log(
         self,
         worker: str,
+        part: tuple[int, int] | None,
         marks: tuple[str, str],
         *,
         since: float,

@@ -103,6 +103,7 @@ class PathwaysCluster(GkeCluster):
     def item_log(
         self,
         worker: str,
+        part: tuple[int, int] | None,
         marks: tuple[str, str],
         *,
         since: float,

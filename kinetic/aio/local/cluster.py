@@ -266,7 +266,7 @@ class LocalCluster:
         """Yield the lines of the job's output; with *follow*, until the job has ended.
 
         The log exists until the job is deleted, even if the supervisor has forgotten the job. For
-        an item of a worker, this works while the item runs; later, use `worker_log`.
+        an item of a worker, this works while the item runs; later, use `item_log`.
         """
         from kinetic._supervisor.protocol import SupervisorPaths
 
@@ -294,35 +294,30 @@ class LocalCluster:
         if not ended.cancelled():
             ended.result()  # raise if the supervisor can't be reached
 
-    async def worker_log(
-        self, worker: str, start: int, stop: int, *, tail: int | None = None
-    ) -> AsyncGenerator[str]:
-        """Yield what an item has written: bytes *start* to *stop* of the output of *worker*.
-
-        Raises:
-            NotFound: The log was removed.
-        """
-        from kinetic._supervisor.protocol import SupervisorPaths
-
-        part = LogPart(SupervisorPaths(self._home).log(worker), start, stop)
-        if not part.path.exists():
-            raise NotFound(f"the log of the worker {worker} was removed")
-        async for line in read_lines(part, tail, None):
-            yield line
-
     async def item_log(
         self,
         worker: str,
+        part: tuple[int, int] | None,
         marks: tuple[str, str],
         *,
         since: float,
         follow: bool = False,
         tail: int | None = None,
     ) -> AsyncGenerator[str]:
-        """Raise NotFound: the supervisor shows each running item, so `logs` reads its log."""
-        if worker:
-            raise NotFound(f"the log of the worker {worker} has no marks")
-        yield ""
+        """Yield what an item has written: *part* of the output of *worker*.
+
+        The supervisor shows each running item, so `logs` reads its log.
+
+        Raises:
+            NotFound: The item runs, or the log was removed.
+        """
+        from kinetic._supervisor.protocol import SupervisorPaths
+
+        path = SupervisorPaths(self._home).log(worker)
+        if part is None or not path.exists():
+            raise NotFound(f"the log of the worker {worker} was removed")
+        async for line in read_lines(LogPart(path, *part), tail, None):
+            yield line
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
         """Connect to *port* of this machine's loopback, which jobs share; each job has one host."""
