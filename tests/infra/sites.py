@@ -11,7 +11,7 @@ import pytest
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.infra import Infrastructure, Planned, Site
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
+from kinetic.aio.kubernetes.access import Access, ClusterCredentials
 from tests.infra.google import Google
 
 QUICK = RetryPolicy(total_s=2.0, first_pause_s=0.001, longest_pause_s=0.01)

@@ -18,8 +18,7 @@ from kinetic.accelerators import parse
 from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.join import target_of
 from kinetic.aio.infra.resources import Action
-from kinetic.aio.kubernetes.access import open_access
-from kinetic.aio.kubernetes.credentials import Access
+from kinetic.aio.kubernetes.access import Access, open_access
 from kinetic.errors import ConfigurationError, NotFound, Refused
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.crds import compute_class

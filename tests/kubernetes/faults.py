@@ -14,8 +14,8 @@ from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import FreshCredentials, TokenCache
+from kinetic.aio.kubernetes.access import Access, ClusterCredentials
 from kinetic.aio.kubernetes.api import Limits
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

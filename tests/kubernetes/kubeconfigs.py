@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.kubernetes.access import open_context
+from kinetic.aio.kubernetes.access import Access, open_context
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.credentials import Access
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer
 

@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from kinetic.aio._net.http import new_socket
+from kinetic.aio.kubernetes.access import Access
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.credentials import Access
 from kinetic.errors import (
     AlreadyThere,
     AuthError,
@@ -81,7 +81,7 @@ async def test_a_request_has_its_query_body_and_headers(server: FaultServer, api
     assert (seen.method, seen.path, seen.query) == ("POST", JOBS, query)
     assert (seen.body, seen.headers["Content-Type"]) == (b'{"a":"\\u00fc"}', "application/json")
     assert seen.headers["Authorization"] == "Bearer token-1"
-    await api.call("PATCH", f"{JOBS}/x", body={}, content_type="application/merge-patch+json")
+    await api.call("PATCH", f"{JOBS}/x", body={})
     assert server.seen[1].headers["Content-Type"] == "application/merge-patch+json"
     await api.call("DELETE", f"{JOBS}/x")
     assert (server.seen[2].body, "Content-Type" in server.seen[2].headers) == (b"", False)

@@ -24,7 +24,7 @@ from kinetic.aio.kubernetes.diagnosis.admission import refused_request
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
 from kinetic.aio.kubernetes.diagnosis.judge import judge, pod_state
-from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, parse_quantity, requests
+from kinetic.aio.kubernetes.diagnosis.nodes import format_amount, parse_quantity, requests
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 from tests.kubernetes.verdicts import check_any_order, row

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from anyio.abc import ByteStream
 
+from kinetic.aio.kubernetes.access import Access
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.port_forward import PROTOCOL, dial_pod
 from kinetic.errors import AuthError, NotFound, Unavailable

@@ -39,10 +39,9 @@ from kinetic.aio.infra.resources import (
 from kinetic.aio.infra.setup import Setup, Shape
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import Status, describe_work, survey
-from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.access import Access, open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import class_name
-from kinetic.aio.kubernetes.credentials import Access
 from kinetic.configuration import resolve
 from kinetic.errors import BackendError, ConfigurationError, KineticError, NotFound, Refused
 

@@ -21,9 +21,8 @@ from kinetic.aio.infra.join import LIMITS, NO_RETRIES
 from kinetic.aio.infra.namespace import Manifest, manifests
 from kinetic.aio.infra.resources import Document, Resource
 from kinetic.aio.infra.site import Site
-from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.access import Access, open_access
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.diagnosis.documents import get_dict
 from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED, NAME
 from kinetic.aio.kubernetes.reflector import list_all

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from kinetic.aio._net.http import HttpClient, HttpError, close_answer
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import with_token
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
+from kinetic.aio.kubernetes.access import Access, ClusterCredentials
 from kinetic.aio.kubernetes.request import Forbidden, Request, translate_refusal
 from kinetic.aio.kubernetes.rights import Right
 from kinetic.errors import Unavailable
@@ -90,12 +90,13 @@ class Api:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = "",
         metadata_only: bool = False,
     ) -> dict[str, Any]:
         """Send a request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
 
-        With *metadata_only*, the server returns an object without its spec and status.
+        The body of a PATCH is a JSON merge patch, unless *content_type* says otherwise. With
+        *metadata_only*, the server returns an object without its spec and status.
 
         Cancelled: the request may or may not have reached the server.
         """
@@ -103,7 +104,8 @@ class Api:
         limits, data, headers = self._limits, None, dict[str, str]()
         if body is not None:
             data = json.dumps(body, separators=(",", ":")).encode()
-            headers["Content-Type"] = content_type
+            usual = f"application/{'merge-patch+' if method == 'PATCH' else ''}json"
+            headers["Content-Type"] = content_type or usual
         if metadata_only:
             headers["Accept"] = METADATA_ONLY
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quote_message
 from kinetic.aio.kubernetes.diagnosis.documents import Document
-from kinetic.aio.kubernetes.diagnosis.quantities import parse_quantity
+from kinetic.aio.kubernetes.diagnosis.nodes import parse_quantity
 from kinetic.job_status import Reason
 
 _FORBIDDEN_PREFIX = re.compile(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ')

@@ -24,11 +24,12 @@ from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.diagnosis.nodes import (
     Refusal,
     fits,
+    format_amount,
     matches,
     refusals,
+    requests,
     required_labels,
 )
-from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, requests
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queue_cause
 from kinetic.job_status import Reason
 
