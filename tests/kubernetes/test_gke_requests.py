@@ -11,12 +11,12 @@ from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.gke import MAX_CONCURRENT_REQUESTS, GkeCluster
+from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
-from kinetic.aio.kubernetes.watch import MANY_NAMES
+from kinetic.aio.kubernetes.secrets import MAX_CONCURRENT_REQUESTS
 from tests.kubernetes.faults import FaultServer, anonymous, answer
 from tests.kubernetes.orders import order
-from tests.kubernetes.world import AT, World
+from tests.kubernetes.world import AT
 
 LIMITS = Limits(retry=RetryPolicy(total_s=30.0, first_pause_s=0.2, longest_pause_s=0.2))
 
@@ -62,16 +62,14 @@ async def test_the_answer_to_a_new_job_leaves_out_spec_and_status(
 class Crowd:
     """Count the deletions that run at the same time; each takes a moment.
 
-    The first *alone* deletions wait for nobody. Later ones wait until `MANY` run at once, or for
-    `PATIENCE_S` if the client doesn't send that many.
+    Each waits until `MANY` run at once, or for `PATIENCE_S` if the client doesn't send that many.
     """
 
     MANY = 8
     PATIENCE_S = 10.0
 
-    def __init__(self, alone: int = 0) -> None:
+    def __init__(self) -> None:
         self.now = self.most = 0
-        self.alone = alone
         self.paths: list[str] = []
         self._many = asyncio.Event()
 
@@ -83,23 +81,25 @@ class Crowd:
         self.paths.append(request.path_qs)
         if self.now >= self.MANY:
             self._many.set()
-        if len(self.paths) > self.alone:
-            try:
-                async with asyncio.timeout(self.PATIENCE_S):
-                    await self._many.wait()
-            except TimeoutError:
-                self._many.set()  # gives up waiting; the test sees it in `most`
+        try:
+            async with asyncio.timeout(self.PATIENCE_S):
+                await self._many.wait()
+        except TimeoutError:
+            self._many.set()  # gives up waiting; the test sees it in `most`
         await asyncio.sleep(0.02)
         self.now -= 1
-        absent = not request.path.endswith("/jobs")
-        return web.json_response({"code": 404} if absent else {}, status=404 if absent else 200)
+        return web.json_response({"code": 404}, status=404)
 
 
-async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeCluster) -> None:
-    """A request has 50 names; an attempt may be a pod in the Job of the first."""
-    server.always = (crowd := Crowd(alone=5)).handle
-    await cluster.delete(names=[f"kinetic-job-{number}-2" for number in range(120)])
-    assert len(crowd.paths) == 5
+async def test_all_attempts_of_a_job_are_deleted_together(
+    server: FaultServer, cluster: GkeCluster
+) -> None:
+    """An attempt may be a pod in the Job of the first."""
+    server.always = answer({})
+    await cluster.delete(names=["kinetic-job-a", *(f"kinetic-job-a-{n}" for n in range(2, 50))])
+    (request,) = server.seen
+    assert (request.method, request.path) == ("DELETE", "/apis/batch/v1/namespaces/ns/jobs")
+    assert "(kinetic-job-a,kinetic-job-a-10," in request.query["labelSelector"]
 
 
 async def test_many_sets_are_deleted_with_a_limit_on_parallel_requests(server: FaultServer) -> None:
@@ -112,15 +112,3 @@ async def test_many_sets_are_deleted_with_a_limit_on_parallel_requests(server: F
     assert sum("jobsets/" in path for path in crowd.paths) == 60, "each may be of either kind"
     assert crowd.MANY <= crowd.most <= MAX_CONCURRENT_REQUESTS
     await cluster.aclose()
-
-
-async def test_finding_thousands_of_names_takes_few_requests(
-    server: FaultServer, cluster: GkeCluster
-) -> None:
-    world = World()
-    server.always = world.handle
-    for number in range(5):
-        world.run(number)
-    names = [f"job-{number}" for number in range(3, 2 * MANY_NAMES)]
-    assert [seen.name for seen in await cluster.find(names=names)] == ["job-3", "job-4"]
-    assert world.counts.total() == 2

@@ -270,24 +270,23 @@ def test_a_set_whose_pods_a_queue_holds_one_by_one_is_queued() -> None:
 # --- the table ---
 
 
-def filled_table(*pods: Json, hints: bool = True) -> tuple[GroupTable, list[Phase]]:
+def filled_table(*pods: Json) -> tuple[GroupTable, list[Phase]]:
     """Make a table with a set and its pods; return it with the phases it reports first."""
-    table = GroupTable(hints=hints)
+    table = GroupTable()
     table.feed(Listed(items=[the_set()], version="1"), pods=False)
     table.feed(Listed(items=[*pods], version="1"), pods=True)
     return table, [seen.phase for seen in table.news()]
 
 
-@pytest.mark.parametrize("hints", [True, False])
-def test_the_end_of_a_host_is_reported_once_and_only_with_hints(hints: bool) -> None:
-    table, phases = filled_table(*ALL, hints=hints)
+def test_the_end_of_a_host_is_reported_once_and_before_the_set() -> None:
+    table, phases = filled_table(*ALL)
     assert phases == [Phase.RUNNING]
     dead = host(1, RUNNING, last=ended(1))
     for _ in range(2):
         table.feed(Changed(document=dead, deleted=False), pods=True)
         news = [(seen.phase, seen.executor) for seen in table.news()]
         if news:
-            assert news == [(Phase.ENDED, "pod-1a")] * hints + [(Phase.RUNNING, "pod-0a")]
+            assert news == [(Phase.ENDED, "pod-1a"), (Phase.RUNNING, "pod-0a")]
     assert news == []
 
 

@@ -578,7 +578,7 @@ async def test_a_line_of_the_kubelet_comes_once_with_its_mark_and_requests_slow_
     assert [line for line in lines if line.isdigit()] == ["0", "1", "2", "3", "4", "5"]
     assert [line for line in lines if not line.isdigit()] == [f"[kubelet] {text}"]
     assert len(world.log_queries) > 5
-    assert len(rhythm.starts) <= 3  # for the two watches and the log
+    assert len(rhythm.starts) <= 2  # for the wait and the log
 
 
 async def test_an_unfinished_line_before_the_kubelets_own_arrives_whole_and_once(

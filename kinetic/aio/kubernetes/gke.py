@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
-from kinetic._tasks import for_each, release
+from kinetic._tasks import release
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import ComputeClasses
@@ -23,22 +23,20 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     get_list,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.item_news import with_items
 from kinetic.aio.kubernetes.logs import item_log, job_log
 from kinetic.aio.kubernetes.manifests import (
     Paths,
     Placement,
     by_items,
-    by_jobs,
+    by_job,
     by_labels,
-    items_of,
     job_manifest,
     object_name,
 )
 from kinetic.aio.kubernetes.observations import cause_of_end
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
-from kinetic.aio.kubernetes.reflector import Rhythm
+from kinetic.aio.kubernetes.reflector import Bell, Rhythm
 from kinetic.aio.kubernetes.rounds import (
     extension,
     growth,
@@ -46,7 +44,7 @@ from kinetic.aio.kubernetes.rounds import (
     size_of,
 )
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
-from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs
+from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs, with_items
 from kinetic.aio.ports import JobSpec, Observation
 from kinetic.errors import (
     AlreadyThere,
@@ -140,10 +138,6 @@ def _as_backend_error(refused: Refused, name: str) -> Exception:
     return LaunchError(message, reason=str(cause.reason or ""), passing=passing)
 
 
-MAX_CONCURRENT_REQUESTS = 16
-"""How many requests one call of a method sends at a time."""
-
-
 class GkeCluster:
     """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
 
@@ -177,19 +171,13 @@ class GkeCluster:
         self._classes = ComputeClasses(api) if use_compute_classes else None
         self._diagnostics = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
+        self._bell = Bell()
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; do nothing if a Job of this name exists and isn't being deleted.
-
-        This sends two writing requests: for the Job and its Secret. Jobs of a batch share a Secret.
+        """Start *job* by two writing requests: for the Job and its Secret; see `Cluster.launch`.
 
         Raises:
-            LaunchError: The API server refuses the Job; the message quotes the server.
             Throttled: A quota is exceeded.
-            AuthError: A permission is missing.
-            Unavailable: The API server does not answer.
-
-        Cancelled: the job may or may not exist; delete it by name.
         """
         manifest = job_manifest(job, await self._placement_of(job))
         await create_job(self._api, self._paths, self._secrets, job, manifest)
@@ -221,9 +209,6 @@ class GkeCluster:
 
         A round is one Job. In a queue, a round keeps its number of workers, because a change of the
         number would suspend all of them.
-
-        Raises:
-            LaunchError: The API server refuses the Job, or the workers' image can't run them.
         """
         placement, workers = await self._placement_of(job), ranks.stop
         manifest = round_manifest(job, crew, number=number, workers=workers, placement=placement)
@@ -250,12 +235,7 @@ class GkeCluster:
             if size >= workers or self._placement.queue:
                 return size
             try:
-                await self._api.call(
-                    "PATCH",
-                    path,
-                    body=growth(job, workers),
-                    content_type="application/merge-patch+json",
-                )
+                await self._api.call("PATCH", path, body=growth(job, workers))
             except Conflict:
                 job = await self._api.call("GET", path)
             else:
@@ -268,7 +248,7 @@ class GkeCluster:
         if condition(job, "Failed") is None and condition(job, "FailureTarget") is None:
             return
         name = str(get_dict(job, "metadata")["name"])
-        query = {"labelSelector": next(by_jobs([name])), "limit": "1"}
+        query = {"labelSelector": by_job(name), "limit": "1"}
         pods = get_list(await self._api.call("GET", self._paths.pods, query=query), "items")
         for end in (Pod(pod).end for pod in pods):
             if end.get("exitCode") == wire.EXIT_FINAL:
@@ -281,8 +261,7 @@ class GkeCluster:
         path = f"{self._paths.jobs}/{object_name(name)}"
         with contextlib.suppress(NotFound):
             if change := extension(await self._api.call("GET", path), seconds):
-                content_type = "application/merge-patch+json"
-                await self._api.call("PATCH", path, body=change, content_type=content_type)
+                await self._api.call("PATCH", path, body=change)
 
     async def tell(self, labels: Mapping[str, str]) -> None:
         """Do nothing: the workers look at the store by themselves."""
@@ -299,7 +278,7 @@ class GkeCluster:
     ) -> AsyncGenerator[str]:
         """Yield what a running item has written; see `Workers.item_log`."""
         options: dict[str, Any] = {"since": since, "follow": follow, "tail": tail}
-        return item_log(self._api, self._paths, worker, marks, self._rhythm, **options)
+        return item_log(self._api, self._paths, worker, marks, self._rhythm, self._bell, **options)
 
     async def _placement_of(self, job: JobSpec) -> Placement:
         placement = replace(self._placement, secret=submission_secret(job))
@@ -311,25 +290,11 @@ class GkeCluster:
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
         """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
-        if len(names) == 1:
-            await self._delete_one(*names)
-        elif names:
-            await for_each(self._delete_all, by_items(names), limit=MAX_CONCURRENT_REQUESTS)
-        if labels is not None:
-            await self._delete_all(by_labels(labels))
-
-    async def _delete_one(self, name: str) -> None:
-        """Delete the Job that runs the attempt *name*, which may have begun with an earlier one."""
-        query = {"propagationPolicy": "Background"}
-        for item in items_of(name):
-            with contextlib.suppress(NotFound):
-                path = f"{self._paths.jobs}/{object_name(item)}"
-                await self._api.call("DELETE", path, query=query)
-                return
-
-    async def _delete_all(self, selector: str) -> None:
-        query = {"labelSelector": selector, "propagationPolicy": "Background"}
-        await self._api.call("DELETE", self._paths.jobs, query=query)
+        selectors = [by_items(names)] if names else []
+        selectors += [by_labels(labels)] if labels is not None else []
+        for selector in selectors:
+            query = {"labelSelector": selector, "propagationPolicy": "Background"}
+            await self._api.call("DELETE", self._paths.jobs, query=query)
 
     async def find(
         self,
@@ -338,40 +303,31 @@ class GkeCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """Read the state of jobs once; without *names* and *labels*, of all jobs of kinetic.
-
-        The result includes a deleted job until none of its pods can run. With *explained*, also
-        find out why the first few waiting jobs wait.
-        """
+        """Read the state of jobs; see `Cluster.find`. A deleted one stays while a pod may run."""
         diagnostics = self._diagnostics if explained else None
         return await find_jobs(self._api, self._paths, names, labels, diagnostics=diagnostics)
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield the current state, then every change, forever; reconnects automatically.
+        """Yield the current state, then every change; see `Cluster.watch`.
 
-        It follows the logs of at most 100 workers, which say what they run.
-
-        The log explains why a job doesn't start. The watch ends a job that can never start, or
-        that waits longer than its ``start_timeout``.
-
-        Raises:
-            BackendError: The credentials lack the permission to read Jobs or pods.
+        It follows the logs of at most 100 workers, which say what they run. kinetic's log explains
+        why a job doesn't start. The watch ends a job that can never start, or that waits longer
+        than its ``start_timeout``.
         """
+        selector = by_labels(labels)
         jobs = watch_jobs(
-            self._api, self._paths, by_labels(labels), self._diagnostics, self._rhythm
+            self._api, self._paths, selector, self._diagnostics, self._rhythm, self._bell
         )
         return with_items(self._api, self._paths, self._rhythm, jobs)
 
     def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Yield lines of the job's output; see `kinetic.aio.kubernetes.logs.job_log`.
-
-        Raises:
-            NotFound: The job or its log doesn't exist.
-        """
+        """Yield lines of the job's output; see `Cluster.logs`."""
         find_paths = partial(self._paths_of, name)
-        return job_log(self._api, find_paths, name, self._rhythm, follow=follow, tail=tail)
+        return job_log(
+            self._api, find_paths, name, self._rhythm, self._bell, follow=follow, tail=tail
+        )
 
     async def _paths_of(self, name: str) -> Paths:
         """Return the API paths for the objects of the attempt *name*."""
@@ -379,13 +335,7 @@ class GkeCluster:
         return self._paths
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """Connect to *port* of the pod's loopback through the API server.
-
-        Raises:
-            NotFound: No pod of the job runs.
-            AuthError: A permission is missing.
-            Unavailable: The API server does not answer.
-        """
+        """Connect to *port* of the pod's loopback through the API server; see `Cluster.dial`."""
         return await dial_pod(self._api, self._paths, name, port, host)
 
     async def aclose(self) -> None:

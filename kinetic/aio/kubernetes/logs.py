@@ -1,16 +1,20 @@
 """Read the output of a job: from its pod and the pods that replace it, or from several hosts.
 
-`job_log` chooses the pods of an attempt, and resumes broken connections.
+`job_log` chooses the pods of an attempt, and resumes broken connections. It reads Jobs and pods
+again while it waits for them, and after each connection. It has no watch of its own: that of the
+session rings a `Bell`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import math
 import re
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import TypeVar
 
 from kinetic.aio.kubernetes.api import Api
@@ -26,14 +30,13 @@ from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import (
     CONTAINER,
     HOSTS,
-    RANK,
     Paths,
     by_items,
-    by_jobs,
+    by_worker,
 )
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
-from kinetic.aio.kubernetes.reflector import Changed, Listed, Rhythm, follow_both, list_both
+from kinetic.aio.kubernetes.reflector import Bell, Rhythm, list_all
 from kinetic.aio.ports import LogPiece, LogPieces
 from kinetic.errors import NotFound, Refused, Throttled, Unavailable
 
@@ -41,6 +44,9 @@ T = TypeVar("T")
 
 IDLE_S = 300.0
 """Seconds of silence after which kinetic reconnects, because silence may mean a dead connection."""
+
+FRESH_S = 0.25
+"""How long what was read counts as new, in seconds; the logs of all hosts of a set share it."""
 
 MAX_EMPTY_READS = 5
 """After this many connections in a row without output, kinetic gives up an ended pod's log."""
@@ -140,68 +146,50 @@ def _second_before(second: str) -> str:
 
 
 class _AttemptView:
-    """The attempt called *name*, with all Jobs and pods of its item as they are now."""
+    """The attempt called *name*: the Jobs and pods of its item, as they were last read."""
 
-    def __init__(self, api: Api, paths: Paths, name: str, rhythm: Rhythm, *, follow: bool) -> None:
+    def __init__(
+        self,
+        api: Api,
+        paths: Paths,
+        name: str,
+        rhythm: Rhythm,
+        bell: Bell,
+        *,
+        follow: bool,
+        begin: str = "",
+    ) -> None:
         self.name = name
         self.follow = follow
-        self.begin = ""
-        """The UTC second from which on to read the log; empty: all of it."""
+        self._begin = begin  # the UTC second from which on to read the log; empty: all of it
         self._api = api
         self._paths = paths
         self._rhythm = rhythm
-        self._jobs: dict[str, Document] = {}
-        self._pods: dict[str, Document] = {}
-        self._listed: set[bool] = set()
-        self._changed = asyncio.Event()
+        self._bell = bell
+        self._jobs: list[Document] = []
+        self._pods: list[Document] = []
+        self._read_at = -math.inf
+        self._reading = asyncio.Lock()
 
-    async def take(self, update: Listed | Changed, pods: bool) -> None:
-        """Process a list or a change of pods if *pods* is true, else of jobs."""
-        documents = self._pods if pods else self._jobs
-        if isinstance(update, Listed):
-            documents.clear()
-            documents.update((uid(document), document) for document in update.items)
-            self._listed.add(pods)
-        elif update.deleted:
-            documents.pop(uid(update.document), None)
-        else:
-            documents[uid(update.document)] = update.document
-        if len(self._listed) == 2:
-            self._changed.set()
+    async def read(self) -> None:
+        """Read the jobs and pods, unless the log of another host has read them a moment ago."""
+        async with self._reading:
+            clock = asyncio.get_running_loop().time
+            if clock() >= self._read_at + FRESH_S:
+                jobs = await list_all(self._api, self._paths.jobs, self._selector)
+                pods = await list_all(self._api, self._paths.pods, self._selector)
+                self._jobs, self._pods, self._read_at = jobs.items, pods.items, clock()
 
-    @asynccontextmanager
-    async def keep_current(self) -> AsyncGenerator[None]:
-        """Read the jobs and pods once; to follow the log, also watch them until the block ends."""
-        selector = self._selector
-        if not self.follow:
-            await list_both(self._api, self._paths, selector, self.take)
-            yield
-            return
-        work = follow_both(self._api, self._paths, selector, self._rhythm, self.take)
-        self._watching = asyncio.create_task(work, name="kinetic log: jobs and pods")
-        self._watching.add_done_callback(lambda _: self._changed.set())
-        try:
-            await self.wait_for_change()
-            yield
-        finally:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
+    async def _read_later(self, pause: float) -> None:
+        """Read the jobs and pods after a change or a *pause*; if that fails, keep the old ones."""
+        await asyncio.sleep(min(pause, FRESH_S))
+        await self._bell.wait(max(0.0, pause - FRESH_S))
+        with contextlib.suppress(Unavailable, Throttled):
+            await self.read()
 
     @property
     def _selector(self) -> str:
-        (selector,) = by_items([self.name])
-        return selector
-
-    async def wait_for_change(self) -> None:
-        """Wait until something changes.
-
-        Raises:
-            BackendError: The watch has failed.
-        """
-        await self._changed.wait()
-        self._changed.clear()
-        if self._watching.done():
-            self._watching.result()
+        return by_items([self.name])
 
     def check_exists(self) -> None:
         """Check that the attempt exists, or will exist.
@@ -209,7 +197,7 @@ class _AttemptView:
         Raises:
             NotFound: There is no such attempt, and none will start.
         """
-        pods, jobs = self._pods_of(None), self._jobs.values()
+        pods, jobs = self._pods_of(None), self._jobs
         if (pods and jobs) or not all(Pod(pod).ended for pod in pods):
             return
         if not any(self.name == name_of(job) or not _has_ended(job) for job in jobs):
@@ -227,17 +215,17 @@ class _AttemptView:
         pods = self._pods_of(None)
         if (hosts := self.hosts) > 1:  # the pods are created one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
-        return bool(pods) or all(_has_ended(job) for job in self._jobs.values())
+        return bool(pods) or all(_has_ended(job) for job in self._jobs)
 
     @property
     def hosts(self) -> int:
         """How many pods of the attempt run at once."""
-        documents = [*self._jobs.values(), *self._pods_of(None)]
+        documents = [*self._jobs, *self._pods_of(None)]
         return max((int(annotations_of(found).get(HOSTS) or 1) for found in documents), default=1)
 
     def _pods_of(self, index: int | None) -> list[Document]:
         """Return the attempt's pods with this *index*, or all its pods for None, oldest first."""
-        pods = (pod for pod in self._pods.values() if name_of(pod) == self.name)
+        pods = (pod for pod in self._pods if name_of(pod) == self.name)
         return sorted((pod for pod in pods if index in (None, host_of(pod))), key=age_key)
 
     async def lines(self, index: int | None, tail: int | None) -> AsyncGenerator[str]:
@@ -259,16 +247,16 @@ class _AttemptView:
             for last in [pod for pod in self._pods_of(index) if _has_started(pod)][-1:]:
                 yield last
             return
-        read = {uid(pod) for pod in self._pods_of(index)[:-1]}
+        read, pauses = {uid(pod) for pod in self._pods_of(index)[:-1]}, self._rhythm.pauses()
         while True:
             unread = [pod for pod in self._pods_of(index) if uid(pod) not in read]
             pod = unread[0] if unread else None
             if pod is None and self._is_complete:
-                if not (read or any(self.name == name_of(job) for job in self._jobs.values())):
+                if not (read or any(self.name == name_of(job) for job in self._jobs)):
                     raise self._not_found()  # the replacement pod was never created
                 return
             if pod is None or not (_has_started(pod) or Pod(pod).ended):
-                await self.wait_for_change()
+                await self._read_later(next(pauses))
                 continue
             read.add(uid(pod))
             if _has_started(pod):
@@ -289,11 +277,11 @@ class _AttemptView:
         """
         path = f"{self._paths.pods}/{get_dict(pod, 'metadata').get('name')}/log"
         started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, self._rhythm.pauses()
-        memory = _Memory(self.begin)
+        memory = _Memory(self._begin)
         while True:
             # Check this before reading: if the container has ended, the log has all of its output.
-            current = self._pods.get(uid(pod))
-            ended = current is None or Pod(current).ended
+            current = [found for found in self._pods if uid(found) == uid(pod)]
+            ended = all(Pod(found).ended for found in current)
             is_last, failure = ended or not self.follow, None
             waited = asyncio.get_running_loop().time() - started
             query = _query(memory.since, tail, waited)
@@ -327,7 +315,7 @@ class _AttemptView:
                 raise failure
             if memory.has_output and not memory.has_note:
                 pauses = self._rhythm.pauses()
-            await asyncio.sleep(next(pauses))
+            await self._read_later(next(pauses))
 
 
 class _WorkerView(_AttemptView):
@@ -335,9 +323,7 @@ class _WorkerView(_AttemptView):
 
     @property
     def _selector(self) -> str:
-        round_name, _, rank, _ = self.name.rsplit(".", 3)
-        (selector,) = by_jobs([round_name])
-        return f"{selector},{RANK}={rank}"
+        return by_worker(self.name)
 
     def check_exists(self) -> None:
         """Check that the pod exists.
@@ -359,6 +345,7 @@ async def item_log(
     worker: str,
     marks: tuple[str, str],
     rhythm: Rhythm,
+    bell: Bell,
     *,
     since: float,
     follow: bool,
@@ -372,7 +359,9 @@ async def item_log(
     skipped = 0
     if tail is not None:
         last = deque[str](maxlen=tail)
-        whole = item_log(api, paths, worker, marks, rhythm, since=since, follow=False, tail=None)
+        whole = item_log(
+            api, paths, worker, marks, rhythm, bell, since=since, follow=False, tail=None
+        )
         async with aclosing(whole) as lines:
             async for line in lines:
                 last.append(line)
@@ -381,21 +370,21 @@ async def item_log(
             yield line
         if not follow:
             return
-    view = _WorkerView(api, paths, worker, rhythm, follow=follow)
     begin = datetime.datetime.fromtimestamp(since, datetime.UTC)
-    view.begin = begin.replace(microsecond=0, tzinfo=None).isoformat()
-    async with view.keep_current():
-        view.check_exists()
-        has_begun = False
-        async with aclosing(view.lines(None, None)) as lines:
-            async for line in lines:
-                if line == marks[1]:
-                    return
-                if has_begun and skipped:
-                    skipped -= 1
-                elif has_begun:
-                    yield line
-                has_begun = has_begun or line == marks[0]
+    second = begin.replace(microsecond=0, tzinfo=None).isoformat()
+    view = _WorkerView(api, paths, worker, rhythm, bell, follow=follow, begin=second)
+    await view.read()
+    view.check_exists()
+    has_begun = False
+    async with aclosing(view.lines(None, None)) as lines:
+        async for line in lines:
+            if line == marks[1]:
+                return
+            if has_begun and skipped:
+                skipped -= 1
+            elif has_begun:
+                yield line
+            has_begun = has_begun or line == marks[0]
 
 
 def _query(since: str, tail: int | None, waited: float) -> dict[str, str]:
@@ -424,6 +413,7 @@ async def job_log(
     find_paths: Callable[[], Awaitable[Paths]],
     name: str,
     rhythm: Rhythm,
+    bell: Bell,
     *,
     follow: bool,
     tail: int | None,
@@ -436,15 +426,15 @@ async def job_log(
     Raises:
         NotFound: The job doesn't exist, or its log no longer exists.
     """
-    view = _AttemptView(api, await find_paths(), name, rhythm, follow=follow)
-    async with view.keep_current():
-        view.check_exists()
-        indices = range(view.hosts) if view.hosts > 1 else (None,)
-        streams = [view.lines(index, tail) for index in indices]
-        merged = merge_streams(streams) if len(streams) > 1 else streams[0]
-        async with aclosing(merged) as lines:
-            async for line in lines:
-                yield line
+    view = _AttemptView(api, await find_paths(), name, rhythm, bell, follow=follow)
+    await view.read()
+    view.check_exists()
+    indices = range(view.hosts) if view.hosts > 1 else (None,)
+    streams = [view.lines(index, tail) for index in indices]
+    merged = merge_streams(streams) if len(streams) > 1 else streams[0]
+    async with aclosing(merged) as lines:
+        async for line in lines:
+            yield line
 
 
 async def merge_streams(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:

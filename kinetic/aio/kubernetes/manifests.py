@@ -25,7 +25,7 @@ import math
 import posixpath
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -302,6 +302,12 @@ MEMORY_PER_CORE = 2 * 1024**3
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """JAX's platforms for each kind of accelerator. JAX uses the first, and fails if it is missing."""
 
+PULL_S = 600.0
+"""What the deadline of a pod adds to the job's timeout for pulling an image, in seconds.
+
+The runner ends a function at its timeout; the deadline ends a pod whose runner fails to do so.
+"""
+
 SPOT = "cloud.google.com/gke-spot"
 COMPUTE_CLASS = "cloud.google.com/compute-class"
 """The label of a ComputeClass's nodes. GKE taints these nodes, so only pods that select the label
@@ -313,9 +319,7 @@ class Placement:
     """Where jobs run, and how the cluster's owner wants them to run.
 
     ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds the cluster keeps a
-    finished Job. ``start_allowance_s`` is what the pod's deadline adds to the job's timeout for
-    pulling an image. The runner ends a function at its timeout; the deadline ends a pod whose
-    runner fails to do so. ``run_as_user`` is the user ID of pods; None means the image's user, and
+    finished Job. ``run_as_user`` is the user ID of pods; None means the image's user, and
     0 means root. ``claim`` names the PersistentVolumeClaim with the directory of the store. If it
     is empty, each node has that directory at the same path. ``compute_class`` names the
     ComputeClass whose nodes run the pods. If it is empty, any node that fits may run them.
@@ -326,7 +330,6 @@ class Placement:
     secret: str = ""
     service_account: str = "kinetic"
     ttl_s: int = DAY_S
-    start_allowance_s: float = 600.0
     queue: str = ""
     priority_class: str = ""
     run_as_user: int | None = None
@@ -461,7 +464,7 @@ def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     }
     if spec.timeout is not None:
         run_s = spec.timeout + wire.start_allowance(spec.order.debug_s)
-        limit = math.ceil(run_s + spec.grace + placement.start_allowance_s)
+        limit = math.ceil(run_s + spec.grace + PULL_S)
         pod["activeDeadlineSeconds"] = min(max(1, limit), 2**31 - 1)
     if placement.priority_class:
         pod["priorityClassName"] = placement.priority_class
@@ -684,10 +687,6 @@ def _store_volume(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict
     return [{"name": "store", **source}], [{"name": "store", "mountPath": path}]
 
 
-MAX_SELECTED = 50
-"""The most names in one selector, because servers limit the length of a URL."""
-
-
 class Paths:
     """The paths of one namespace's collections."""
 
@@ -707,21 +706,18 @@ def by_labels(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in wanted.items())
 
 
-def by_jobs(names: Collection[str]) -> Iterator[str]:
-    """Yield selectors that together match the Jobs that were created for these attempts."""
-    yield from _selectors(JOB, {object_name(name) for name in names})
+def by_job(name: str) -> str:
+    """Return a selector of the Job that was created for the attempt or round *name*."""
+    return f"{MANAGED}=kinetic,{JOB}={object_name(name)}"
 
 
-def by_items(names: Collection[str]) -> Iterator[str]:
-    """Yield selectors that together match the Jobs and pods of the items of these attempts."""
-    yield from _selectors(ITEM, {object_name(item) for name in names for item in items_of(name)})
+def by_worker(name: str) -> str:
+    """Return a selector of the pods of the worker's rank, in the round that *name* begins with."""
+    round_name, _, rank, _ = name.rsplit(".", 3)
+    return f"{by_job(round_name)},{RANK}={rank}"
 
 
-def _selectors(label: str, values: Collection[str]) -> Iterator[str]:
-    ordered = sorted(values)
-    for start in range(0, len(ordered), MAX_SELECTED):
-        chunk = ordered[start : start + MAX_SELECTED]
-        requirement = (
-            f"{label}={chunk[0]}" if len(chunk) == 1 else f"{label} in ({','.join(chunk)})"
-        )
-        yield f"{MANAGED}=kinetic,{requirement}"
+def by_items(names: Collection[str]) -> str:
+    """Return a selector of the Jobs and pods of the items of these attempts."""
+    items = sorted({object_name(item) for name in names for item in items_of(name)})
+    return f"{MANAGED}=kinetic,{ITEM} in ({','.join(items)})"

@@ -77,9 +77,9 @@ def judge_group(facts: JobFacts) -> Diagnosis:
     ran = any(Pod(pod).ran for pod in facts.every_pod)
     if (end_cause := cause_of_end(facts.current_or_last_job)) is not None and not ran:
         return waiting_state(cause=end_cause) if alive else ended_state(cause=end_cause)
-    leaders = [
-        pod for pod in facts.every_pod if host_of(pod) == 0 and not _was_deleted_unstarted(pod)
-    ]
+    # Of a pod that was deleted before it ran, the set says why, or creates another.
+    started = [pod for pod in facts.every_pod if Pod(pod).ran or not Pod(pod).deleted]
+    leaders = [pod for pod in started if host_of(pod) == 0]
     leader = min(leaders, key=age_key, default=None)
     state = next((end for pod, end in ends if pod.uid == uid(leader)), None)
     cause = _first_failure(facts, [end for _, end in ends])
@@ -98,11 +98,6 @@ def judge_group(facts: JobFacts) -> Diagnosis:
         message = str(failed_condition.get("message") or "the set failed")
         return cause or ended_state(cause=Cause(summary=message, reason=Reason.LOST))
     return waiting_state(cause=why_no_pod(facts))
-
-
-def _was_deleted_unstarted(pod: Document) -> bool:
-    """Return whether *pod* was deleted before it ran. The set says why, or creates another pod."""
-    return Pod(pod).deleted and not Pod(pod).ran
 
 
 def _ends(facts: JobFacts) -> list[tuple[Pod, Diagnosis]]:
@@ -174,14 +169,13 @@ class GroupTable(Table):
     """A `Table` of sets instead of Jobs.
 
     A set's pods have a label with the set's name. Only pods that have *label* belong to this
-    kind of set. With *hints*, `news` also yields an observation for each process that ended. The
-    attempt isn't always over then, but the store may have its outcome.
+    kind of set. Before the state of a set, `news` yields an observation for each process that
+    ended. The attempt isn't always over then, but the store may have its outcome.
     """
 
-    def __init__(self, *, label: str = "", hints: bool = True) -> None:
+    def __init__(self, label: str = "") -> None:
         super().__init__()
         self._label = label
-        self._hints = hints
         self._hinted: dict[str, frozenset[str]] = {}
 
     def _job_name(self, document: Document, *, pods: bool) -> str:
@@ -208,11 +202,10 @@ class GroupTable(Table):
             return
         entry.verdict = judge_group(entry.facts)
         observation = observation_of(entry.facts, entry.verdict)
-        if self._hints:
-            ended_uids = ended_processes(entry.facts, entry.verdict)
-            for executor in sorted(ended_uids - self._hinted.get(entry.name, frozenset())):
-                yield replace(observation, phase=Phase.ENDED, executor=executor)
-            self._hinted[entry.name] = ended_uids
+        ended_uids = ended_processes(entry.facts, entry.verdict)
+        for executor in sorted(ended_uids - self._hinted.get(entry.name, frozenset())):
+            yield replace(observation, phase=Phase.ENDED, executor=executor)
+        self._hinted[entry.name] = ended_uids
         previous = entry.reported.get(observation.name)
         entry.reported[observation.name] = observation
         self._note_waiting(entry, observation)

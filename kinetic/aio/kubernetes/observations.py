@@ -138,7 +138,7 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
 def _worker_name(facts: JobFacts, document: Document, name: str, restarts: int) -> str:
     """Return the name of a worker: its round, the uid of its Job, its rank, and its restarts."""
     job_uid = uid(facts.current_or_last_job) or str(controller(document).get("uid") or "")
-    return f"{name}.{job_uid}.{rank_of(facts.name)}.{restarts}"
+    return f"{name}.{job_uid}.{facts.name.rpartition(RANK_SEPARATOR)[2]}.{restarts}"
 
 
 RANK_SEPARATOR = "/"
@@ -148,11 +148,6 @@ RANK_SEPARATOR = "/"
 def rank_entry(job_name: str, rank: int | str) -> str:
     """Return the name under which a table keeps one rank of a round."""
     return f"{job_name}{RANK_SEPARATOR}{rank}"
-
-
-def rank_of(entry_name: str) -> int:
-    """Return the rank in what `rank_entry` returned."""
-    return int(entry_name.rpartition(RANK_SEPARATOR)[2])
 
 
 def name_of(document: Document) -> str:

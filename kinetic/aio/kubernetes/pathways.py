@@ -6,20 +6,19 @@ import secrets
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import partial
 
 from absl import logging
 
 from kinetic._runner.protocol.workers import Crew
 from kinetic._tasks import for_each
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.gke import MAX_CONCURRENT_REQUESTS, GkeCluster, create_job
+from kinetic.aio.kubernetes.gke import GkeCluster, create_job
 from kinetic.aio.kubernetes.logs import merge_streams
 from kinetic.aio.kubernetes.manifests import Paths, Placement, by_labels
 from kinetic.aio.kubernetes.multihost import GroupTable
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.reflector import Rhythm
-from kinetic.aio.kubernetes.secrets import submission_secret
+from kinetic.aio.kubernetes.secrets import MAX_CONCURRENT_REQUESTS, submission_secret
 from kinetic.aio.kubernetes.sets import KINDS, Kind, name_of_set
 from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs
 from kinetic.aio.ports import JobSpec, Observation
@@ -37,9 +36,9 @@ class _Sets:
             api, self.paths, patience, stop=kind.stop, makers=kind.makers
         )
 
-    def table(self, *, hints: bool = True) -> GroupTable:
+    def table(self) -> GroupTable:
         """Return an empty table that evaluates sets of this kind."""
-        return GroupTable(label=self.kind.label, hints=hints)
+        return GroupTable(self.kind.label)
 
     def path(self, name: str) -> str:
         """Return the API path of the set that runs the attempt *name*."""
@@ -75,19 +74,11 @@ class PathwaysCluster(GkeCluster):
         self._other_sets: Sequence[_Sets] | None = None
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; see `GkeCluster.launch`.
-
-        Raises:
-            LaunchError: The API server refuses the set, or the cluster lacks this kind of set.
-        """
+        """Start *job* as a set; see `Cluster.launch`."""
         await self._create(job, job.crew, None)
 
     async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
-        """Start a set for each rank; see `Workers.scale`.
-
-        Raises:
-            LaunchError: The API server refuses the set, or the cluster lacks this kind of set.
-        """
+        """Start a set for each rank; see `Workers.scale`."""
         await for_each(
             lambda rank: self._create(job, crew, rank), ranks, limit=MAX_CONCURRENT_REQUESTS
         )
@@ -175,28 +166,32 @@ class PathwaysCluster(GkeCluster):
         """Read the state of jobs, of one kind of set after the other; see `GkeCluster.find`."""
         found: list[Observation] = []
         for sets in await self._kinds():
-            make_table = partial(sets.table, hints=False)
             diagnostics = sets.diagnostics if explained else None
             with suppress(NotFound):  # the cluster lacks the definition of this kind of set
                 found += await find_jobs(
-                    self._api, sets.paths, names, labels, make_table, diagnostics
+                    self._api, sets.paths, names, labels, sets.table, diagnostics
                 )
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield the current state, then every change, forever; reconnects automatically.
+        """Yield the current state, then every change; see `Cluster.watch`.
 
         When the pod of another host ends, or the set is deleted, also yield an end with that pod
         or set as executor, because the first host may have written an outcome to the store.
-
-        Raises:
-            BackendError: The credentials can't read the sets, or the cluster has no kind of set.
         """
         selector = by_labels(labels)
         own_sets, *others = await self._kinds()
         kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others
         streams = [
-            watch_jobs(self._api, sets.paths, selector, sets.diagnostics, self._rhythm, sets.table)
+            watch_jobs(
+                self._api,
+                sets.paths,
+                selector,
+                sets.diagnostics,
+                self._rhythm,
+                self._bell,
+                sets.table,
+            )
             for sets in kinds
         ]
         async with aclosing(merge_streams(streams)) as observations:

@@ -83,7 +83,8 @@ class Diagnostics:
 
     *stop* is the change to a Job's spec that ends its pods and keeps the Job. For a set, which runs
     a job on several hosts, *makers* returns kind and name of the objects that create its pods.
-    ``mixed_rounds`` is that of each `Table`.
+    ``mixed_rounds`` is that of each `Table`. ``nodes`` is what `read_nodes` last returned, the same
+    object until a node changes.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Diagnostics:
         self._stop = {"activeDeadlineSeconds": 1} if stop is None else stop
         self._api = api
         self._paths = paths
-        self._nodes: list[Document] | None = None
+        self.nodes: list[Document] | None = None
         self._nodes_until = 0.0
         self._unavailable_until: dict[str, float] = {}
         self._reported_texts: set[str] = set()
@@ -142,12 +143,8 @@ class Diagnostics:
         """Make Kubernetes end a Job that can't start, with an annotation that says why."""
         name = str(get_dict(entry.job, "metadata").get("name"))
         metadata = {"uid": uid(entry.job), "annotations": {ENDED: text_of_end(cause)}}
-        await self._api.call(
-            "PATCH",
-            f"{self._paths.jobs}/{name}",
-            body={"metadata": metadata, "spec": self._stop},
-            content_type="application/merge-patch+json",
-        )
+        body = {"metadata": metadata, "spec": self._stop}
+        await self._api.call("PATCH", f"{self._paths.jobs}/{name}", body=body)
 
     async def end_held(self, pod: Pod, job: Document | None, *, whole: bool) -> None:
         """End *pod*, whose program has ended; if *whole*, delete its *job* with all its pods.
@@ -237,11 +234,6 @@ class Diagnostics:
                 hosts[name] = nodes_by_name(map(_reduce_node, get_list(found, "items"))).get(name)
         return hosts
 
-    @property
-    def nodes(self) -> Sequence[Document] | None:
-        """The nodes that `read_nodes` last returned; the same object until a node changes."""
-        return self._nodes
-
     async def read_nodes(self) -> Sequence[Document] | None:
         """Return all nodes as of ``patience.nodes_s`` ago or later; None if unknown or too many."""
         now = asyncio.get_running_loop().time()
@@ -251,9 +243,9 @@ class Diagnostics:
             nodes = (
                 [_reduce_node(node) for node in get_list(found, "items")] if is_complete else None
             )
-            self._nodes = self._nodes if nodes == self._nodes else nodes
+            self.nodes = self.nodes if nodes == self.nodes else nodes
             self._nodes_until = now + self.patience.nodes_s
-        return self._nodes
+        return self.nodes
 
     async def _read_workload(
         self, job: Document | None, pods: Sequence[Document]
@@ -359,7 +351,8 @@ class PendingMonitor:
     async def end_held(self) -> None:
         """End each pod that only other containers hold; the log names a failure."""
         for entry in [*self._table.held.values()]:
-            if (pod := self._table.holding_pod(entry)) is None:
+            pod = next((pod for pod in map(Pod, entry.facts.pods) if pod.holders), None)
+            if pod is None:
                 continue
             self._diagnostics.report_held(pod)
             try:

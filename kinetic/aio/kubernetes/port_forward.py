@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age_key, get_dict, labels_of
+from kinetic.aio.kubernetes.diagnosis.documents import age_key, get_dict, labels_of
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import KIND, WORKER, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
@@ -40,11 +40,12 @@ async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> B
         AuthError: A permission is missing.
         Unavailable: The API server does not answer.
     """
-    (selector,) = by_items([name])
     running = [
         pod
-        for pod in (await list_all(api, paths.pods, selector)).items
-        if name_of(pod) == name and (_is_worker(pod) or (host_of(pod) or 0) == host)
+        for pod in (await list_all(api, paths.pods, by_items([name]))).items
+        if name_of(pod) == name
+        # The index of a worker's pod is its rank, and no host's number.
+        and (labels_of(pod).get(KIND) == WORKER or (host_of(pod) or 0) == host)
         if not Pod(pod).ended and get_dict(pod, "status").get("phase") == "Running"
     ]
     if not running:
@@ -56,11 +57,6 @@ async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> B
     pod = str(get_dict(max(running, key=age_key), "metadata").get("name"))
     path = f"{paths.pods}/{pod}/portforward"
     return _Tunnel(await api.tunnel(path, PROTOCOL, query={"ports": str(port)}), pod, port)
-
-
-def _is_worker(pod: Document) -> bool:
-    """Return whether the index of *pod* is a rank, and no host's number."""
-    return labels_of(pod).get(KIND) == WORKER
 
 
 class _Tunnel(ByteStream):

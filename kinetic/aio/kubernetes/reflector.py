@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from absl import logging
 
-from kinetic._tasks import all_or_none
 from kinetic.aio._net.http import json_object
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
-from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.trimming import trim
 from kinetic.errors import Expired, Throttled, Unavailable
 
@@ -54,6 +53,24 @@ class Rhythm:
         return growing_pauses(self.first_pause_s, self.longest_pause_s, jitter=0.5)
 
 
+class Bell:
+    """Wake those who wait until a watch of this client sees a change of any pod."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake all who wait now."""
+        self._rung.set()
+        self._rung = asyncio.Event()
+
+    async def wait(self, timeout: float) -> None:
+        """Wait for the next change, up to *timeout* seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._rung.wait()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """All objects that match a selector, as of the collection's ``version``."""
@@ -68,38 +85,6 @@ class Changed:
 
     document: Document
     deleted: bool
-
-
-Take: TypeAlias = Callable[[Listed | Changed, bool], Awaitable[None]]
-"""Processes a change of the jobs, or of their pods if the second argument is true."""
-
-
-async def list_both(api: Api, paths: Paths, selector: str, take: Take) -> None:
-    """List jobs, then pods, so that the second list shows how the pods of ended jobs ended."""
-    await take(await list_all(api, paths.jobs, selector), False)
-    await take(await list_all(api, paths.pods, selector), True)
-
-
-async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, take: Take) -> None:
-    """Pass the items that `reflect` yields for jobs and pods to *take*, forever.
-
-    Pods are listed after the first list of jobs, so that the list shows how pods of ended jobs
-    ended.
-
-    Raises:
-        BackendError: The server refuses the read permanently.
-    """
-    listed = asyncio.Event()
-
-    async def pass_on(path: str, *, pods: bool) -> None:
-        if pods:
-            await listed.wait()
-        async with aclosing(reflect(api, path, selector, rhythm)) as updates:
-            async for update in updates:
-                await take(update, pods)
-                listed.set()
-
-    await all_or_none(pass_on(paths.jobs, pods=False), pass_on(paths.pods, pods=True))
 
 
 async def list_all(api: Api, path: str, selector: str) -> Listed:

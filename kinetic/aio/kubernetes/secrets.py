@@ -50,8 +50,8 @@ SUBMISSION = "kinetic.dev/submission"
 FENCE = "kinetic.dev/fence"
 """The annotation with the fence, a number that grows when another client takes over a batch."""
 
-MAX_CONCURRENT_DELETIONS = 16
-"""How many Secrets one call deletes at a time."""
+MAX_CONCURRENT_REQUESTS = 16
+"""How many requests one call of a method sends at a time."""
 
 
 def submission_secret(job: JobSpec) -> str:
@@ -145,7 +145,7 @@ class Secrets:
         secret_names = [object_name(name, longest=LABEL_LENGTH) for name in names]
         await self._wait_for_creations(secret_names)
         kept_names = [_kept_secret_name(name) for name in names]
-        await for_each(self._delete, [*kept_names, *secret_names], limit=MAX_CONCURRENT_DELETIONS)
+        await for_each(self._delete, [*kept_names, *secret_names], limit=MAX_CONCURRENT_REQUESTS)
 
     async def finish(self, name: str, fence: int) -> None:
         """Delete the Secret for the pods of batch *name*, unless its fence exceeds *fence*."""

@@ -355,10 +355,6 @@ class Table:
             if Pod(pod).holders and not entry.facts.is_gone_or_deleting:
                 self.held[entry.name] = entry
 
-    def holding_pod(self, entry: Entry) -> Pod | None:
-        """Return a pod of *entry* whose program has ended, but that other containers hold."""
-        return next((pod for pod in map(Pod, entry.facts.pods) if pod.holders), None)
-
     def is_over_with(self, pod: Pod) -> bool:
         """Return whether the whole Job is over when *pod* has ended; else Kubernetes decides."""
         return pod.succeeded

@@ -1,27 +1,38 @@
-"""Find or watch the jobs that match a selector, by listing or watching their Jobs and pods."""
+"""Find or watch the jobs that match a selector, by listing or watching their Jobs and pods.
+
+`with_items` learns from the logs of workers which item each of them runs, and when it has ended. A
+line that says so may be forged or missed. So it is only a hint to read the store now.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import replace
 
+from absl import logging
+
+from kinetic._runner.protocol.marks import Mark, parse_mark
 from kinetic._tasks import all_or_none, release
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.manifests import Paths, by_items, by_labels
-from kinetic.aio.kubernetes.pending import SAMPLE_SIZE, Diagnostics, PendingMonitor
-from kinetic.aio.kubernetes.reflector import (
-    Changed,
-    Listed,
-    Rhythm,
-    follow_both,
-    list_all,
-    list_both,
+from kinetic.aio.kubernetes.diagnosis.documents import get_dict, get_list, uid
+from kinetic.aio.kubernetes.manifests import (
+    ATTEMPT,
+    CONTAINER,
+    INDEX,
+    KIND,
+    WORKER,
+    Paths,
+    by_items,
+    by_labels,
+    by_worker,
 )
+from kinetic.aio.kubernetes.pending import SAMPLE_SIZE, Diagnostics, PendingMonitor
+from kinetic.aio.kubernetes.reflector import Bell, Rhythm, list_all, reflect
 from kinetic.aio.kubernetes.tables import Table
-from kinetic.aio.ports import Observation
-
-MANY_NAMES = 500
-"""Above this many names, `find_jobs` lists all jobs, because selectors would need more requests."""
+from kinetic.aio.ports import LogPieces, Observation, Phase
+from kinetic.errors import BackendError
 
 JOBS_PER_TURN = 100
 """How many jobs to evaluate before other tasks of the event loop run."""
@@ -30,31 +41,27 @@ JOBS_PER_TURN = 100
 async def list_jobs(
     api: Api,
     paths: Paths,
-    selectors: Iterable[str],
+    selector: str,
     make_table: Callable[[], Table] = Table,
     diagnostics: Diagnostics | None = None,
 ) -> list[Observation]:
-    """Return all jobs that match any of *selectors*.
+    """Return all jobs that match *selector*.
 
     *make_table* makes the table that evaluates the jobs. *diagnostics* finds out why some of the
     jobs wait.
     """
-    observations: dict[str, Observation] = {}
-    for selector in selectors:
-        table = make_table()
-
-        async def take(update: Listed | Changed, pods: bool, table: Table = table) -> None:
-            table.feed(update, pods=pods)
-
-        await list_both(api, paths, selector, take)
-        if table.has_strays:  # a stray's Job was created after the list of jobs, or is deleted
-            table.feed(await list_all(api, paths.jobs, selector), pods=False)
-            table.reports_orphans = True
+    table = make_table()
+    # The list of pods is the later one, so that it shows how the pods of ended jobs ended.
+    table.feed(await list_all(api, paths.jobs, selector), pods=False)
+    table.feed(await list_all(api, paths.pods, selector), pods=True)
+    if table.has_strays:  # a stray's Job was created after the list of jobs, or is deleted
+        table.feed(await list_all(api, paths.jobs, selector), pods=False)
+        table.reports_orphans = True
+    observations = await _evaluate(table)
+    if diagnostics is not None:
+        for entry in [*table.waiting.values()][:SAMPLE_SIZE]:
+            table.learn(entry.name, await diagnostics.read_facts(entry))
         observations |= await _evaluate(table)
-        if diagnostics is not None:
-            for entry in [*table.waiting.values()][:SAMPLE_SIZE]:
-                table.learn(entry.name, await diagnostics.read_facts(entry))
-            observations |= await _evaluate(table)
     return [observations[name] for name in sorted(observations)]
 
 
@@ -75,16 +82,13 @@ async def find_jobs(
     diagnostics: Diagnostics | None = None,
 ) -> list[Observation]:
     """Return the jobs with these *names* and the jobs with *labels*; if neither is given, all."""
-    wanted = set(names)
-    selectors = by_items(wanted) if len(wanted) <= MANY_NAMES else (by_labels({}),)
-    named = await list_jobs(api, paths, selectors, make_table, diagnostics)
-    observations = {
-        observation.name: observation for observation in named if observation.name in wanted
-    }
+    found: list[Observation] = []
+    if names:
+        listed = await list_jobs(api, paths, by_items(names), make_table, diagnostics)
+        found += [observation for observation in listed if observation.name in names]
     if labels is not None or not names:
-        more = await list_jobs(api, paths, (by_labels(labels or {}),), make_table, diagnostics)
-        observations |= {observation.name: observation for observation in more}
-    return [*observations.values()]
+        found += await list_jobs(api, paths, by_labels(labels or {}), make_table, diagnostics)
+    return [*{observation.name: observation for observation in found}.values()]
 
 
 async def watch_jobs(
@@ -93,22 +97,34 @@ async def watch_jobs(
     selector: str,
     diagnostics: Diagnostics,
     rhythm: Rhythm,
+    bell: Bell,
     make_table: Callable[[], Table] = Table,
 ) -> AsyncGenerator[Observation]:
     """Yield each job's state, then its changes, forever; a slow reader misses some changes.
 
+    Each change of a pod rings *bell*.
+
     Raises:
         BackendError: The server refuses the read permanently.
     """
-    table, changed = make_table(), asyncio.Event()
+    table, changed, listed = make_table(), asyncio.Event(), asyncio.Event()
     monitor = PendingMonitor(table, diagnostics, changed.set)
 
-    async def take(update: Listed | Changed, pods: bool) -> None:
-        table.feed(update, pods=pods)
-        changed.set()
+    async def follow(path: str, *, pods: bool) -> None:
+        if pods:  # as in `list_jobs`
+            await listed.wait()
+        async with aclosing(reflect(api, path, selector, rhythm)) as updates:
+            async for update in updates:
+                table.feed(update, pods=pods)
+                changed.set()
+                listed.set()
+                if pods:
+                    bell.ring()
 
-    following = follow_both(api, paths, selector, rhythm, take)
-    task = asyncio.create_task(all_or_none(following, monitor.work()), name="kinetic watch")
+    work = all_or_none(
+        follow(paths.jobs, pods=False), follow(paths.pods, pods=True), monitor.work()
+    )
+    task = asyncio.create_task(work, name="kinetic watch")
     task.add_done_callback(lambda _: changed.set())
     try:
         while True:
@@ -125,3 +141,95 @@ async def watch_jobs(
         await asyncio.gather(task, return_exceptions=True)
         if table.held:  # the last item may have ended just now
             await release(monitor.end_held(), operation="ending pods that others hold")
+
+
+# --- the items that workers run ---
+
+MOST_FOLLOWED = 100
+"""How many logs one watch follows; each is a connection."""
+
+LAST_S = 60
+"""How much of a log to read at first, in seconds."""
+
+IDLE_S = 300.0
+"""After this many seconds of silence, connect again: the connection may be dead."""
+
+
+async def with_items(
+    api: Api, paths: Paths, rhythm: Rhythm, source: AsyncGenerator[Observation]
+) -> AsyncGenerator[Observation]:
+    """Yield the observations of *source*, and those of the items that its workers run."""
+    queue = asyncio.Queue[Observation | None]()
+    followers: dict[str, asyncio.Task[None]] = {}
+
+    async def pump() -> None:
+        try:
+            async with aclosing(source) as observations:
+                async for observation in observations:
+                    queue.put_nowait(observation)
+        finally:
+            queue.put_nowait(None)
+
+    pumping = asyncio.create_task(pump(), name="kinetic watch of workers")
+    try:
+        while (observation := await queue.get()) is not None:
+            if observation.labels.get(KIND) == WORKER and INDEX not in observation.labels:
+                name, runs = observation.name, observation.phase is Phase.RUNNING
+                if not runs and (follower := followers.pop(name, None)) is not None:
+                    follower.cancel()
+                elif runs and name not in followers and len(followers) < MOST_FOLLOWED:
+                    work = _follow(api, paths, rhythm, observation, queue)
+                    followers[name] = asyncio.create_task(work, name=f"kinetic log of {name}")
+            yield observation
+        await pumping  # raises the error that ended the watch
+    finally:
+        tasks = [pumping, *followers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow(
+    api: Api,
+    paths: Paths,
+    rhythm: Rhythm,
+    worker: Observation,
+    queue: asyncio.Queue[Observation | None],
+) -> None:
+    """Put an observation into *queue* for each mark in the log of *worker*, until cancelled."""
+    query = {"container": CONTAINER, "follow": "true", "sinceSeconds": str(LAST_S)}
+    path, pauses = "", rhythm.pauses()
+    while True:
+        try:
+            path = path or await _log_path(api, paths, worker)
+            pieces = LogPieces()
+            async with api.stream(path, query=query, idle_s=IDLE_S) as contents:
+                async for content in contents:
+                    for piece in pieces.feed(content):
+                        if (found := parse_mark(piece.text)) is not None:
+                            queue.put_nowait(_observation(worker, found))
+        except BackendError as exc:
+            logging.debug("can't follow the log of %s: %s", worker.name, exc)
+        await asyncio.sleep(next(pauses))
+
+
+async def _log_path(api: Api, paths: Paths, worker: Observation) -> str:
+    """Return the path of the log of the worker's pod.
+
+    Raises:
+        BackendError: The server doesn't answer, or refuses.
+    """
+    query = {"labelSelector": by_worker(worker.name)}
+    for pod in get_list(await api.call("GET", paths.pods, query=query), "items"):
+        if uid(pod) == worker.executor:
+            return f"{paths.pods}/{get_dict(pod, 'metadata')['name']}/log"
+    raise BackendError(f"the pod {worker.executor} of {worker.name} is gone")
+
+
+def _observation(worker: Observation, found: Mark) -> Observation:
+    return replace(
+        worker,
+        name=f"{found.group_id}-{found.item}-{found.attempt}",
+        labels={**worker.labels, INDEX: str(found.item), ATTEMPT: str(found.attempt)},
+        leaving=found.has_ended,
+    )
