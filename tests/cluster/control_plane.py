@@ -189,18 +189,12 @@ class ControlPlane:
     def compact(self) -> None:
         """Make etcd forget all but what is now.
 
-        An API server that was started before remembers a while; see `forget`.
+        An API server that was started before remembers a while.
         """
         # With a change that nobody was told of: who has heard of all before has not heard enough.
         written = {"key": base64.b64encode(b"a").decode(), "value": ""}
         header = self._ask_etcd("put", written)["header"]
         self._ask_etcd("compaction", {"revision": header["revision"], "physical": True})
-
-    def forget(self) -> None:
-        """Kill the API server, compact, start it: who watches or lists on from before gets 410."""
-        self.kill_api()
-        self.compact()
-        self.start_api()
 
     def expire_token(self, user: str = "admin") -> None:
         """Another token for *user*, in the kubeconfig as well: the old one gets 401.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -418,19 +418,6 @@ async def test_a_secret_is_kept_until_it_is_dropped(place: Place) -> None:
     assert await cluster.secret("grp-b") == b""
     await cluster.keep_secret("grp-b", b"new")
     assert await cluster.secret("grp-b") == b"new"
-
-
-async def test_a_batch_that_is_finished_can_be_launched_again(place: Place) -> None:
-    await place.cluster.keep_secret("grp-a", b"environment")
-    for number in range(2):
-        job = place.job(f"grp-a-{number}-1", code=number)
-        order = replace(job.order, group_id="grp-a", fence=number + 1)
-        await place.cluster.launch(replace(job, order=order))
-        assert (await place.until(job.name)).exit_code == number
-        for _ in range(2):
-            await place.cluster.finish("grp-a", number + 1)
-    if place.keeps_secrets:
-        assert await place.cluster.secret("grp-a") == b"environment"
 
 
 # --- the end ---

@@ -39,11 +39,6 @@ async def test_data_that_lies_in_a_bucket_arrives(
     assert texts == {"a.txt": "a.txt", "b.txt": "deep/b.txt"}
 
 
-def names(namespace: Namespace, kind: str) -> list[str]:
-    """Return the names of all objects of a kind."""
-    return [item["metadata"]["name"] for item in namespace.call("GET", kind)["items"]]
-
-
 @kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1, capture_env_vars=["SWEEP_RATE"])
 def environment() -> dict[str, str]:
     return dict(os.environ)

@@ -248,23 +248,6 @@ async def test_the_api_server_dies_and_comes_back_without_its_history_or_the_old
     await sweep.end()
 
 
-@pytest.mark.parametrize("number", [pytest.param(500, marks=slow)])
-async def test_the_api_server_dies_and_forgets_amid_hundreds_of_jobs(
-    client: aio.Client, configured: Namespace, tmp_path: Path, number: int
-) -> None:
-    plane, sweep = configured.control_plane, Sweep(tmp_path, number)
-    await sweep.begin(client)
-    for part, fault in ((1 / 5, plane.forget), (2 / 5, plane.expire_token), (3 / 5, plane.forget)):
-        await sweep.reach(part)
-        await asyncio.to_thread(fault)
-    await sweep.reach(4 / 5)
-    await asyncio.to_thread(plane.kill_api)
-    await asyncio.sleep(20)  # the length of the outage
-    await asyncio.to_thread(plane.start_api)
-    await sweep.end()
-    assert lists(configured) >= 4
-
-
 @pytest.mark.parametrize(("number", "seconds"), [(4, 2), pytest.param(60, 30, marks=slow)])
 async def test_the_bucket_answers_503(
     gcs_server: str, redirect, tmp_path: Path, number: int, seconds: float

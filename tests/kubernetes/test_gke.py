@@ -50,22 +50,6 @@ async def test_the_api_server_answers_with_metadata_only(place: Place) -> None:
     assert "spec" not in answers[1] and partial < 0.6 * whole
 
 
-async def test_jobs_of_a_batch_share_a_secret_that_is_created_once(place: Place) -> None:
-    cluster = await place.open()
-    jobs = [place.job(f"grp-a-{i}-1", group="grp-a", attempt=1) for i in range(5)]
-    environment = {"TOKEN": "geheim"}
-    jobs = [replace(job, environment=environment) for job in jobs]
-    printing = place.job(jobs[0].name, group="grp-a", attempt=1, shown=["TOKEN"])
-    jobs[0] = replace(printing, environment=environment)
-    await asyncio.gather(*(cluster.launch(job) for job in jobs))
-    assert place.requests == {"create jobs": 5, "create secrets": 1}
-    for job in jobs:
-        await until(cluster, job.name)
-    assert (await lines(cluster, jobs[0].name))[1] == "geheim"
-    await cluster.drop_secret(["grp-a"])
-    assert await place.items("secrets") == []
-
-
 async def test_a_refused_launch_quotes_the_api_server(place: Place) -> None:
     cluster = await place.open()
     with pytest.raises(LaunchError, match="name"):
