@@ -1,4 +1,10 @@
-"""Find a cluster's API server and the credentials: by a kubeconfig, in a pod, or on GKE."""
+"""Find a cluster's API server and the credentials: by a kubeconfig, in a pod, or on GKE.
+
+kubernetes-asyncio merges the files and finds the context. kinetic reads keys, certificates, and
+tokens itself. The library's `KubeConfigLoader` leaves private keys in files, looks for a user's
+files beside the kubeconfig of the cluster, sends a token with its line break, and can't read a
+comment that isn't UTF-8. `test_access_context.py` has a test of each.
+"""
 
 from __future__ import annotations
 
