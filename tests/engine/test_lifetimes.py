@@ -227,8 +227,8 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
     async with aio.Client(platform=replace(platform, cluster=cluster), max_concurrent=1) as client:
         launching = asyncio.ensure_future(client.submit(for_ever, 1))
         await eventually(lambda: cluster.asked == 1)
-        waiting = asyncio.ensure_future(client.submit(for_ever, 2))  # for the only slot
-        await eventually(lambda: client.limit._slots._waiters)
+        waiting = asyncio.ensure_future(client.submit(for_ever, 2))  # for the only place
+        await eventually(lambda: client.limit._places._waiters)
     assert await left_on(platform) == []
     cluster.open.set()
     for submission in (launching, waiting):

@@ -30,6 +30,7 @@ from kinetic.aio._engine.coordinator import (
     recover_state,
     renew_shared,
 )
+from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
@@ -94,9 +95,7 @@ class Batch:
         self._abandonment_watch: asyncio.Task[None] | None = None
         self._own_environment: Mapping[str, str] = {}
         self._own_retry: wire.Request | None = None
-        self._places = 0
-        """How many places of the client's limit this process holds for workers that `scale` has
-        asked for."""
+        self._places = Places(session.limit)
         fields = manifest.get("sweep")  # an earlier version has stored none
         self.goal = Goal(**fields) if fields else None
         """What the batch searches for, if it is a sweep."""
@@ -290,7 +289,7 @@ class Batch:
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
         self._own_environment = uploaded.environment
-        self._keep_places(0)
+        self._places.keep(0)
         submission.reclaim()
         context = BatchContext(
             session=self.session,
@@ -298,6 +297,7 @@ class Batch:
             uploaded=uploaded,
             inputs=self.inputs,
             lease=lease,
+            places=self._places,
         )
         budget_s = math.inf  # without a price, the budget has no effect
         if settings.budget is not None and self.price is not None and self.price.usd_per_hour:
@@ -626,22 +626,20 @@ class Batch:
 
     async def scale(self, count: int) -> int:
         """Have *count* workers from now on; return how many of them can run at once."""
-        submission = self.submission
+        submission, platform = self.submission, self.session.platform
         if not await self.exists():
             raise submission.identity.gone_error
         await self.refresh()
         await submission.requests.append(wire.Request(kind="scale", cause=str(count)))
         resources = uploaded_call_of(self.manifest, {}).resources
-        platform, limit = self.session.platform, self.session.limit
 
         def wanted() -> int:
             return count_workers(platform, resources, submission.requests.workers, self.total)
 
         async def allow(more: int) -> int:
-            taken = await limit.take(more)
-            if limit.is_bounded:
-                self._places += taken
-            if taken < more:
+            if launcher is not None:  # it has its places of the client's limit
+                return more
+            if (taken := await self._places.take(more)) < more:
                 logging.warning(
                     "%s gets %d of %d more workers, because this client's max_concurrent allows no "
                     "others; scale it again later, or from another client",
@@ -649,21 +647,16 @@ class Batch:
                 )
             return taken
 
-        async def allow_all(more: int) -> int:
-            return more
+        def allowed() -> int:
+            # A launcher that has lost the batch allows none, but the workers continue.
+            return wanted() if launcher is None or not self.submits else launcher.allowed
 
         launcher = self.coordinator.launcher if self.coordinator and self.submits else None
-        if launcher is not None:  # it has its places of the client's limit
-
-            def allowed() -> int:
-                # A launcher that has lost the batch allows none, but the workers continue.
-                return launcher.allowed if self.submits else wanted()
-
-            lacking = await fit(submission, allowed, allow_all)
-        else:
+        if launcher is None:
             submission.on_worker_gone = self._on_worker_gone
-            lacking = await fit(submission, wanted, allow)
-            self._keep_places(max(wanted(), len(submission.worker_observations)))
+        lacking = await fit(submission, allowed, allow)
+        if launcher is None:
+            self._places.keep(max(wanted(), len(submission.worker_observations)))
         if lacking:
             logging.warning(
                 "%s keeps %d workers: in a queue, a round that has begun gets no more. The next "
@@ -675,13 +668,7 @@ class Batch:
     def _on_worker_gone(self, worker: Observation) -> None:
         living = len(self.submission.worker_observations)
         if worker.exit_code == EXIT_SURPLUS or not living:  # otherwise another replaces it
-            self._keep_places(living)
-
-    def _keep_places(self, count: int) -> None:
-        """Give back the places in the client's limit above *count*."""
-        while self._places > count:
-            self._places -= 1
-            self.session.limit.release()
+            self._places.keep(living)
 
     async def workers(self) -> list[Worker]:
         """Return the workers that wait or run."""

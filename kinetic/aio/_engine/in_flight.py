@@ -18,37 +18,56 @@ class AttemptLimit:
     """
 
     def __init__(self, max_attempts: int | None) -> None:
-        self._slots = asyncio.Semaphore(max_attempts) if max_attempts is not None else None
+        self._places = asyncio.Semaphore(max_attempts) if max_attempts is not None else None
 
     @property
     def is_bounded(self) -> bool:
         """Whether there is a limit."""
-        return self._slots is not None
+        return self._places is not None
 
     @property
     def is_full(self) -> bool:
         """Whether no place is free."""
-        return self._slots is not None and self._slots.locked()
+        return self._places is not None and self._places.locked()
 
     async def acquire(self) -> None:
         """Wait until one more attempt may start."""
-        if self._slots is not None:
-            await self._slots.acquire()
-
-    async def take(self, count: int) -> int:
-        """Take up to *count* places, as many as are free now; return how many."""
-        if self._slots is None:
-            return count
-        taken = 0
-        while taken < count and not self._slots.locked():
-            await self._slots.acquire()  # this doesn't wait, because a place is free
-            taken += 1
-        return taken
+        if self._places is not None:
+            await self._places.acquire()
 
     def release(self) -> None:
         """Let another attempt start, because one has its outcome, or was not started."""
-        if self._slots is not None:
-            self._slots.release()
+        if self._places is not None:
+            self._places.release()
+
+
+class Places:
+    """The places in a client's limit that the workers of one batch have; none without a limit."""
+
+    def __init__(self, limit: AttemptLimit) -> None:
+        self.limit = limit
+        self.held = 0
+        """How many they are; also for workers that were asked to leave."""
+
+    async def acquire(self) -> None:
+        """Wait for one more place of a bounded limit."""
+        await self.limit.acquire()
+        self.held += 1
+
+    async def take(self, count: int) -> int:
+        """Take up to *count* places, as many as are free now; return how many."""
+        if not self.limit.is_bounded:
+            return count
+        held = self.held
+        while self.held - held < count and not self.limit.is_full:
+            await self.acquire()  # this doesn't wait, because a place is free
+        return self.held - held
+
+    def keep(self, count: int) -> None:
+        """Give back the places above *count*."""
+        while self.held > count:
+            self.held -= 1
+            self.limit.release()
 
 
 class InFlight:

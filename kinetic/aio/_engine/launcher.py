@@ -22,6 +22,7 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Terms
 from kinetic.aio._engine import decisions, ending, job_spec, prepare
+from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence, Submission
@@ -122,6 +123,7 @@ class BatchContext:
     uploaded: prepare.UploadedCall
     inputs: InputIndex
     lease: HeldLease
+    places: Places
 
 
 class Launcher:
@@ -171,8 +173,8 @@ class Launcher:
         self._stores_more = True  # whether workers must hear of the next item that may start
         self._lacks_workers = False
         self._without_input: dict[int, int] = {}  # items, and their open attempts
-        self._allowed = 0 if context.session.limit.is_bounded else count
-        self._held = 0  # places in the client's limit; also for workers that were asked to leave
+        self._places = context.places
+        self._allowed = 0 if context.places.limit.is_bounded else count
         self._needed = asyncio.Event()
         self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -236,12 +238,12 @@ class Launcher:
         if not self._submission.runs_alone:
             self._replace(worker)
             return
-        if worker.exit_code == EXIT_SURPLUS and self._held:  # the platform doesn't replace it
-            self._allowed = min(self._allowed, self._held - 1)
-            self._keep_places(self._held - 1)
+        if worker.exit_code == EXIT_SURPLUS and self._places.held:  # it isn't replaced
+            self._places.keep(self._places.held - 1)
+            self._allowed = min(self._allowed, self._places.held)
         if self._submission.worker_observations:
             return
-        self._keep_places(self._allowed)
+        self._places.keep(self._allowed)
         self._running = None
         if not self._state.complete:
             self._may_grow.set()
@@ -250,9 +252,9 @@ class Launcher:
     def _replace(self, worker: Observation) -> None:
         """Start a worker in the place of one that has ended, or give the place back."""
         living = len(self._submission.worker_observations)
-        if self._context.session.limit.is_bounded:
-            self._keep_places(max(living, min(self._held, self._wanted)))
-            self._allowed = min(self._allowed, self._held)
+        if self._places.limit.is_bounded:
+            self._places.keep(max(living, min(self._places.held, self._wanted)))
+            self._allowed = min(self._allowed, self._places.held)
         if self._state.complete:
             return
         self._may_grow.set()
@@ -272,27 +274,21 @@ class Launcher:
     def rescale(self) -> None:
         """Follow a change of ``max_concurrent``, also in later rounds."""
         self._count = self._find_count()
-        if not self._context.session.limit.is_bounded:
+        if not self._places.limit.is_bounded:
             self._allowed = self._count
         self._allowed = min(self._allowed, self._count)
         if not self._submission.worker_observations:
-            self._keep_places(self._allowed)
+            self._places.keep(self._allowed)
         self._may_grow.set()
         if not self._submission.runs_alone:
             self._need_workers()
 
     def free_all(self) -> None:
         """Give back the places in the client's limit; nobody waits any more for workers."""
-        self._keep_places(0)
+        self._places.keep(0)
         self._allowed = 0
         self.asked.set()
         self._submission.on_worker_gone = None
-
-    def _keep_places(self, count: int) -> None:
-        """Give back the places in the client's limit above *count*."""
-        while self._held > count:
-            self._held -= 1
-            self._context.session.limit.release()
 
     @property
     def _wanted(self) -> int:
@@ -322,19 +318,18 @@ class Launcher:
 
     async def _grow(self) -> None:
         """Ask for one more worker whenever the client's limit has a place."""
-        limit = self._context.session.limit
-        while limit.is_bounded:
+        places = self._places
+        while places.limit.is_bounded:
             if self._allowed >= self._wanted:
                 self._may_grow.clear()
                 await self._may_grow.wait()
                 continue
-            if limit.is_full:
+            if places.limit.is_full:
                 self.asked.set()
-            await limit.acquire()
+            await places.acquire()
             if self._allowed >= self._wanted:  # the batch was scaled, or items have ended
-                limit.release()
+                places.keep(places.held - 1)
                 continue
-            self._held += 1
             self._allowed += 1
             if self._running is not None:
                 self._lacks_workers = True
