@@ -272,6 +272,17 @@ async def acquire(
             )
 
 
+async def is_free(store: Store, scope: str, clock: Clock) -> bool:
+    """Return whether no living process has the lease; wait until that is certain."""
+    observer = _Observer(store, scope, clock)
+    await observer.look()
+    while (holder := _holder(observer.seen, None)) is not None and not observer.expired:
+        await holder.wait_for_end(LOOK_S)
+        if await observer.look():  # the holder has renewed the lease, or released it
+            return _holder(observer.seen, None) is None
+    return True
+
+
 async def is_abandoned(store: Store, scope: str, submitter: ProcessIdentity | None) -> bool:
     """Return whether one read of the lease shows that no process submits the batch."""
     return _holder(await read(store, scope), submitter) is None

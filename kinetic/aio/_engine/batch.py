@@ -24,17 +24,13 @@ from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal
-from kinetic.aio._engine.coordinator import (
-    BatchCoordinator,
-    read_inputs,
-    recover_state,
-    renew_shared,
-)
+from kinetic.aio._engine.coordinator import BatchCoordinator
 from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
 from kinetic.aio._engine.manifest import map_settings_of, read_manifest, uploaded_call_of
+from kinetic.aio._engine.recovery import read_inputs, recover
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._engine.workers import (
@@ -460,26 +456,14 @@ class Batch:
         *,
         seal: bool,
     ) -> None:
-        """Read the batch's state while a task renews *lease*, and then coordinate the batch."""
-        renewal = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
+        """Read the batch's state, and then coordinate the batch."""
         if self._abandonment_watch is not None:
             # The watch and the code below would close the same attempts, so only one may run.
             self._abandonment_watch.cancel()
-        try:
-            if self._abandonment_watch is not None:
-                await asyncio.wait({self._abandonment_watch})
-            self.submission.closes, self.submission.fence = True, lease.fence
-            self.session.watch(self.submission)
-            store = self.session.platform.store
-            missing = await retry_forever(
-                lambda: renew_shared(store, uploaded), "renewing shared objects"
-            )
-            await recover_state(self.submission, self.inputs)
-        finally:
-            renewal.cancel()
-            await asyncio.wait({renewal})
-        if lease.lost is not None:
-            raise lease.lost
+            await asyncio.wait({self._abandonment_watch})
+        self.submission.closes, self.submission.fence = True, lease.fence
+        self.session.watch(self.submission)
+        missing = await recover(self.session, self.submission, self.inputs, lease, uploaded)
         self._refuse_more_inputs(inputs)
         if missing and (inputs is not None or self._is_open):
             raise NotFound(
@@ -521,7 +505,12 @@ class Batch:
         # `reopened` includes the items of a process that died before it started them.
         reopened = self.submission.requests.reopened
         any_open = any(not self.submission.is_final(index) for index in reopened)
-        if any_open and not self.submits and await self._is_lease_free():
+        scope, platform = self.submission.identity.scope, self.session.platform
+        if (
+            any_open
+            and not self.submits
+            and await _lease.is_free(platform.store, scope, platform.clock)
+        ):
             try:
                 await self.take_over()
             except Conflict:
@@ -585,20 +574,6 @@ class Batch:
             name = submission.identity.round_name(submission.requests.effect.round)
             with contextlib.suppress(BackendError):
                 await submission.cluster.extend(name, limit)
-
-    async def _is_lease_free(self) -> bool:
-        """Return whether no living process has the lease; wait until that is certain."""
-        identity, platform = self.submission.identity, self.session.platform
-        stored = await _lease.read(platform.store, identity.scope)
-        if stored is None or not stored[0].held:
-            return True
-        lease, started_at = stored[0], platform.clock()
-        while platform.clock() - started_at < _lease.EXPIRY_S and not lease.owner.is_dead:
-            await lease.owner.wait_for_end(_lease.LOOK_S)
-            stored = await _lease.read(platform.store, identity.scope)
-            if stored is None or stored[0] != lease:  # the holder has renewed or released it
-                return stored is None or not stored[0].held
-        return True
 
     async def leave(self, reason: str) -> None:
         """Stop submitting, because the client closes; log a warning if the batch isn't done."""

@@ -19,11 +19,11 @@ from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import beginning, prepare, removal
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.coordinator import read_inputs
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import check_inputs
 from kinetic.aio._engine.manifest import batch_manifest, read_manifest
+from kinetic.aio._engine.recovery import read_inputs
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._engine.workers import end_leftovers

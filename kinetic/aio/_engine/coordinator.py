@@ -1,4 +1,4 @@
-"""Submit a batch: read its state, hold its lease, and carry out what `decisions` decides.
+"""Submit a batch: hold its lease, and carry out what `decisions` decides.
 
 The lease is an object in the store; only the process that holds it may submit the batch.
 """
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -18,100 +18,18 @@ from absl import logging
 from kinetic._messages import describe_error
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.notes import ERROR
-from kinetic._runner.protocol.wire import DataRef
-from kinetic._tasks import for_each
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine import data_upload, decisions, ending
+from kinetic.aio._engine import decisions, ending
 from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump
 from kinetic.aio._engine.input_source import Source
-from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext, Launcher
-from kinetic.aio._engine.prepare import UploadedCall
-from kinetic.aio._engine.submission import Submission
+from kinetic.aio._engine.recovery import renew_shared
 from kinetic.aio._engine.workers import end_workers
 from kinetic.aio._lease import RENEW_S
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, InputsUnfinished, KineticError, SubmitterLost
 from kinetic.options import MapSettings
-
-MAX_CONCURRENT_RENEWALS = 16
-
-
-async def renew_shared(
-    store: Store, uploaded: UploadedCall, data: Iterable[DataRef] = ()
-) -> list[str]:
-    """Renew the shared objects that jobs of *uploaded* read; return the names of missing ones."""
-    uris = {ref.uri: None for ref in (*uploaded.data, *data) if "://" not in ref.uri}
-    missing: list[str] = []
-
-    async def renew(name: str) -> None:
-        if name in uris:
-            exists = await data_upload.renew(store, name)
-        else:
-            info = await store.look(name)
-            is_fresh = info is not None and _shared_objects.is_fresh(info)
-            exists = is_fresh or (info is not None and not await store.renew([name]))
-        if not exists:
-            missing.append(name)
-
-    await for_each(renew, [*uploaded.shared_names, *uris], limit=MAX_CONCURRENT_RENEWALS)
-    return sorted(missing)
-
-
-# --- how far a batch was submitted ---
-
-
-async def recover_state(submission: Submission, inputs: InputIndex) -> None:
-    """Read requests, inputs, and attempts, in this order.
-
-    Close the attempts of workers that have died. If a new stop or retry request came meanwhile,
-    read everything again: what was read lacks its effect.
-
-    Raises:
-        NotFound: The batch was cleaned up.
-    """
-    store, identity, requests = submission.store, submission.identity, submission.requests
-    batch = identity.id
-    while True:
-        await retry_forever(requests.read, f"reading the requests of {batch}")
-        # While the manifest exists, no request is missing: a removal deletes requests last.
-        entry = await retry_forever(
-            lambda: store.look(identity.manifest_name), f"looking for {batch}"
-        )
-        if entry is None:
-            raise identity.gone_error
-        known_requests = len(requests.entries)
-        count = await _read(submission, inputs)
-        await retry_forever(requests.read, f"reading the requests of {batch}")
-        # Another task may have read more inputs.
-        if len(requests.entries) == known_requests and count == inputs.known:
-            return
-
-
-async def _read(submission: Submission, inputs: InputIndex) -> int:
-    """Read inputs and attempts, and close those of workers that have died; count the items."""
-    batch = submission.identity.id
-    await retry_forever(lambda: read_inputs(submission, inputs), f"reading the inputs of {batch}")
-    count = inputs.known
-    unknown = [index for index in range(count) if not submission.is_final(index)]
-    await retry_forever(
-        lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
-    )
-    begun = submission.begun(unknown)
-    await retry_forever(lambda: ending.ask(submission, begun), f"asking for workers of {batch}")
-    return count
-
-
-async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
-    """Read how many inputs are stored, or, if `results()` removed them, how many there were."""
-    await inputs.read()
-    if inputs.total is None and await submission.read_collected():
-        inputs.total = submission.collected
-
-
-# --- submitting it ---
 
 LEAVING_S = 10.0
 """How long to try to release a lease, in seconds; otherwise the lease expires by itself."""
