@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic.aio import _lease
-from kinetic.aio._engine import batch, coordinator, ending, input_pump, item_states, workers
+from kinetic.aio._engine import (
+    abandonment,
+    batch,
+    coordinator,
+    ending,
+    input_pump,
+    item_states,
+    workers,
+)
 from kinetic.aio._engine.launcher import Launcher
 from tests.workers.actors import Odds as CrewOdds
 
@@ -204,8 +212,8 @@ EDITS: dict[str, Edit] = {
         crew={"item_s": 100.0},
     ),
     "nobody goes on": Edit(
-        function=batch.Batch.watch_abandonment,
-        old="elif stuck and self.total is not None and self.sealed:",
+        function=abandonment.until_abandoned,
+        old="elif stuck and is_sealed:",
         new="elif False:",
         breaks="L1",
         crew={"item_s": 100.0},

@@ -24,6 +24,7 @@ from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._tasks import release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal
+from kinetic.aio._engine.abandonment import until_abandoned
 from kinetic.aio._engine.coordinator import BatchCoordinator
 from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.input_source import Source
@@ -41,8 +42,8 @@ from kinetic.aio._engine.workers import (
     fit,
     stopped_round,
 )
-from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
-from kinetic.aio.ports import Observation, Phase
+from kinetic.aio._net.retry import retry_forever
+from kinetic.aio.ports import Observation
 from kinetic.errors import (
     BackendError,
     ConfigurationError,
@@ -50,8 +51,6 @@ from kinetic.errors import (
     KineticError,
     NotFound,
     Pruned,
-    SubmitterLost,
-    Unavailable,
 )
 from kinetic.job_status import JobStatus
 from kinetic.options import MapSettings
@@ -80,7 +79,9 @@ class Batch:
         self.coordinator: BatchCoordinator | None = None
         self.watchers: list[asyncio.Event] = []
         identity = submission.identity
-        self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
+        self.inputs = InputIndex(
+            session.platform.store, identity.scope, identity.key, expected=manifest["total"]
+        )
         self.followed = followed
         """Whether the session keeps reading this batch. The session reads a batch from a listing
         only when a method of the batch's handle needs that."""
@@ -123,12 +124,9 @@ class Batch:
     @property
     def total(self) -> int | None:
         """The number of items; None until it is known."""
-        if self.inputs.total is not None:
-            return self.inputs.total
-        if self.coordinator is not None and self.coordinator.state.sealed:
-            return self.coordinator.state.total
-        total: int | None = self.manifest["total"]
-        return total if self.coordinator is None else None
+        if self.inputs.total is None and self.coordinator is None:
+            return self.inputs.expected
+        return self.inputs.total
 
     @property
     def sealed(self) -> bool:
@@ -138,9 +136,7 @@ class Batch:
     @property
     def known(self) -> int:
         """How many items there are so far."""
-        if self.inputs.total is not None:
-            return self.inputs.total  # the manifest's total, `len(inputs)`, may be wrong
-        return max(self.inputs.count, self.total or 0, self.manifest["total"] or 0)
+        return self.inputs.announced
 
     @property
     def stored(self) -> int:
@@ -792,21 +788,6 @@ class Batch:
             await asyncio.wait({self._abandonment_watch}, timeout=_lease.LOOK_S)
         return self.submission.abandoned
 
-    async def _close_unattended(self) -> list[int]:
-        """Close attempts that have died; return the items that won't end without a submitter."""
-        await self.refresh()
-        submission, items = self.submission, range(self.known)
-        submission.closes = True
-        await submission.look_at_each(items)
-        alive = await ending.ask(submission, items)
-        ended = [it for it in items if submission.is_final(it) or submission.is_damaged(it)]
-        await submission.requests.read()
-        if submission.doubtful:
-            raise Unavailable("the ends of some items can't be read", retryable=True)
-        if self.total is None and submission.requests.all_stopped:
-            self.inputs.total = self.known
-        return sorted({*items}.difference(alive, ended))
-
     async def _go_on(self, stuck: Sequence[int]) -> None:
         """Start workers for a batch that has none; if that fails, its waiters get the error."""
         try:
@@ -819,53 +800,17 @@ class Batch:
 
     async def watch_abandonment(self) -> None:
         """Wait until no process submits the batch, then fail waiters of items that won't end."""
-        identity, platform = self.submission.identity, self.session.platform
-        lease = await retry_forever(
-            lambda: _lease.until_abandoned(
-                platform.store, identity.scope, identity.submitter, platform.clock
-            ),
-            f"reading the lease of {self.group_id}",
+        found = await until_abandoned(
+            self.session,
+            self.submission,
+            self.inputs,
+            is_resumable_sweep=self.is_resumable_sweep,
         )
-        # Waiters depend on this task, so it retries every error that kinetic knows.
-        stuck = await retry(
-            self._close_unattended,
-            FOREVER,
-            Outage(f"reading {self.group_id}"),
-            should_retry=lambda failure: isinstance(failure, KineticError),
-        )
-        if self.submission.runs_alone:
-            found = await retry_forever(
-                lambda: platform.cluster.find(labels={LABEL_SUBMISSION: self.group_id}),
-                f"asking for the workers of {self.group_id}",
-            )
-            if any(it.phase in (Phase.PENDING, Phase.RUNNING) for it in found):
-                # Workers run the items whose inputs are stored.
-                stuck = [] if self.sealed else [*range(self.inputs.count, self.known)]
-            elif stuck and self.total is not None and self.sealed:
-                self.session.spawn(self._go_on(stuck), name=f"workers of {self.group_id}")
-                return
-        is_sealed = self.total is not None and (self.sealed or not self.submission.runs_alone)
-        if stuck or not is_sealed:
-            holder = lease.holder_name if lease is not None else "its submitter"
-            missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
-            missing += [] if is_sealed else ["the end of its inputs isn't known"]
-            seal, option = ("", "") if is_sealed else ("seal=True", " --seal")
-            advice = (
-                f"To continue with the stored inputs, call "
-                f"kinetic.attach_batch({self.group_id!r}).resume({seal}), or run "
-                f"`kinetic batches resume {self.group_id}{option}`; no ended item runs again"
-            )
-            if self.is_resumable_sweep:  # `resume` would end its proposals
-                advice = (
-                    "To continue the sweep, run its program again with resume=True; no ended trial "
-                    "runs again"
-                )
-            error = SubmitterLost(
-                f"batch {self.group_id}: {holder} does not submit it any more, and "
-                f"{' and '.join(missing)}. {advice}",
-                job_id=self.group_id,
-            )
-            self.submission.abandon(error, stuck)
+        if found.lacks_workers:
+            self.session.spawn(self._go_on(found.stuck), name=f"workers of {self.group_id}")
+            return
+        if found.error is not None:
+            self.submission.abandon(found.error, found.stuck)
         self.wake()
         try:
             await end_leftovers(self.submission)

@@ -68,7 +68,11 @@ class InputIndex:
     and the footer contains the digest of each input.
     """
 
-    def __init__(self, store: Store, scope: str, key: bytes) -> None:
+    def __init__(
+        self, store: Store, scope: str, key: bytes, *, expected: int | None = None
+    ) -> None:
+        self.expected = expected
+        """The number of inputs by the manifest, which was their ``len``, so it may be wrong."""
         self.total: int | None = None
         self.sealed = False
         """Whether the end of the inputs is stored; after a stop, `total` may be set without it."""
@@ -88,6 +92,11 @@ class InputIndex:
     def known(self) -> int:
         """How many items there are, as far as this process knows; inputs of some may be missing."""
         return max(self.count, self.total or 0)
+
+    @property
+    def announced(self) -> int:
+        """How many items there are, or are expected while the end of the inputs isn't known."""
+        return max(self.count, self.expected or 0) if self.total is None else self.total
 
     async def read(self) -> None:
         """Read which slots exist now."""
