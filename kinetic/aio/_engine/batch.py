@@ -18,9 +18,7 @@ from typing import Any
 from absl import logging
 
 from kinetic._progress.standing import Goal, Standing
-from kinetic._runner.protocol import metrics as metrics_protocol
-from kinetic._runner.protocol import signing, wire
-from kinetic._runner.protocol.workers import EXIT_SURPLUS
+from kinetic._runner.protocol import wire
 from kinetic._tasks import release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal
@@ -32,6 +30,7 @@ from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
 from kinetic.aio._engine.manifest import map_settings_of, read_manifest, uploaded_call_of
 from kinetic.aio._engine.recovery import read_inputs, recover
+from kinetic.aio._engine.requesting import request_prune, retry_request, scale_alone
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._engine.workers import (
@@ -40,10 +39,8 @@ from kinetic.aio._engine.workers import (
     end_leftovers,
     end_workers,
     fit,
-    stopped_round,
 )
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Observation
 from kinetic.errors import (
     BackendError,
     ConfigurationError,
@@ -531,45 +528,22 @@ class Batch:
 
     async def _request_retry(self, wanted: Iterable[int]) -> int:
         """Request a retry of the *wanted* items that ended without a value; return how many."""
-        submission, budgets = self.submission, self.submission.identity.budgets
+        submission = self.submission
         while True:
             await self.look()
             slot = len(submission.requests.entries)
-            ended = [index for index in wanted if self.submission.is_final(index)]
-            failed = [
-                index for index in ended if submission.status(index) is not JobStatus.SUCCEEDED
-            ]
-            bases: dict[int, int] = {}
-            for index, attempts in (await submission.all_attempts(failed)).items():
-                base = wire.retry_base(submission.requests.standing(index), attempts, budgets)
-                if base is not None:
-                    bases[index] = base
-            if not bases:
+            self._own_retry = request = await retry_request(submission, wanted)
+            if request is None:
                 return 0
-            self._own_retry = request = wire.Request(
-                kind="retry",
-                bases=bases,
-                cause="retry_failed",
-                # A stop deletes such workers, and its request may arrive after this one.
-                opens_round=bool(submission.requests.effect.done)
-                or (submission.listed and stopped_round(submission) is not None),
-            )
             if await submission.requests.append_at(slot, request):
-                await self._extend_round()
-                await submission.look_at_all(bases)  # from now on, these items are open
-                return len(bases)
-
-    async def _extend_round(self) -> None:
-        """Give the current round the whole ``batch_timeout`` again.
-
-        If that fails, the round may end too early, and a client that waits opens another.
-        """
-        limit = self.manifest["terms"].get("batch_timeout")
-        if limit is not None:
-            submission = self.submission
-            name = submission.identity.round_name(submission.requests.effect.round)
+                break
+        if (limit := self.manifest["terms"].get("batch_timeout")) is not None:
+            # If this fails, the round may end too early, and a client that waits opens another.
             with contextlib.suppress(BackendError):
+                name = submission.identity.round_name(submission.requests.effect.round)
                 await submission.cluster.extend(name, limit)
+        await submission.look_at_all(request.bases)  # from now on, these items are open
+        return len(request.bases)
 
     async def leave(self, reason: str) -> None:
         """Stop submitting, because the client closes; log a warning if the batch isn't done."""
@@ -607,27 +581,16 @@ class Batch:
         def wanted() -> int:
             return count_workers(platform, resources, submission.requests.workers, self.total)
 
-        async def allow(more: int) -> int:
-            if launcher is not None:  # it has its places of the client's limit
-                return more
-            if (taken := await self._places.take(more)) < more:
-                logging.warning(
-                    "%s gets %d of %d more workers, because this client's max_concurrent allows no "
-                    "others; scale it again later, or from another client",
-                    *(self.group_id, taken, more),
-                )
-            return taken
+        if self.coordinator is not None and self.submits:
+            launcher = self.coordinator.launcher
 
-        def allowed() -> int:
-            # A launcher that has lost the batch allows none, but the workers continue.
-            return wanted() if launcher is None or not self.submits else launcher.allowed
+            def allowed() -> int:
+                # A launcher that has lost the batch allows none, but the workers continue.
+                return launcher.allowed if self.submits else wanted()
 
-        launcher = self.coordinator.launcher if self.coordinator and self.submits else None
-        if launcher is None:
-            submission.on_worker_gone = self._on_worker_gone
-        lacking = await fit(submission, allowed, allow)
-        if launcher is None:
-            self._places.keep(max(wanted(), len(submission.worker_observations)))
+            lacking = await fit(submission, allowed)
+        else:
+            lacking = await scale_alone(submission, self._places, wanted)
         if lacking:
             logging.warning(
                 "%s keeps %d workers: in a queue, a round that has begun gets no more. The next "
@@ -635,11 +598,6 @@ class Batch:
                 *(self.group_id, wanted() - lacking, wanted()),
             )
         return wanted() - lacking
-
-    def _on_worker_gone(self, worker: Observation) -> None:
-        living = len(self.submission.worker_observations)
-        if worker.exit_code == EXIT_SURPLUS or not living:  # otherwise another replaces it
-            self._places.keep(living)
 
     async def workers(self) -> list[Worker]:
         """Return the workers that wait or run."""
@@ -665,10 +623,7 @@ class Batch:
             return
         if not await self.exists():
             raise submission.identity.gone_error
-        scope = submission.identity.scope
-        name = metrics_protocol.prune_key(scope, index, item.attempt)
-        mac = signing.sign(submission.identity.key, scope, name, b"")
-        await self.session.platform.store.create(name, b"", {"mac": mac})
+        await request_prune(submission, index, item.attempt)
 
     async def cancel(self) -> None:
         """Stop the batch and wait until all its items have ended."""

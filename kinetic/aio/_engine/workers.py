@@ -142,13 +142,13 @@ async def registered_places(submission: Submission, number: int) -> dict[str, in
 async def fit(
     submission: Submission,
     wanted: Callable[[], int],
-    allow: Callable[[int], Awaitable[int]],
+    allow: Callable[[int], Awaitable[int]] | None = None,
 ) -> int:
     """Have as many workers in the current round as *wanted* says, if any of them lives.
 
     Several processes may do this concurrently: each follows the last request to scale. *allow* says
-    how many more workers this process may ask for. Return how many of these the platform doesn't
-    add.
+    how many more workers this process may ask for; without it, all. Return how many of these the
+    platform doesn't add.
     """
     log, cluster = submission.requests, submission.cluster
     while True:
@@ -162,7 +162,9 @@ async def fit(
         if len(roster.active) < count and not cluster.replaces:
             return 0  # the process that submits the batch follows the request
         if len(roster.active) < count:
-            more = await allow(count - len(roster.active))
+            more = count - len(roster.active)
+            if allow is not None:
+                more = await allow(more)
             size = roster.size_for(len(roster.active) + more)
             found = await cluster.grow(submission.identity.round_name(requests.round), size)
             if len(await log.read()) == entries or wanted() == count:
