@@ -183,12 +183,13 @@ class Batch:
     async def look(self) -> None:
         """Read the objects of all items that are not final."""
         await self.refresh()
-        unfinished = [index for index in range(self.known) if not self.submission.is_final(index)]
-        await self.submission.look_at_each(unfinished)
+        submission = self.submission
+        unfinished = submission.unfinished(range(self.known))
+        await submission.look_at_each(unfinished)
         # `look_at_each` also reads new requests, which may have reopened final items.
-        reopened = {*self.submission.requests.reopened}.difference(unfinished)
-        if reopened_open := [index for index in reopened if not self.submission.is_final(index)]:
-            await self.submission.look_at_each(reopened_open)
+        reopened = {*submission.requests.reopened}.difference(unfinished)
+        if open_again := submission.unfinished(reopened):
+            await submission.look_at_each(open_again)
 
     async def reread(self) -> None:
         """Read open items again, and ask the platform about items that have started."""
@@ -197,7 +198,7 @@ class Batch:
         elif not self.finished:
             await self.look()
             submission = self.submission
-            open_items = [index for index in range(self.known) if not submission.is_final(index)]
+            open_items = submission.unfinished(range(self.known))
             await ending.ask(submission, submission.begun(open_items))
             # The watch of the lease may have ended before a retry reopened items.
             if not (self.finished or self._take_over_lock.locked() or submission.abandoned):
@@ -351,7 +352,7 @@ class Batch:
             or not (lease_lost or coordinator.complete)
         ):
             return
-        if not all(map(self.submission.is_final, requests.reopened)):
+        if self.submission.unfinished(requests.reopened):
             self._observe_again()
         elif lease_lost:
             self.session.watch(self.submission)  # callers may still wait for its jobs
@@ -458,7 +459,8 @@ class Batch:
         self.session.watch(self.submission)
         missing = await recover(self.session, self.submission, self.inputs, lease, uploaded)
         self._refuse_more_inputs(inputs)
-        if missing and (inputs is not None or self._is_open):
+        stored = range(self.inputs.count)
+        if missing and (inputs is not None or self.submission.unfinished(stored)):
             raise NotFound(
                 f"the {missing[0].partition('/')[0]} of {self.group_id} is not in the store any "
                 "more: a collection or the bucket's lifecycle rule has removed it; submit the "
@@ -468,10 +470,6 @@ class Batch:
         source = Source(() if inputs is None else inputs, settings.input_mode)
         ends_inputs = inputs is not None or (seal and self.inputs.total is None)
         self.coordinate(lease, uploaded, source, settings, ends_inputs=ends_inputs)
-
-    @property
-    def _is_open(self) -> bool:
-        return any(not self.submission.is_final(index) for index in range(self.inputs.count))
 
     def _refuse_more_inputs(self, inputs: object) -> None:
         if inputs is not None and self.inputs.total is not None:
@@ -496,8 +494,7 @@ class Batch:
         if coordinator is not None and (coordinator.closing or await coordinator.is_replaced()):
             await coordinator.over.wait()
         # `reopened` includes the items of a process that died before it started them.
-        reopened = self.submission.requests.reopened
-        any_open = any(not self.submission.is_final(index) for index in reopened)
+        any_open = self.submission.unfinished(self.submission.requests.reopened)
         scope, platform = self.submission.identity.scope, self.session.platform
         if (
             any_open
@@ -655,7 +652,7 @@ class Batch:
         With *keep_logs*, they stay in its records, although they have left: their logs are whole.
         """
         submission, labels = self.submission, {LABEL_SUBMISSION: self.group_id}
-        if all(map(submission.is_final, submission.requests.reopened)):
+        if not submission.unfinished(submission.requests.reopened):
             if not keep_logs:
                 await self._retry_while_refused(lambda: submission.cluster.delete(labels=labels))
             submission.note_cleaned()

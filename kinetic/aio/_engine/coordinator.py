@@ -465,7 +465,7 @@ class BatchCoordinator:
         submission, open_items = self._submission, self.state.unfinished()
         await submission.look_at_each(open_items)
         await ending.ask(submission, submission.begun(open_items))
-        if any(not submission.is_final(index) for index in open_items):
+        if submission.unfinished(open_items):
             self.launcher.check()
 
     async def _renew_shared_daily(self) -> NoReturn:

@@ -71,6 +71,10 @@ class ItemStates:
         known = self._items.get(index)
         return known is not None and known.state.final and not self._is_reopened(index, known)
 
+    def unfinished(self, indices: Iterable[int]) -> list[int]:
+        """Return those of *indices* whose items are not final."""
+        return [index for index in indices if not self.is_final(index)]
+
     def is_pruned(self, index: int) -> bool:
         """Return whether the item has ended as pruned, as last read."""
         known = self._items.get(index)
@@ -255,11 +259,7 @@ class ItemStates:
                 return
             # Another task has read new requests. An item that they stop may have been claimed after
             # the listing, so list it again.
-            indices = [
-                index
-                for index in indices
-                if not self.is_final(index) and requests.standing(index).stopped
-            ]
+            indices = [it for it in self.unfinished(indices) if requests.standing(it).stopped]
 
     async def read_collected(self) -> bool:
         """Return whether the batch is collected: all items had values; their objects are removed.

@@ -533,12 +533,11 @@ class Launcher:
         await retry_forever(
             lambda: submission.look_at_each(unfinished), "reading the items before a new round"
         )
-        open_items = [index for index in unfinished if not submission.is_final(index)]
-        if open_items:
+        if open_items := submission.unfinished(unfinished):
             await retry_forever(
                 lambda: ending.ask(submission, open_items), "asking for dead workers"
             )
-        return [index for index in open_items if not submission.is_final(index)]
+        return submission.unfinished(open_items)
 
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
         """Close an item that can't start because of *error*, unless a worker has begun it."""

@@ -97,7 +97,7 @@ async def _read_items(submission: Submission, inputs: InputIndex) -> int:
     batch = submission.identity.id
     await retry_forever(lambda: read_inputs(submission, inputs), f"reading the inputs of {batch}")
     count = inputs.known
-    unknown = [index for index in range(count) if not submission.is_final(index)]
+    unknown = submission.unfinished(range(count))
     await retry_forever(
         lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
     )
