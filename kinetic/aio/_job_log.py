@@ -50,7 +50,7 @@ async def lines(
     submission, cluster = ref.submission, ref.session.platform.cluster
     item = submission.item(ref.index)
     if attempt is not None or (follow and item is None):
-        item = await submission.look(ref.index)
+        item = await submission.read_item(ref.index)
     if attempt is not None and item is not None and attempt > item.attempt:
         job_id = submission.identity.job_id(ref.index)
         raise NoLog(f"{job_id} has no attempt {attempt}: its current attempt is {item.attempt}")
@@ -92,7 +92,7 @@ async def lines(
                     raise missing
                 return
             if missing is not None:
-                item = await submission.look(ref.index)
+                item = await submission.read_item(ref.index)
                 # A worker's item has no job before it begins.
                 may_begin = submission.identity.leased and not item.state.final
                 if item.attempt == number and not (found_log or may_begin):
@@ -207,7 +207,8 @@ async def _wait_until_past(ref: JobRef, number: int, interval: float) -> bool:
         if _is_hopeless(ref):
             return False
         changed = await _wait_for_change(ref, interval)
-        item = ref.submission.item(ref.index) if changed else await ref.submission.look(ref.index)
+        submission = ref.submission
+        item = submission.item(ref.index) if changed else await submission.read_item(ref.index)
     return item is not None and item.attempt > number
 
 

@@ -252,7 +252,7 @@ async def acquire(
         NotFound: The batch was removed.
     """
     observer = _Observer(store, scope, clock)
-    await observer.look()
+    await observer.read()
     while True:
         holder = _holder(observer.seen, submitter)
         if force or observer.expired or holder is None:
@@ -260,7 +260,7 @@ async def acquire(
                 return held
         else:
             await holder.wait_for_end(LOOK_S)
-        if not await observer.look():
+        if not await observer.read():
             continue
         if observer.seen is None:
             raise NotFound(f"batch {_batch_id(scope)} was cleaned up meanwhile")
@@ -275,10 +275,10 @@ async def acquire(
 async def is_free(store: Store, scope: str, clock: Clock) -> bool:
     """Return whether no living process has the lease; wait until that is certain."""
     observer = _Observer(store, scope, clock)
-    await observer.look()
+    await observer.read()
     while (holder := _holder(observer.seen, None)) is not None and not observer.expired:
         await holder.wait_for_end(LOOK_S)
-        if await observer.look():  # the holder has renewed the lease, or released it
+        if await observer.read():  # the holder has renewed the lease, or released it
             return _holder(observer.seen, None) is None
     return True
 
@@ -301,10 +301,10 @@ async def until_abandoned(
 ) -> Lease | None:
     """Wait until no process submits the batch; return the last lease, if there was one."""
     observer = _Observer(store, scope, clock)
-    await observer.look()
+    await observer.read()
     while (holder := _holder(observer.seen, submitter)) is not None and not observer.expired:
         await holder.wait_for_end(LOOK_S)
-        if await observer.look() and observer.seen is None:
+        if await observer.read() and observer.seen is None:
             return None  # the batch was removed
     if observer.seen is not None:
         return observer.seen[0]
@@ -321,7 +321,7 @@ class _Observer:
         self._clock = clock
         self._since = clock()
 
-    async def look(self) -> bool:
+    async def read(self) -> bool:
         """Read the lease; return whether it has changed."""
         current = await read(self._store, self._scope)
         if current == self.seen:

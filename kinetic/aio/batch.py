@@ -224,7 +224,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """
         check(index=index)
         self._here().submission.refuse_removed()
-        await self._here().refresh()
+        await self._here().read_inputs()
         total = self._here().total
         if index < 0 or (total is not None and index >= total):
             raise NotFound(f"batch {self.group_id} has no item {index}; it has {total}")
@@ -837,7 +837,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """
         self._here().submission.refuse_removed()
         if look:
-            await self._here().look()
+            await self._here().read()
         return self._here().estimate()
 
     async def reason(self) -> str:

@@ -218,7 +218,7 @@ class JobHandle(JobRecord, Generic[T]):
             ref = await self._look()
         except NotFound:
             return JobStatus.NOT_FOUND
-        item = await ref.submission.look(ref.index)
+        item = await ref.submission.read_item(ref.index)
         if ref.submission.cleaned if item.state.final else not await self._exists(ref):
             return JobStatus.NOT_FOUND
         if not item.state.final:
@@ -243,7 +243,7 @@ class JobHandle(JobRecord, Generic[T]):
         Asks the platform why a waiting job waits. Unpickles nothing.
         """
         ref = await self._look()
-        item = await ref.submission.look(ref.index)
+        item = await ref.submission.read_item(ref.index)
         if not item.state.final:
             with suppress(BackendError):  # if this fails, explain from what is known
                 item = await ref.reconcile(explained=True)
@@ -347,7 +347,7 @@ class JobHandle(JobRecord, Generic[T]):
         report. Empty before the job ends.
         """
         ref = await self._follow()
-        item = await ref.submission.look(ref.index)
+        item = await ref.submission.read_item(ref.index)
         if item.outcome is None:
             return {}
         outcome, _ = await ref.submission.outcome(ref.index, item.attempt)
@@ -375,7 +375,7 @@ class JobHandle(JobRecord, Generic[T]):
         if not attempts:
             await ref.submission.refuse_collected()
         meter = Meter()
-        meter.note(ref.index, attempts, settled=True)
+        meter.note(ref.index, attempts, final=True)
         estimate = Estimate(
             accelerator=str(parse(self.accelerator)),
             price=Price(**self.price) if self.price is not None else None,
@@ -688,7 +688,7 @@ class JobHandle(JobRecord, Generic[T]):
         ref = self._ref
         if ref is None or ref.submission.removed:
             return NoLog(str(error))
-        item = ref.submission.item(ref.index) or await ref.submission.look(ref.index)
+        item = ref.submission.item(ref.index) or await ref.submission.read_item(ref.index)
         if attempt is not None:
             return NoLog(
                 f"attempt {attempt} of {self.job_id} has no log: it never started, or the platform "
@@ -747,7 +747,7 @@ class JobHandle(JobRecord, Generic[T]):
             ref = await self._follow()
         except NotFound:
             return
-        item = await ref.submission.look(ref.index)
+        item = await ref.submission.read_item(ref.index)
         if item.state.final:
             return
         with suppress(NotFound):  # another process has just removed the job
@@ -764,7 +764,7 @@ class JobHandle(JobRecord, Generic[T]):
         names = self._attempt_names(ref)
         await ref.submission.requests.stop_items((ref.index,), "cancel")
         await ref.session.platform.cluster.delete(names=names)
-        await ref.submission.look(ref.index)
+        await ref.submission.read_item(ref.index)
         try:
             await asyncio.wait_for(ref.session.until_final(ref.submission, ref.index), timeout)
         except TimeoutError:

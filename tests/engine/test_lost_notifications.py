@@ -16,7 +16,7 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic.aio._engine.session import REREAD_S
+from kinetic.aio._engine.session import RECONCILE_S
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import JobLost, Unavailable
 from kinetic.job_status import Reason
@@ -257,5 +257,5 @@ async def test_a_watch_that_breaks_is_opened_again() -> None:
         batch = await three(client)
         began = clock()
         assert await batch.results() == [0, 1, 2]
-        assert clock() - began < REREAD_S[0]
+        assert clock() - began < RECONCILE_S[0]
     assert cluster.requests["watch"] == cluster.breaks + 1

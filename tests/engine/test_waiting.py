@@ -15,7 +15,7 @@ from tests.engine.world import VIRTUAL, Passing, World
 
 LONG_S = 600.0
 RHYTHM_S = 10.0
-REREAD_S = 60.0
+RECONCILE_S = 60.0
 
 
 def same(x: int) -> int:
@@ -52,7 +52,7 @@ async def requests_within(seconds: float, *ports: Any) -> Counter[str]:
 
 def is_one_reading_a_minute(requests: Counter[str]) -> bool:
     """Return whether store and cluster were read about once per minute."""
-    readings = LONG_S / REREAD_S
+    readings = LONG_S / RECONCILE_S
     each = {requests["find"], requests["list"], requests["get"]}  # get looks for control requests
     return each < {*range(int(readings), int(readings * 1.5))} and len(requests) == 3
 
@@ -64,7 +64,7 @@ async def test_a_single_job_that_runs_for_long_is_read_once_a_minute(
     job = await client.submit(same, 3)
     waiting = asyncio.create_task(job.result())
     await settled(world, 1)
-    await asyncio.sleep(2 * REREAD_S)
+    await asyncio.sleep(2 * RECONCILE_S)
     assert is_one_reading_a_minute(await requests_within(LONG_S, world.store, world.cluster))
     world.gate.set()
     assert await waiting == 3
@@ -90,7 +90,7 @@ async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minut
         batch = await client.run_async_map(same, range(50), max_concurrent=None)
         waiting = asyncio.create_task(batch.results())
         await settled(world, 50)
-        await asyncio.sleep(2 * REREAD_S)
+        await asyncio.sleep(2 * RECONCILE_S)
         requests = await requests_within(LONG_S, store, cluster)
         beats = LONG_S / RHYTHM_S
         assert requests.pop("replace") == beats

@@ -90,7 +90,7 @@ async def _close_dead(submission: Submission, inputs: InputIndex) -> Sequence[in
         await read_inputs(submission, inputs)
     items = range(inputs.announced)
     submission.closes = True
-    await submission.look_at_each(items)
+    await submission.read_each(items)
     alive = await ending.ask(submission, items)
     ended = [it for it in items if submission.is_final(it) or submission.is_damaged(it)]
     await submission.requests.read()

@@ -99,7 +99,7 @@ class Batch:
         if self.standing is not None:
             submission.listen(self._note_standing)
         submission.listen(self.wake)
-        submission.batch_reader = self.reread
+        submission.reconcile_batch = self.reconcile
         submission.requests.listeners.append(self._on_request)
 
     @property
@@ -157,9 +157,10 @@ class Batch:
         the batch.
         """
         if self.coordinator is not None:
-            settled = self.submission.settled_items >= (self.total or 0)  # false after a retry
-            return (self.coordinator.complete and settled) or self.coordinator.over.is_set()
-        return self.total is not None and self.submission.settled_items >= self.total
+            # A retry reopens items of a complete batch.
+            all_finished = self.submission.finished_items >= (self.total or 0)
+            return (self.coordinator.complete and all_finished) or self.coordinator.over.is_set()
+        return self.total is not None and self.submission.finished_items >= self.total
 
     @property
     def complete(self) -> bool:
@@ -174,29 +175,29 @@ class Batch:
             if observed:
                 self.observe()
 
-    async def refresh(self) -> None:
+    async def read_inputs(self) -> None:
         """Follow the batch; if another process submits it, read how many items it has."""
         self.follow()
         if not self.submits and self.inputs.total is None:
             await read_inputs(self.submission, self.inputs)
 
-    async def look(self) -> None:
+    async def read(self) -> None:
         """Read the objects of all items that are not final."""
-        await self.refresh()
+        await self.read_inputs()
         submission = self.submission
         unfinished = submission.unfinished(range(self.known))
-        await submission.look_at_each(unfinished)
-        # `look_at_each` also reads new requests, which may have reopened final items.
+        await submission.read_each(unfinished)
+        # `read_each` also reads new requests, which may have reopened final items.
         reopened = {*submission.requests.reopened}.difference(unfinished)
         if open_again := submission.unfinished(reopened):
-            await submission.look_at_each(open_again)
+            await submission.read_each(open_again)
 
-    async def reread(self) -> None:
-        """Read open items again, and ask the platform about items that have started."""
+    async def reconcile(self) -> None:
+        """Read open items, and ask the platform about those that have begun."""
         if self.coordinator is not None and self.submits:
-            await self.coordinator.reread()
+            await self.coordinator.reconcile()
         elif not self.finished:
-            await self.look()
+            await self.read()
             submission = self.submission
             open_items = submission.unfinished(range(self.known))
             await ending.ask(submission, submission.begun(open_items))
@@ -206,7 +207,7 @@ class Batch:
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return index and status of each submitted or refused item, read from the store now."""
-        await self.look()
+        await self.read()
         refused = self.submission.refusals
         return [
             (index, self.submission.status(index))
@@ -218,7 +219,7 @@ class Batch:
         """Return the input of an item: the user's own object, or one rebuilt from the store."""
         if (own_input := await self.own_input_of(index)) is not None:
             return own_input[0]
-        await self.refresh()
+        await self.read_inputs()
         return await self.inputs.value(index)
 
     async def own_input_of(self, index: int) -> tuple[Any] | None:
@@ -390,7 +391,7 @@ class Batch:
             WireError: This version doesn't know the batch's format.
         """
         async with self._take_over_lock:
-            await self.refresh()
+            await self.read_inputs()
             self._refuse_more_inputs(inputs)
             if (coordinator := self.coordinator) is not None and self.submits:
                 if not await coordinator.is_replaced():
@@ -431,7 +432,7 @@ class Batch:
             content = await retry_forever(lambda: secret(self.group_id), "reading the environment")
         except NotFound:
             await read_manifest(self.session, self.group_id)
-            await self.look()
+            await self.read()
             if self.total is not None and self.submission.ended >= self.total:
                 return {}  # every item has ended, so no job needs the environment
             names: list[str] = self.manifest["placed"]["captured"]
@@ -485,7 +486,7 @@ class Batch:
         """
         if not await self.exists():
             raise self.submission.identity.gone_error
-        await self.refresh()
+        await self.read_inputs()
         wanted = {*range(self.known)} if indices is None else {*indices}
         if unknown := [index for index in wanted if not 0 <= index < self.known]:
             raise NotFound(f"batch {self.group_id} has no item {unknown[0]}; it has {self.known}")
@@ -527,7 +528,7 @@ class Batch:
         """Request a retry of the *wanted* items that ended without a value; return how many."""
         submission = self.submission
         while True:
-            await self.look()
+            await self.read()
             slot = len(submission.requests.entries)
             self._own_retry = request = await retry_request(submission, wanted)
             if request is None:
@@ -539,7 +540,7 @@ class Batch:
             with contextlib.suppress(BackendError):
                 name = submission.identity.round_name(submission.requests.effect.round)
                 await submission.cluster.extend(name, limit)
-        await submission.look_at_all(request.bases)  # from now on, these items are open
+        await submission.read_items(request.bases)  # from now on, these items are open
         return len(request.bases)
 
     async def leave(self, reason: str) -> None:
@@ -571,7 +572,7 @@ class Batch:
         submission, platform = self.submission, self.session.platform
         if not await self.exists():
             raise submission.identity.gone_error
-        await self.refresh()
+        await self.read_inputs()
         await submission.requests.append(wire.Request(kind="scale", cause=str(count)))
         resources = uploaded_call_of(self.manifest, {}).resources
 
@@ -598,7 +599,7 @@ class Batch:
 
     async def workers(self) -> list[Worker]:
         """Return the workers that wait or run."""
-        await self.refresh()
+        await self.read_inputs()
         return await describe(self.submission, self.known)
 
     # --- ending ---
@@ -611,11 +612,11 @@ class Batch:
                 f"the jobs of {self.group_id} don't look whether they are pruned: pass "
                 "prunable=True to run_async_map"
             )
-        await self.refresh()
+        await self.read_inputs()
         if index < 0 or (self.total is not None and index >= self.total):
             raise NotFound(f"batch {self.group_id} has no item {index}; it has {self.total}")
         # A platform may replace an attempt, and only the store knows it.
-        item = await submission.look(index)
+        item = await submission.read_item(index)
         if item.state.final or (number is not None and number != item.attempt):
             return
         if not await self.exists():
@@ -633,7 +634,7 @@ class Batch:
             # If the lease was lost, another process submits the batch: stop it as observers do.
             if coordinator.lease.lost is None:
                 return
-        await self.look()
+        await self.read()
         if self.total is not None and self.submission.ended >= self.total:
             await end_leftovers(self.submission)
             return  # every item has ended, so keep the remaining jobs and their logs
@@ -641,7 +642,7 @@ class Batch:
             return
         await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
         await end_workers(self.submission)
-        await self.look()
+        await self.read()
         for index in range(self.known):
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
                 await self.session.until_final(self.submission, index)

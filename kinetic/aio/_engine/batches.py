@@ -133,10 +133,10 @@ async def attach(session: Session, group_id: str) -> Batch:
     batch = await _open_batch(session, group_id)
     batch.follow(observed=False)
     if batch.submits:
-        await batch.refresh()
+        await batch.read_inputs()
         return batch
     # If a step below raises, the session keeps the batch; the next `attach` repeats the steps.
-    await batch.look()
+    await batch.read()
     await batch.observe_if_resumed()
     await end_leftovers(batch.submission)
     if not (batch.submission.closes or batch.submission.abandoned or batch.finished):

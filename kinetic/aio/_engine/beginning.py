@@ -71,7 +71,7 @@ async def start_job(
 async def _until_ended(
     session: Session, submission: Submission, launch: Callable[[int], Awaitable[None]]
 ) -> None:
-    """Wait until a single job has ended, and then free its slot in the client's limit of attempts.
+    """Wait until a single job has ended, and then free its place in the client's limit of attempts.
 
     If the platform replaces no disrupted attempt, launch each attempt after the first. If this
     process ends or is too slow, another process that waits for the job ends it by a stop request
@@ -114,7 +114,7 @@ async def _launch_again(
         await launch(number)
 
     async def is_needed() -> bool:
-        item = await submission.look(0)
+        item = await submission.read_item(0)
         if item.attempt < number or item.stopped:
             return False
         return await session.platform.store.look(identity.manifest_name) is not None

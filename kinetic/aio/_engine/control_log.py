@@ -94,7 +94,7 @@ class ControlLog:
             if known == len(self.entries):  # otherwise, another task has added the entry
                 self._note(self._parse(content))
 
-    async def look(self) -> None:
+    async def read_new(self) -> None:
         """Read new entries; if there are none, this takes only one small request."""
         if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
             await self.read()

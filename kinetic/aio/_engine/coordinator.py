@@ -439,15 +439,13 @@ class BatchCoordinator:
         if self.pump.ends_inputs and self.state.total is None and self.lease.lost is None:
             await self.pump.end()
         unfinished = [index for index in range(self.inputs.known) if not self.state.is_final(index)]
-        await retry_forever(
-            lambda: submission.look_at_each(unfinished), "reading the stopped items"
-        )
+        await retry_forever(lambda: submission.read_each(unfinished), "reading the stopped items")
 
     async def _apply(self, request: wire.Request) -> None:
         """Read the items that *request* names; let those that it reopens start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
-        await retry_forever(lambda: submission.look_at_each(items), "reading the requested items")
+        await retry_forever(lambda: submission.read_each(items), "reading the requested items")
         if request.kind != "retry":
             return
         for index in request.bases:
@@ -460,10 +458,10 @@ class BatchCoordinator:
                 self.state.reopen(index, item.attempt, standing)
         self.wake()
 
-    async def reread(self) -> None:
+    async def reconcile(self) -> None:
         """Read the open items, ask the platform about begun ones, and check that workers live."""
         submission, open_items = self._submission, self.state.unfinished()
-        await submission.look_at_each(open_items)
+        await submission.read_each(open_items)
         await ending.ask(submission, submission.begun(open_items))
         if submission.unfinished(open_items):
             self.launcher.check()
@@ -493,6 +491,6 @@ class BatchCoordinator:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                await self._submission.requests.look()
+                await self._submission.requests.read_new()
             except BackendError as exc:
                 logging.warning("%s: can't read requests: %s", self._submission.identity.id, exc)

@@ -135,8 +135,8 @@ class _Transfer:
         self._progress = progress
         self._sent_bytes = 0
         self._stored_names: frozenset[str] = frozenset()
-        self._read_slots = asyncio.Semaphore(READERS)
-        self._big_file_slots = asyncio.Semaphore(BIG_AT_ONCE)
+        self._reads = asyncio.Semaphore(READERS)
+        self._big_file_reads = asyncio.Semaphore(BIG_AT_ONCE)
 
     async def run(self) -> None:
         """Delete damaged files from the store, renew the old ones, and send the missing ones."""
@@ -172,11 +172,11 @@ class _Transfer:
     async def _send(self, file: _File) -> None:
         if file.name not in self._stored_names:
             if file.entry.size >= _snapshot.LARGE_FILE_BYTES:
-                async with self._big_file_slots:
+                async with self._big_file_reads:
                     await self._send_big(file)
             else:
                 root = self._snapshot.path
-                async with self._read_slots:
+                async with self._reads:
                     body = await anyio.to_thread.run_sync(
                         _snapshot.read, file.path, file.entry, root, abandon_on_cancel=True
                     )

@@ -106,7 +106,7 @@ async def until_ready(
     started_at, looks = clock(), 0
     pauses = growing_pauses(FIRST_LOOK_S, LAST_LOOK_S, 1.5)
     submission = job.submission
-    item = await submission.look(job.index)
+    item = await submission.read_item(job.index)
     while True:
         if item.state.final:
             raise await job_error(item)
@@ -129,7 +129,7 @@ async def until_ready(
         looks += 1
         await asyncio.sleep(min(next(pauses), left))
         if "outcome" in objects or looks % LOOKS_PER_REPORT == 0:
-            item = await submission.look(job.index)
+            item = await submission.read_item(job.index)
 
 
 async def _attempt_objects(job: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:

@@ -1,6 +1,6 @@
 """Decide how an attempt ends, and act on the decision; no other module does that.
 
-The code that watches, rereads, stops, or launches jobs only passes `Evidence` to this module.
+The code that watches, reads, stops, or launches jobs only passes `Evidence` to this module.
 `_take_steps` reads the store, lets `decide` name one step, takes the step, and reads again, until
 there is nothing to do. Late or repeated evidence does no harm, because each step depends on the
 store's present state.
@@ -189,7 +189,7 @@ async def give_up(submission: Submission, index: int, why: str) -> wire.Item:
     """End a single job with its last attempt's outcome; *why* says why no attempt can follow."""
     request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
     await submission.requests.append(request)
-    return await submission.look(index)
+    return await submission.read_item(index)
 
 
 async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
@@ -213,7 +213,7 @@ async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
             case Death():
                 if not await _close(submission, evidence, item.attempt, step):
                     return item
-                item = await submission.look(index)
+                item = await submission.read_item(index)
             case Ask():
                 asked_at = index, evidence.number
                 seen = submission.observations.get(index)
@@ -235,14 +235,14 @@ async def _read_item(submission: Submission, evidence: Evidence) -> wire.Item:
     receipt = evidence.observation.receipt if evidence.observation is not None else None
     for copy in (receipt, None) if receipt is not None else (None,):
         try:
-            item = await submission.look_at_outcome(index, number, copy)
+            item = await submission.read_end(index, number, copy)
         except WireError as exc:  # the outcome's body is damaged; a listing has the signed header
             logging.warning("%s: %s", submission.identity.attempt_name(index, number), exc)
             continue
         if item is not None:
             return item
         break
-    return await submission.look(index)
+    return await submission.read_item(index)
 
 
 async def _close(submission: Submission, evidence: Evidence, number: int, death: Death) -> bool:
@@ -257,7 +257,7 @@ async def _close(submission: Submission, evidence: Evidence, number: int, death:
         claim = wire.claim_metadata(wire.VOID, submission.fence)
         name = wire.attempt_key(submission.identity.scope, index, number, "claim")
         if not await submission.store.create(name, b"", claim):
-            await submission.look(index)
+            await submission.read_item(index)
             claimant = submission.attempt(index, number).executor
             if claimant is None and submission.is_open(index, number):
                 await _refuse_displaced(submission, index, number, "claim")
@@ -276,7 +276,7 @@ async def _store_outcome(
     """Create the outcome of an attempt whose claim was read; an existing outcome stays."""
     identity = submission.identity
     attempt_id = (identity.scope, index, number)
-    item = await submission.look(index)  # this reads the requests, after the claim was read
+    item = await submission.read_item(index)  # this reads the requests, after the claim was read
     # A stopped item's error needs no log, and a refused attempt has none.
     needs_no_log = item.stopped or death.reason == SUBMISSION
     log = "" if needs_no_log else await _log_tail(submission, index, number)
@@ -378,7 +378,7 @@ async def reconcile(submission: Submission, index: int, *, explained: bool = Fal
 
     *explained* also asks why the item waits.
     """
-    item = await submission.look(index)
+    item = await submission.read_item(index)
     submission.clear_error(index)
     if item.state.final:
         return item
@@ -430,7 +430,7 @@ async def ask(
         if (question.index, question.number) not in found
         and not (submission.listed and question.claimant is None)
     ]:
-        await submission.look_at_each(absent)
+        await submission.read_each(absent)
     ended: list[Evidence] = []
     for question in asked:
         if submission.is_open(question.index, question.number):
@@ -517,7 +517,7 @@ def _evidence_of_absence(
 def _awaits_submitter(submission: Submission, number: int) -> bool:
     """Return whether the submitter of a job may still be about to launch attempt *number*.
 
-    Unless it is this process, it may have died or be suspended. So 60 s after the first look, this
+    Unless it is this process, it may have died or be suspended. So 60 s after the first read, this
     returns False, and the job ends as its last attempt did.
     """
     if submission.last_launched:

@@ -267,13 +267,13 @@ class InputPump:
         The limit is the sum of the delivered items (without consumers: the ended items),
         ``max_concurrent``, and the window; infinity if there is no limit.
         """
-        slots, delivered = self._state.settings.max_concurrent, self._window.delivered
+        workers, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._stores_window and (bound := self._window.bound) is not None:
             return bound
-        if self._window.limit is None or (slots is None and delivered is None):
+        if self._window.limit is None or (workers is None and delivered is None):
             return float("inf")
         finished = self._state.ended if delivered is None else delivered
-        return (slots or 0) + self._window.limit + finished
+        return (workers or 0) + self._window.limit + finished
 
     async def _store_inputs(self, inputs: Sequence[EncodedInput]) -> None:
         """Store *inputs* in as many slots as needed."""

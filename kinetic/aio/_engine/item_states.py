@@ -111,9 +111,9 @@ class ItemStates:
         item = self._items.get(index)
         return item is not None and (item.state.final or bool(self._attempts.get(index)))
 
-    # --- looking ---
+    # --- reading ---
 
-    async def look(self, index: int) -> wire.Item:
+    async def read_item(self, index: int) -> wire.Item:
         """Read one item's objects now, and new requests only if requests can change its state.
 
         If the objects of an ended item were removed, but not by `results()`, this returns an item
@@ -153,7 +153,7 @@ class ItemStates:
             await asyncio.sleep(0)
         return found
 
-    async def look_at_outcome(
+    async def read_end(
         self, index: int, number: int, receipt: wire.Receipt | None = None
     ) -> wire.Item | None:
         """Read the outcome of one attempt by one request; a listing takes at least two.
@@ -165,21 +165,21 @@ class ItemStates:
         Raises:
             WireError: The outcome, or the receipt, isn't what the job has signed.
         """
-        end = await self._read_end(index, number, receipt)
+        end = await self._fetch_end(index, number, receipt)
         return None if end is None else (await self._take_in([end])).get((index, number))
 
-    async def look_at_outcomes(
+    async def read_ends(
         self, attempts: Iterable[tuple[int, int]]
     ) -> Mapping[tuple[int, int], wire.Item]:
-        """Read outcomes as `look_at_outcome` does; return the items of those that it has read."""
+        """Read outcomes as `read_end` does; return the items of those that it has read."""
         ends: list[_Verified] = []
         for index, number in attempts:
-            with contextlib.suppress(WireError):  # `look_at_outcome` tells
-                if (end := await self._read_end(index, number)) is not None:
+            with contextlib.suppress(WireError):  # `read_end` tells
+                if (end := await self._fetch_end(index, number)) is not None:
                     ends.append(end)
         return await self._take_in(ends)
 
-    async def _read_end(
+    async def _fetch_end(
         self, index: int, number: int, receipt: wire.Receipt | None = None
     ) -> _Verified | None:
         """Return the verified outcome of an attempt; None if a listing must decide."""
@@ -218,11 +218,11 @@ class ItemStates:
             found[index, number] = self._update(index, attempts, known_requests)
         return found
 
-    async def look_at_all(self, indices: Iterable[int]) -> None:
+    async def read_items(self, indices: Iterable[int]) -> None:
         """Read the objects of these items now; one listing covers up to 500 items."""
         await self.requests.read()
         for prefix, members in self._blocks(indices).items():
-            await self._look_at_block(prefix, members)
+            await self._read_block(prefix, members)
 
     def _blocks(self, indices: Iterable[int]) -> dict[str, list[int]]:
         blocks: dict[str, list[int]] = {}
@@ -238,7 +238,7 @@ class ItemStates:
                 groups[int(index_text)].append(info)
         return groups
 
-    async def _look_at_block(self, prefix: str, indices: list[int]) -> None:
+    async def _read_block(self, prefix: str, indices: list[int]) -> None:
         """List the items of one block; list again the items that were stopped meanwhile."""
         requests = self.requests
         while indices:
@@ -251,7 +251,8 @@ class ItemStates:
                 if position % SLICE == 0:
                     await asyncio.sleep(0)
             all_values = all(map(_has_value, found.values()))
-            if not all_values and await self.read_collected():  # after the listing, as in `look`
+            # After the listing, as in `read_item`.
+            if not all_values and await self.read_collected():
                 return
             for index, attempts in found.items():
                 self._update(index, attempts, known_requests)
@@ -455,7 +456,7 @@ class ItemStates:
         late = known_requests < len(self.requests.entries) and self.requests.standing(index).stopped
         if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
             return known if known is not None and not known.state.final else _UNTOUCHED
-        self.meter.note(index, attempts, settled=item.state is wire.ItemState.SUCCEEDED)
+        self.meter.note(index, attempts, final=item.state is wire.ItemState.SUCCEEDED)
         if attempts and not item.state.final:
             self._attempts[index] = attempts
         self._set(index, _intern(item))

@@ -103,7 +103,7 @@ class Consumer:
             self._join_window()
             if batch.coordinator is None:
                 await batch.observe_if_resumed()
-                await batch.look()
+                await batch.read()
             for count, index in enumerate(submission.items_with_state(batch.known), start=1):
                 self._on_item(index, submission.item(index))
                 if count % ITEMS_PER_TURN == 0:

@@ -531,7 +531,7 @@ class Launcher:
         """
         submission, unfinished = self._submission, self._state.unfinished()
         await retry_forever(
-            lambda: submission.look_at_each(unfinished), "reading the items before a new round"
+            lambda: submission.read_each(unfinished), "reading the items before a new round"
         )
         if open_items := submission.unfinished(unfinished):
             await retry_forever(

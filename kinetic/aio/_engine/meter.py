@@ -42,15 +42,15 @@ class Meter:
         """Average of the known durations, in seconds; 0 while there is none."""
         return self._seconds / self._timed if self._timed else 0.0
 
-    def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
-        """Add all attempts of an item; a *settled* item gets no further attempt."""
+    def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, final: bool) -> None:
+        """Add all attempts of an item; a *final* item gets no further attempt."""
         previous, current = self._items.pop(index, _NONE), _sum_attempts(attempts)
         if current.timed + current.untimed < previous.timed + previous.untimed:
             current = previous  # *attempts* comes from an older read
         self._seconds += current.seconds - previous.seconds
         self._timed += current.timed - previous.timed
         self._untimed += current.untimed - previous.untimed
-        if not settled and current != _NONE:
+        if not final and current != _NONE:
             self._items[index] = current
 
     def to_fields(self) -> Sequence[float]:

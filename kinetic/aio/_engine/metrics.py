@@ -28,7 +28,7 @@ from kinetic.metric import JobMetric, Metric
 
 PAUSES_S = 1.0, 1.0, 5.0
 QUICK_PAUSES_S = 0.02, 0.1, 0.25
-"""Pauses between two looks for the reports of an attempt, in seconds: the first after a report, the
+"""Pauses between two reads of the reports of an attempt, in seconds: the first after a report, the
 longest after one, and the longest before any."""
 
 READS_AT_ONCE = 32
@@ -44,7 +44,7 @@ class _Curve:
     next_slot: int = 0
     read: dict[str, int] = field(default_factory=dict[str, int])
     pause: float = 0.0
-    look_at: float = 0.0
+    due_at: float = 0.0
 
 
 class Reader:
@@ -57,21 +57,21 @@ class Reader:
         quick = metrics.is_quick(submission.store.url)
         self._pauses = QUICK_PAUSES_S if quick else PAUSES_S
         self._clock = asyncio.get_running_loop().time
-        self._next_look = 0.0
+        self._next_due_at = 0.0
 
     def pause(self) -> float:
-        """Return how many seconds to wait until the next look, or for attempts that begin."""
-        return min(max(0.0, self._next_look - self._clock()), self._pauses[1])
+        """Return how many seconds to wait until the next read, or for attempts that begin."""
+        return min(max(0.0, self._next_due_at - self._clock()), self._pauses[1])
 
     async def read_running(self, indices: Container[int]) -> list[Metric]:
-        """Return the new reports of the running attempts of items, as far as a look is due."""
+        """Return the new reports of the running attempts of items, as far as a read is due."""
         now, found = self._clock(), dict[int, list[Metric]]()
         running = [
             (index, number)
             for index, number in self._running()
             if index in indices and number > self._ended.get(index, 0)
         ]
-        due = [attempt for attempt in running if self._curve(*attempt).look_at <= now]
+        due = [attempt for attempt in running if self._curve(*attempt).due_at <= now]
 
         async def read(attempt: tuple[int, int]) -> None:
             index, number = attempt
@@ -81,8 +81,8 @@ class Reader:
             ]
 
         await for_each(read, due, limit=min(len(due), READS_AT_ONCE))
-        looks = (self._curve(*attempt).look_at for attempt in running)
-        self._next_look = min(looks, default=math.inf)
+        times = (self._curve(*attempt).due_at for attempt in running)
+        self._next_due_at = min(times, default=math.inf)
         return [metric for index, _ in due for metric in found[index]]
 
     async def read_item(self, index: int) -> list[Metric]:
@@ -115,7 +115,7 @@ class Reader:
         if curve.next_slot == 0:
             longest = longest_before
         curve.pause = first if found else min(longest, (curve.pause or first) * 1.5)
-        curve.look_at = self._clock() + curve.pause
+        curve.due_at = self._clock() + curve.pause
         return found
 
     async def _read_ended(self, index: int, last: int) -> list[Metric]:

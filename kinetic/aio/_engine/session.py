@@ -38,7 +38,7 @@ from kinetic.errors import ConfigurationError, KineticError, NotFound
 
 T = TypeVar("T")
 
-REREAD_S = 10.0, 60.0
+RECONCILE_S = 10.0, 60.0
 """First and longest pause between two readings of a submission that has waiters, in seconds."""
 
 LISTING_S = 1.0, 30.0
@@ -51,7 +51,7 @@ DOUBT_S = 0.2, 10.0
 """The same pauses while an attempt is in doubt: its end isn't stored, or it may never start."""
 
 SPREAD = 0.2
-"""Random share of a `REREAD_S` pause: submissions that began together are read separately."""
+"""Random share of a `RECONCILE_S` pause: submissions that began together are read separately."""
 
 ENDS_PER_TURN = 64
 """Maximum number of ended attempts that a settler handles before other tasks get a turn."""
@@ -92,7 +92,7 @@ class Session:
         self._submissions = weakref.WeakValueDictionary()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._reread_tasks: dict[str, asyncio.Task[None]] = {}
+        self._reconciling: dict[str, asyncio.Task[None]] = {}
         self._queue: deque[tuple[Submission, Evidence]] = deque()
         self._ended: deque[tuple[Submission, Observation]] = deque()
         self._settlers = 0
@@ -182,7 +182,7 @@ class Session:
 
     @contextlib.contextmanager
     def awaiting(self, submission: Submission) -> Generator[None]:
-        """Read the submission again at intervals while the block runs.
+        """Reconcile the submission at intervals while the block runs.
 
         The watch of the platform is faster; the readings find what the watch never reports.
         """
@@ -190,20 +190,18 @@ class Session:
         submission.waiter_count += 1
         try:
             if submission.waiter_count == 1 and not self._closed:
-                work = self._keep_reading(submission)
-                self._reread_tasks[submission_id] = self.spawn(
+                work = self._keep_reconciling(submission)
+                self._reconciling[submission_id] = self.spawn(
                     work, name=f"waiting for {submission_id}"
                 )
             yield
         finally:
             submission.waiter_count -= 1
-            if not submission.waiter_count and (
-                task := self._reread_tasks.pop(submission_id, None)
-            ):
+            if not submission.waiter_count and (task := self._reconciling.pop(submission_id, None)):
                 task.cancel()
 
-    async def _keep_reading(self, submission: Submission) -> None:
-        """Read store and platform again and again, more often while an end is in doubt."""
+    async def _keep_reconciling(self, submission: Submission) -> None:
+        """Reconcile a submission again and again, more often while an end is in doubt."""
         clock = asyncio.get_running_loop().time
         slow_pauses, quick_pauses = _slow_pauses(submission), growing_pauses(*DOUBT_S)
         failing_since: float | None = None
@@ -219,8 +217,8 @@ class Session:
                     continue
             submission.lost_worker = False
             try:
-                if submission.batch_reader is not None:
-                    await submission.batch_reader()
+                if submission.reconcile_batch is not None:
+                    await submission.reconcile_batch()
                 elif not submission.is_final(0):
                     await ending.reconcile(submission, 0)
             except Exception as exc:
@@ -318,7 +316,7 @@ class Session:
         try:
             while self._ended or self._queue:
                 if self._ended:
-                    await self._look_at_ended(*self._ended.popleft())
+                    await self._read_ended(*self._ended.popleft())
                     continue
                 submission, evidence = self._queue.popleft()
                 self._schedule_settler()  # another task works while this one waits for the store
@@ -329,7 +327,7 @@ class Session:
         finally:
             self._settlers -= 1
 
-    async def _look_at_ended(self, submission: Submission, worker: Observation) -> None:
+    async def _read_ended(self, submission: Submission, worker: Observation) -> None:
         """Read the outcomes of items that *worker* has ended; queue evidence about the others."""
         attempts = [it for it in worker.ended if submission.concerns(*it)]
         for start in range(0, len(attempts), ENDS_PER_TURN):
@@ -338,7 +336,7 @@ class Session:
             found: Collection[tuple[int, int]] = ()
             if submission.identity.leased:
                 with contextlib.suppress(Exception):  # `ending.settle` reads each again
-                    found = await submission.look_at_outcomes(part)
+                    found = await submission.read_ends(part)
             for index, number in part:
                 if (index, number) not in found:
                     name = submission.identity.attempt_name(index, number)
@@ -352,7 +350,7 @@ class Session:
 def _slow_pauses(submission: Submission) -> Iterator[float]:
     """Return the pauses between two readings of a submission whose ends are all known."""
     if not submission.listed:
-        return growing_pauses(*REREAD_S, jitter=SPREAD)
+        return growing_pauses(*RECONCILE_S, jitter=SPREAD)
     first, longest = LISTING_S
     blocks = (submission.known_open + wire.BLOCK_SIZE - 1) // wire.BLOCK_SIZE
     first = min(longest, max(first, blocks / BLOCKS_PER_S))

@@ -89,8 +89,8 @@ class Submission(ItemStates):
         self.collected_outcomes: Mapping[int, Succeeded[Any] | Pruned] = {}
         """The outcomes that this process collected before it removed the objects."""
         self.waiter_count = 0
-        """How many callers wait for the submission; while any does, the session rereads it."""
-        self.batch_reader: Callable[[], Awaitable[None]] | None = None
+        """How many callers wait for the submission; while any does, the session reconciles it."""
+        self.reconcile_batch: Callable[[], Awaitable[None]] | None = None
         """For a batch, a function that reads all open items again."""
         self.doubtful: dict[int, Evidence] = {}
         """By item, an attempt whose end can't be read or written yet, or that may never start."""
@@ -137,7 +137,7 @@ class Submission(ItemStates):
         return len(self._items) - self.ended
 
     @property
-    def settled_items(self) -> int:
+    def finished_items(self) -> int:
         """How many items are final, or have an error that reading again won't change."""
         return self.ended + sum(not is_temporary(error) for error in self._errors.values())
 
@@ -263,19 +263,19 @@ class Submission(ItemStates):
 
     # --- reading ---
 
-    async def look_at_each(self, indices: Collection[int]) -> None:
-        """Read items like `look_at_all`, but keep a forged outcome as the error of its own item.
+    async def read_each(self, indices: Collection[int]) -> None:
+        """Read items like `read_items`, but keep a forged outcome as the error of its own item.
 
         Raises:
             WireError: A request is damaged, which concerns all items.
         """
         try:
-            await self.look_at_all(indices)
+            await self.read_items(indices)
         except WireError:
             await self.requests.read()
             for index in indices:
                 try:
-                    await self.look(index)
+                    await self.read_item(index)
                 except WireError as exc:
                     self.set_error(index, exc)
 

@@ -253,5 +253,5 @@ async def end_leftovers(submission: Submission) -> None:
     if not submission.requests.all_stopped:
         return
     if await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id}):
-        await submission.requests.look()  # a retry request is stored before its workers start
+        await submission.requests.read_new()  # a retry request is stored before its workers start
         await end_workers(submission)
