@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +27,14 @@ from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
-from kinetic.aio._engine.manifest import map_settings_of, read_manifest, uploaded_call_of
+from kinetic.aio._engine.manifest import (
+    budget_seconds,
+    map_settings_of,
+    price_in,
+    read_manifest,
+    stop_cause,
+    uploaded_call_of,
+)
 from kinetic.aio._engine.recovery import read_inputs, recover
 from kinetic.aio._engine.requesting import request_prune, retry_request, scale_alone
 from kinetic.aio._engine.session import JobRef, Session
@@ -52,7 +58,7 @@ from kinetic.errors import (
 from kinetic.job_status import JobStatus
 from kinetic.options import MapSettings
 from kinetic.outcome import Succeeded
-from kinetic.prices import HOUR_S, Estimate, Price
+from kinetic.prices import HOUR_S, Estimate
 from kinetic.worker import Worker
 
 LEAVING_S = 15.0
@@ -290,9 +296,6 @@ class Batch:
             lease=lease,
             places=self._places,
         )
-        budget_s = math.inf  # without a price, the budget has no effect
-        if settings.budget is not None and self.price is not None and self.price.usd_per_hour:
-            budget_s = settings.budget / self.price.usd_per_hour * HOUR_S
         deadline = self.manifest["deadline"]
         if deadline is not None and submission.requests.reopened:
             deadline = time.time() + (settings.batch_timeout or 0.0)  # a retry gets it all again
@@ -302,31 +305,16 @@ class Batch:
             source,
             source.length or self.manifest["total"],
             self.wake,
-            budget=budget_s,
+            budget=budget_seconds(self.manifest),
             deadline=deadline,
             ends_inputs=ends_inputs,
         )
         self.session.spawn(self._run_coordinator(coordinator), name=f"batch {self.group_id}")
 
     @property
-    def price(self) -> Price | None:
-        """The price of the batch's accelerator at the time when the batch began."""
-        fields = self.manifest["price"]
-        return Price(**fields) if fields else None
-
-    @property
     def cause(self) -> str:
         """Why kinetic stopped the batch; empty if a user stopped it, or nothing did."""
-        terms = self.manifest["terms"]
-        descriptions = {
-            "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
-            "fail_fast": "fail_fast",
-            "budget": f"budget={terms.get('budget')} US dollars was spent, by estimate",
-        }
-        stops = [request for request in self.submission.requests.entries if request.kind == "stop"]
-        return next(
-            (descriptions[request.cause] for request in stops if request.cause in descriptions), ""
-        )
+        return stop_cause(self.manifest, self.submission.requests.entries)
 
     def estimate(self) -> Estimate:
         """Estimate the cost so far and in the end, from the items that this process has read."""
@@ -335,7 +323,7 @@ class Batch:
         expected = None if total is None or not ended else meter.seconds * total / ended
         return Estimate(
             accelerator=self.manifest["placed"]["resources"]["accelerator"],
-            price=self.price,
+            price=price_in(self.manifest),
             hours=meter.seconds / HOUR_S,
             expected_hours=None if expected is None else expected / HOUR_S,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,7 @@ from kinetic.data import Data
 from kinetic.errors import NotFound, WireError
 from kinetic.job_record import JobRecord, utc_now
 from kinetic.options import MapSettings, Options
-from kinetic.prices import Price, price_of
+from kinetic.prices import HOUR_S, Price, price_of
 
 if TYPE_CHECKING:
     from kinetic._progress.standing import Goal
@@ -187,6 +188,33 @@ def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
     terms = manifest["terms"]
     # An older version lacks the newest options.
     return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS if name in terms})
+
+
+def price_in(manifest: Mapping[str, Any]) -> Price | None:
+    """Return the price of a batch's accelerator at the time when the batch began."""
+    fields = manifest["price"]
+    return Price(**fields) if fields else None
+
+
+def budget_seconds(manifest: Mapping[str, Any]) -> float:
+    """Return how many seconds the ``budget`` pays for; without a price, it has no effect."""
+    budget, price = manifest["terms"].get("budget"), price_in(manifest)
+    if budget is None or price is None or not price.usd_per_hour:
+        return math.inf
+    seconds: float = budget / price.usd_per_hour * HOUR_S
+    return seconds
+
+
+def stop_cause(manifest: Mapping[str, Any], requests: Iterable[wire.Request]) -> str:
+    """Return why kinetic stopped a batch; empty if a user stopped it, or nothing did."""
+    terms = manifest["terms"]
+    descriptions = {
+        "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
+        "fail_fast": "fail_fast",
+        "budget": f"budget={terms.get('budget')} US dollars was spent, by estimate",
+    }
+    causes = (descriptions.get(it.cause) for it in requests if it.kind == "stop")
+    return next(filter(None, causes), "")
 
 
 def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
