@@ -206,8 +206,8 @@ EDITS: dict[str, Edit] = {
     ),
     "more workers than wanted": Edit(
         function=Launcher._scale,
-        old="roster.size_for(self._allowed)",
-        new="roster.size_for(self._allowed + 1)",
+        old="roster.size_for(self.allowed)",
+        new="roster.size_for(self.allowed + 1)",
         breaks="I5",
         crew={"item_s": 100.0},
     ),

@@ -459,11 +459,8 @@ class BatchCoordinator:
         self.wake()
 
     async def reconcile(self) -> None:
-        """Read the open items, ask the platform about begun ones, and check that workers live."""
-        submission, open_items = self._submission, self.state.unfinished()
-        await submission.read_each(open_items)
-        await ending.ask(submission, submission.begun(open_items))
-        if submission.unfinished(open_items):
+        """Reconcile the open items, and check that workers live."""
+        if await ending.reconcile_items(self._submission, self.state.unfinished()):
             self.launcher.check()
 
     async def _renew_shared_daily(self) -> NoReturn:

@@ -38,7 +38,8 @@ from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, Wi
 from kinetic.job_status import Reason
 
 RELAUNCH_S = 60.0
-"""How long a submitter may take to launch the next attempt, in seconds."""
+"""How long a submitter may take to launch the next attempt, in seconds; otherwise, the job ends as
+its last attempt did."""
 
 ASK_WORKERS_S = 30.0
 """How old the platform's answer about workers may be, in seconds, while their watch knows them."""
@@ -386,6 +387,13 @@ async def reconcile(submission: Submission, index: int, *, explained: bool = Fal
     return submission.item(index) or item
 
 
+async def reconcile_items(submission: Submission, indices: Collection[int]) -> list[int]:
+    """Do so with items of a batch, in few requests; return those that are still open."""
+    await submission.read_each(indices)
+    await ask(submission, submission.begun(indices))
+    return submission.unfinished(indices)
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """The state of an open attempt when the platform was asked about it."""
@@ -503,27 +511,20 @@ def _evidence_of_absence(
     last = next((observation for observation in found.values() if observation.last), None)
     # While the platform has an earlier attempt that isn't the last, it may replace that attempt.
     if number > 1 and (submission.relaunches or last is not None or not found):
-        if submission.relaunches and _awaits_submitter(submission, number):
-            return None
-        subject = "the process that submitted it" if submission.relaunches else "its job"
+        subject = "its job"
+        if submission.relaunches:
+            subject = "the process that submitted it"
+            now = asyncio.get_running_loop().time()
+            waited_s = now - submission.missed_since.setdefault(number, now)
+            # Unless it is this process, the submitter may have died, or be suspended.
+            if submission.last_launched or waited_s < RELAUNCH_S:
+                return None
         final = (last.message if last is not None else "") or f"{subject} is gone"
         return Evidence(index, number - 1, last, final=final)
     claimed = submission.attempt(index, number).executor is not None
     if claimed or (not found and submission.identity.is_launch_over):
         return Evidence(index, number, None, question.claimant)
     return None
-
-
-def _awaits_submitter(submission: Submission, number: int) -> bool:
-    """Return whether the submitter of a job may still be about to launch attempt *number*.
-
-    Unless it is this process, it may have died or be suspended. So 60 s after the first read, this
-    returns False, and the job ends as its last attempt did.
-    """
-    if submission.last_launched:
-        return True
-    now = asyncio.get_running_loop().time()
-    return now - submission.missed_since.setdefault(number, now) < RELAUNCH_S
 
 
 async def find(
@@ -586,7 +587,6 @@ async def host_end(submission: Submission, index: int, number: int) -> Observati
     host_ends = submission.host_ends
     if (index, number) not in host_ends:
         observation = (await find(submission, [(index, number)])).get((index, number))
-        host_ends[index, number] = (
-            observation if observation is not None and observation.host else None
-        )
+        has_host = observation is not None and observation.host
+        host_ends[index, number] = observation if has_host else None
     return host_ends[index, number]

@@ -174,7 +174,8 @@ class Launcher:
         self._lacks_workers = False
         self._without_input: dict[int, int] = {}  # items, and their open attempts
         self._places = context.places
-        self._allowed = 0 if context.places.limit.is_bounded else count
+        self.allowed = 0 if context.places.limit.is_bounded else count
+        """How many workers this client may ask for now."""
         self._needed = asyncio.Event()
         self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -194,11 +195,6 @@ class Launcher:
         """Whether the platform hasn't confirmed the workers yet."""
         is_under_way = self._busy.locked() or self._needed.is_set()
         return self._lacks_workers or bool(self._without_input) or is_under_way
-
-    @property
-    def allowed(self) -> int:
-        """How many workers this client may ask for now."""
-        return self._allowed
 
     @property
     def _round(self) -> int:
@@ -240,10 +236,10 @@ class Launcher:
             return
         if worker.exit_code == EXIT_SURPLUS and self._places.held:  # it isn't replaced
             self._places.keep(self._places.held - 1)
-            self._allowed = min(self._allowed, self._places.held)
+            self.allowed = min(self.allowed, self._places.held)
         if self._submission.worker_observations:
             return
-        self._places.keep(self._allowed)
+        self._places.keep(self.allowed)
         self._running = None
         if not self._state.complete:
             self._may_grow.set()
@@ -254,7 +250,7 @@ class Launcher:
         living = len(self._submission.worker_observations)
         if self._places.limit.is_bounded:
             self._places.keep(max(living, min(self._places.held, self._wanted)))
-            self._allowed = min(self._allowed, self._places.held)
+            self.allowed = min(self.allowed, self._places.held)
         if self._state.complete:
             return
         self._may_grow.set()
@@ -275,10 +271,10 @@ class Launcher:
         """Follow a change of ``max_concurrent``, also in later rounds."""
         self._count = self._find_count()
         if not self._places.limit.is_bounded:
-            self._allowed = self._count
-        self._allowed = min(self._allowed, self._count)
+            self.allowed = self._count
+        self.allowed = min(self.allowed, self._count)
         if not self._submission.worker_observations:
-            self._places.keep(self._allowed)
+            self._places.keep(self.allowed)
         self._may_grow.set()
         if not self._submission.runs_alone:
             self._need_workers()
@@ -286,7 +282,7 @@ class Launcher:
     def free_all(self) -> None:
         """Give back the places in the client's limit; nobody waits any more for workers."""
         self._places.keep(0)
-        self._allowed = 0
+        self.allowed = 0
         self.asked.set()
         self._submission.on_worker_gone = None
 
@@ -320,17 +316,17 @@ class Launcher:
         """Ask for one more worker whenever the client's limit has a place."""
         places = self._places
         while places.limit.is_bounded:
-            if self._allowed >= self._wanted:
+            if self.allowed >= self._wanted:
                 self._may_grow.clear()
                 await self._may_grow.wait()
                 continue
             if places.limit.is_full:
                 self.asked.set()
             await places.acquire()
-            if self._allowed >= self._wanted:  # the batch was scaled, or items have ended
+            if self.allowed >= self._wanted:  # the batch was scaled, or items have ended
                 places.keep(places.held - 1)
                 continue
-            self._allowed += 1
+            self.allowed += 1
             if self._running is not None:
                 self._lacks_workers = True
             self._needed.set()
@@ -383,7 +379,7 @@ class Launcher:
                         await self._context.inputs.input(index)
                     except NotFound as exc:  # no worker can run the item
                         await self.report_refusal(index, exc, attempt)
-                if self._lacks_workers and self._allowed and not self.halted:
+                if self._lacks_workers and self.allowed and not self.halted:
                     self._lacks_workers = False
                     await self._start_workers()
                     self.asked.set()
@@ -458,7 +454,7 @@ class Launcher:
                 await asyncio.sleep(next(pauses))
             if not self._submission.runs_alone:
                 return await self._start_more(job, number, roster)
-            ranks = range(roster.size_for(self._allowed))
+            ranks = range(roster.size_for(self.allowed))
             return await self._cluster.scale(job, self._crew, number=number, ranks=ranks)
 
         clock = asyncio.get_running_loop().time
@@ -505,7 +501,7 @@ class Launcher:
         used = max(registered.values(), default=-1) + 1
         if number == self._used[0]:  # a worker that hasn't registered may have left no trace
             used = max(used, self._used[1])
-        ranks = roster.ranks_for(min(self._allowed, self._wanted), used)
+        ranks = roster.ranks_for(min(self.allowed, self._wanted), used)
         self._used = number, ranks.stop
         await self._cluster.scale(job, self._crew, number=number, ranks=ranks)
         return max(1, ranks.stop)

@@ -98,9 +98,9 @@ async def _read_items(submission: Submission, inputs: InputIndex) -> int:
     await retry_forever(lambda: read_inputs(submission, inputs), f"reading the inputs of {batch}")
     count = inputs.known
     unknown = submission.unfinished(range(count))
-    await retry_forever(lambda: submission.read_each(unknown), f"reading the attempts of {batch}")
-    begun = submission.begun(unknown)
-    await retry_forever(lambda: ending.ask(submission, begun), f"asking for workers of {batch}")
+    await retry_forever(
+        lambda: ending.reconcile_items(submission, unknown), f"reading the attempts of {batch}"
+    )
     return count
 
 
