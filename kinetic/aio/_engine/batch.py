@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,11 +30,10 @@ from kinetic.aio._engine.manifest import (
     budget_seconds,
     map_settings_of,
     price_in,
-    read_manifest,
     stop_cause,
     uploaded_call_of,
 )
-from kinetic.aio._engine.recovery import read_inputs, recover
+from kinetic.aio._engine.recovery import load_environment, read_inputs, recover
 from kinetic.aio._engine.requesting import request_prune, retry_request, scale_alone
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
@@ -46,7 +44,6 @@ from kinetic.aio._engine.workers import (
     end_workers,
     fit,
 )
-from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
     BackendError,
     ConfigurationError,
@@ -393,7 +390,9 @@ class Batch:
             if await self.submission.read_collected():
                 self.inputs.total = self.submission.collected
                 return
-            environment = await self._load_environment()
+            environment = await load_environment(
+                self.session, self.submission, self.inputs, self.manifest, self._own_environment
+            )
             uploaded = uploaded_call_of(self.manifest, environment)
             identity, platform = self.submission.identity, self.session.platform
             try:
@@ -413,24 +412,6 @@ class Batch:
                 raise
         await self.until_inputs_fixed()
 
-    async def _load_environment(self) -> Mapping[str, str]:
-        """Return the jobs' environment from the platform, or if it has none, from this process."""
-        try:
-            secret = self.session.platform.cluster.secret
-            content = await retry_forever(lambda: secret(self.group_id), "reading the environment")
-        except NotFound:
-            await read_manifest(self.session, self.group_id)
-            await self.read()
-            if self.total is not None and self.submission.ended >= self.total:
-                return {}  # every item has ended, so no job needs the environment
-            names: list[str] = self.manifest["placed"]["captured"]
-            output_dir: str = self.manifest["output_dir"] or ""
-            return self._own_environment or prepare.capture_again(
-                self.session, self.group_id, names, output_dir
-            )
-        environment: dict[str, str] = json.loads(content)
-        return environment
-
     async def _coordinate_again(
         self,
         lease: _lease.HeldLease,
@@ -448,13 +429,8 @@ class Batch:
         self.session.watch(self.submission)
         missing = await recover(self.session, self.submission, self.inputs, lease, uploaded)
         self._refuse_more_inputs(inputs)
-        stored = range(self.inputs.count)
-        if missing and (inputs is not None or self.submission.unfinished(stored)):
-            raise NotFound(
-                f"the {missing[0].partition('/')[0]} of {self.group_id} is not in the store any "
-                "more: a collection or the bucket's lifecycle rule has removed it; submit the "
-                "remaining inputs in a new batch"
-            )
+        if missing and (inputs is not None or self.submission.unfinished(range(self.inputs.count))):
+            raise missing
         settings = map_settings_of(self.manifest)
         source = Source(() if inputs is None else inputs, settings.input_mode)
         ends_inputs = inputs is not None or (seal and self.inputs.total is None)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from kinetic._runner.protocol.wire import DataRef
 from kinetic._tasks import for_each
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine import data_upload, ending
+from kinetic.aio._engine import data_upload, ending, prepare
 from kinetic.aio._engine.inputs import InputIndex
+from kinetic.aio._engine.manifest import read_manifest
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Store
+from kinetic.errors import NotFound
 
 MAX_CONCURRENT_RENEWALS = 16
 
@@ -41,14 +45,41 @@ async def renew_shared(
     return sorted(missing)
 
 
+async def load_environment(
+    session: Session,
+    submission: Submission,
+    inputs: InputIndex,
+    manifest: Mapping[str, Any],
+    own: Mapping[str, str],
+) -> Mapping[str, str]:
+    """Return the jobs' environment from the platform, or if it has none, from this process."""
+    batch, secret = submission.identity.id, session.platform.cluster.secret
+    try:
+        content = await retry_forever(lambda: secret(batch), "reading the environment")
+    except NotFound:
+        await read_manifest(session, batch)
+        await read_inputs(submission, inputs)
+        await submission.read_each(submission.unfinished(range(inputs.announced)))
+        total = inputs.expected if inputs.total is None else inputs.total
+        if total is not None and submission.ended >= total:
+            return {}  # every item has ended, so no job needs the environment
+        names: list[str] = manifest["placed"]["captured"]
+        output_dir: str = manifest["output_dir"] or ""
+        return own or prepare.capture_again(session, batch, names, output_dir)
+    environment: dict[str, str] = json.loads(content)
+    return environment
+
+
 async def recover(
     session: Session,
     submission: Submission,
     inputs: InputIndex,
     lease: HeldLease,
     uploaded: UploadedCall,
-) -> list[str]:
-    """Read the batch's state while a task renews *lease*; return the names `renew_shared` returns.
+) -> NotFound | None:
+    """Read the batch's state while a task renews *lease*.
+
+    Return the error for items that are still to run, if the store lacks what they need.
 
     Raises:
         NotFound: The batch was cleaned up.
@@ -65,7 +96,13 @@ async def recover(
         await asyncio.wait({renewal})
     if lease.lost is not None:
         raise lease.lost
-    return missing
+    if not missing:
+        return None
+    return NotFound(
+        f"the {missing[0].partition('/')[0]} of {submission.identity.id} is not in the store any "
+        "more: a collection or the bucket's lifecycle rule has removed it; submit the remaining "
+        "inputs in a new batch"
+    )
 
 
 async def _recover_state(submission: Submission, inputs: InputIndex) -> None:
