@@ -420,7 +420,6 @@ class Batch:
         *,
         seal: bool,
     ) -> None:
-        """Read the batch's state, and then coordinate the batch."""
         if self._abandonment_watch is not None:
             # The watch and the code below would close the same attempts, so only one may run.
             self._abandonment_watch.cancel()

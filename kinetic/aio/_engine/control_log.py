@@ -165,7 +165,6 @@ class ControlLog:
         return request
 
     def _note(self, request: wire.Request) -> None:
-        """Add a request that is in the store, apply its effect, and call the listeners."""
         self.entries.append(request)
         self.effect.add(request)
         if request.kind == "scale":

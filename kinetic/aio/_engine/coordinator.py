@@ -140,7 +140,6 @@ class BatchCoordinator:
         self._awake.set()
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
-        """Note what the submission has learned of an item."""
         if item is not None:
             if self.state.budget < math.inf:
                 self.state.spend(self._submission.meter.seconds)
@@ -370,7 +369,6 @@ class BatchCoordinator:
             raise self.request_error
 
     def _act(self) -> None:
-        """Carry out what the batch needs now."""
         decision = self.state.decide()
         if decision.offers:
             self.launcher.offer()
@@ -406,7 +404,6 @@ class BatchCoordinator:
     # --- requests ---
 
     async def _stop_at_deadline(self) -> None:
-        """Stop the batch when ``batch_timeout`` is over."""
         if self._deadline is not None:
             await asyncio.sleep(max(0.0, self._deadline - time.time()))
             batch = self._submission.identity.id
@@ -464,7 +461,6 @@ class BatchCoordinator:
             self.launcher.check()
 
     async def _renew_shared_daily(self) -> NoReturn:
-        """Renew the shared content once a day, until cancelled."""
         store, batch = self._session.platform.store, self._submission.identity.id
         while True:
             await asyncio.sleep(_shared_objects.DAY_S)

@@ -169,7 +169,6 @@ async def _until_ended(platform: Platform, request: ForwardRequest, outcome: str
 
 
 async def _connect(cluster: Cluster, request: ForwardRequest, local: SocketStream) -> None:
-    """Forward one connection until it ends."""
     async with local:
         try:
             remote = await cluster.dial(request.name, request.port, host=request.host)

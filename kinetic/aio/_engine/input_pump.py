@@ -276,7 +276,6 @@ class InputPump:
         return (workers or 0) + self._window.limit + finished
 
     async def _store_inputs(self, inputs: Sequence[EncodedInput]) -> None:
-        """Store *inputs* in as many slots as needed."""
         while inputs:
             chunk = first_chunk(inputs)
             await self._store_chunk(chunk, inputs)

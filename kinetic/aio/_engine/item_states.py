@@ -486,7 +486,6 @@ class ItemStates:
 
 
 def _has_value(attempts: Mapping[int, wire.Attempt]) -> bool:
-    """Return whether one of the attempts has returned a value."""
     outcomes = (attempt.outcome for attempt in attempts.values())
     return any(outcome is not None and outcome.kind is wire.Kind.VALUE for outcome in outcomes)
 

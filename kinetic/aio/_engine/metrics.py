@@ -100,7 +100,6 @@ class Reader:
         return self._curves.setdefault((index, number), _Curve())
 
     async def _read_slots(self, index: int, number: int) -> list[Metric]:
-        """Return what is stored after the last slot that was read."""
         curve = self._curve(index, number)
         found: list[Metric] = []
         while True:

@@ -129,7 +129,6 @@ class Session:
             await self._end()
 
     async def _end(self) -> None:
-        """Fail all waiters, cancel all tasks, and close the platform."""
         self._closed = True
         for submission in tuple(self._submissions.values()):
             submission.abandon(
