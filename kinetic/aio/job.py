@@ -28,7 +28,7 @@ from kinetic.aio import _job_log
 from kinetic.aio._engine import results
 from kinetic.aio._engine.meter import Meter
 from kinetic.aio._log_printer import LogPrinter
-from kinetic.aio.ports import Observation, Phase
+from kinetic.aio.ports import Observation
 from kinetic.errors import (
     AuthError,
     BackendError,
@@ -494,7 +494,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def _running(self, ref: JobRef) -> list[Observation]:
         """Return what the platform says about the attempts that haven't ended."""
         found = await ref.session.platform.cluster.find(names=self._attempt_names(ref))
-        return [seen for seen in found if seen.phase in (Phase.PENDING, Phase.RUNNING)]
+        return [seen for seen in found if not seen.phase.is_over]
 
     async def _print(self, printer: LogPrinter) -> str:
         """Print the log; return why printing stopped early, or "" if nothing more can be read."""

@@ -236,6 +236,11 @@ class Phase(enum.Enum):
     ENDED = "ended"
     GONE = "gone"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the attempt, or the worker, neither waits nor runs."""
+        return self in (Phase.ENDED, Phase.GONE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:

@@ -12,7 +12,6 @@ from kinetic.aio._engine.recovery import read_inputs
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
-from kinetic.aio.ports import Phase
 from kinetic.errors import KineticError, SubmitterLost, Unavailable
 
 
@@ -52,7 +51,7 @@ async def until_abandoned(
             lambda: platform.cluster.find(labels={LABEL_SUBMISSION: identity.id}),
             f"asking for the workers of {identity.id}",
         )
-        if any(it.phase in (Phase.PENDING, Phase.RUNNING) for it in found):
+        if any(not it.phase.is_over for it in found):
             # Workers run the items whose inputs are stored.
             stuck = [] if is_sealed else [*range(inputs.count, inputs.announced)]
         elif stuck and is_sealed:

@@ -101,7 +101,7 @@ def decide(
         # An answer that names no process may be about an earlier job of the same name.
         return Ask()
     if executor != wire.VOID and observation is not None:
-        if observation.phase not in (Phase.ENDED, Phase.GONE):
+        if not observation.phase.is_over:
             return None
         if is_claimed and observation.executor not in ("", executor):
             return None  # the process that ended isn't the one that claimed the attempt

@@ -22,14 +22,13 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import WorkerId
 from kinetic.aio._engine.ids import attempt_of, scope_of, worker_name
 from kinetic.aio.platforms import Platform, open_platform
-from kinetic.aio.ports import Cluster, Phase
+from kinetic.aio.ports import Cluster
 from kinetic.configuration import Target
 
 LOOPBACK = "127.0.0.1"
 UNUSED_PORT = 9
 """A port without a listener: connecting to it shows whether the user may connect."""
 
-ENDED_PHASES = (Phase.ENDED, Phase.GONE)
 LOOK_S = 2.0
 """How long the forwarder waits before it asks again whether the job still runs, in seconds."""
 
@@ -159,7 +158,7 @@ async def _until_ended(platform: Platform, request: ForwardRequest, outcome: str
                 return
             observations = await platform.cluster.find(names=[request.name])
             if not any(
-                observation.name == request.name and observation.phase not in ENDED_PHASES
+                observation.name == request.name and not observation.phase.is_over
                 for observation in observations
             ):
                 return

@@ -281,7 +281,7 @@ class Session:
         last = observation.last and not (submission.identity.leased or submission.is_final(index))
         if not (last or submission.concerns(index, number)):
             return
-        if observation.leaving or observation.phase in (Phase.ENDED, Phase.GONE):
+        if observation.leaving or observation.phase.is_over:
             self.settle_soon(submission, Evidence(index, number, observation))
         else:
             submission.note(index, number, observation)

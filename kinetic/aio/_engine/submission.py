@@ -358,7 +358,7 @@ class Submission(ItemStates):
         """Note the platform's observation of a worker."""
         from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS  # most jobs need none
 
-        if observation.phase not in (Phase.ENDED, Phase.GONE):
+        if not observation.phase.is_over:
             self.worker_observations[observation.name] = observation
             return
 
@@ -387,7 +387,7 @@ class Submission(ItemStates):
         """
         if observation is None:
             return self.attempt(index, number).executor is not None
-        if observation.phase in (Phase.ENDED, Phase.GONE):
+        if observation.phase.is_over:
             return True
         latest = self.observations.get(index)
         same_process = latest is not None and (

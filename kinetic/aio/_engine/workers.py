@@ -48,7 +48,7 @@ class _Seen(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        return self.observation.phase in (Phase.PENDING, Phase.RUNNING)
+        return not self.observation.phase.is_over
 
     @property
     def has_left(self) -> bool:
