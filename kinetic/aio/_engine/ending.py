@@ -406,11 +406,10 @@ class Question:
 
 async def ask(
     submission: Submission, indices: Collection[int], *, explained: bool = False
-) -> dict[int, Observation]:
+) -> set[int]:
     """Ask the platform about open items in one request, and settle attempts that have ended.
 
-    The caller must have just looked at the items. Return the observation of each item whose attempt
-    waits or runs.
+    The caller must have just read the items. Return those whose attempt waits or runs.
     """
     asked = [
         Question(
@@ -430,7 +429,7 @@ async def ask(
         for number in submission.identity.attempts_to_ask(question.number)
     ]
     found = await find(submission, names, explained=explained)
-    # An attempt that the platform lacks may have stored its outcome since the caller looked. If
+    # An attempt that the platform lacks may have stored its outcome since the caller's read. If
     # only the store shows what runs, the platform lacks each item that no worker has taken.
     if absent := [
         question.index
@@ -447,14 +446,14 @@ async def ask(
                 ended.append(evidence)
     await for_each(lambda evidence: settle(submission, evidence), ended, limit=SETTLING_AT_ONCE)
     ended_items = {evidence.index for evidence in ended if evidence.observation is not None}
-    alive: dict[int, Observation] = {}
+    alive = set[int]()
     for question in asked:
         latest = submission.observations.get(question.index)
         # A watch may have reported an observation since the question.
         is_fresh = (question.index, question.number) in found or latest is not question.previous
         is_open = submission.is_open(question.index, question.number)
         if latest is not None and is_fresh and is_open and question.index not in ended_items:
-            alive[question.index] = latest
+            alive.add(question.index)
         if not submission.identity.leased:
             submission.doubt_unseen(question.index)
     return alive
