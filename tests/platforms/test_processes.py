@@ -422,7 +422,7 @@ async def test_a_script_that_ends_submits_the_rest_first(harness: Harness) -> No
     """Workers run what is stored, so the script doesn't wait for them."""
     async with harness.script(WORK + BATCH) as script:
         if not harness.runs_alone:
-            await script.wait_for_error("not submitted yet")
+            await script.wait_for_error("this process ends when they are")
             # Only now: earlier, the script might submit everything.
             (harness.folder / "project" / "go").touch()
         status, out, err = await script.end()
@@ -431,7 +431,7 @@ async def test_a_script_that_ends_submits_the_rest_first(harness: Harness) -> No
         assert "inputs that are not submitted" not in err
         (harness.folder / "project" / "go").touch()
     else:
-        assert out.strip() in err and "not submitted yet" in err
+        assert out.strip() in err and "this process ends when they are" in err
     batch = await harness.client.attach_batch(out.strip())
     assert await batch.results() == [-number for number in range(COUNT)]
 
