@@ -15,7 +15,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,6 @@ from ..protocol.spool import Spooled
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, open_store
 from . import main_module, metrics, opening, outputs, views, workspace
-from .opening import Opening
 from .processes import Stopped, Stopping
 from .workspace import JobPlace
 
@@ -67,22 +66,21 @@ class Invocation:
             # The mapping takes no memory. Large bytes would, once the process has freed such bytes.
             _memory_reserve = mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE)
 
-    def run(self, arguments: bytes) -> tuple[Outcome, Spooled]:
+    def run(self) -> tuple[Outcome, Spooled]:
         """Call the function; return the outcome, which may be an error, and its body.
 
-        Empty *arguments* weren't read yet, so this method reads them. It uploads the job's output
-        files before it returns.
+        This method uploads the job's output files before it returns.
         """
-        result = metrics.finish(*self._call_and_encode(arguments))
+        result = metrics.finish(*self._call_and_encode())
         if self._outputs is not None:
             self._outputs.finish(self._stopping, self._order.grace)
         return result
 
-    def _call_and_encode(self, arguments: bytes) -> tuple[Outcome, Spooled]:
+    def _call_and_encode(self) -> tuple[Outcome, Spooled]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
         try:
             with self._stopping:
-                function, args, kwargs = self._prepare(arguments)
+                function, args, kwargs = self._prepare()
                 if self._order.debug_s is not None:
                     self._debug()
                 value = self._call(function, args, kwargs)
@@ -97,7 +95,7 @@ class Invocation:
                 return metrics.pruned(self._outcome(Kind.VALUE, None), made.step, made.value)
             return self._encode_failure(error)
 
-    def _prepare(self, arguments: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Prepare the process for the call; return the function and its arguments."""
         order = self._order
         self._phase = "environment setup"
@@ -114,7 +112,7 @@ class Invocation:
         workspace.prepare(order.code, self._objects, self._place)
         self._join_hosts()
         function_bytes = self._read_input(order.function)
-        arguments = arguments or self._read_input(order.arguments)
+        arguments = self._read_input(order.arguments)
         self._phase = "payload unpickle"
         main_module.install(
             lambda: opening.read_input(self._objects, order.function), os.fspath(self._place.work)
@@ -406,7 +404,7 @@ class Attempt:
         executor: str,
         objects: Objects,
         stopping: Stopping,
-        invoke: Callable[[bytes], tuple[wire.Outcome, Spooled]],
+        invoke: Callable[[], tuple[wire.Outcome, Spooled]],
     ) -> None:
         self._order = order
         self._key = key
@@ -414,44 +412,27 @@ class Attempt:
         self._objects = objects
         self._stopping = stopping
         self._invoke = invoke
-        self._opening = Opening(order, key, executor, objects)
 
     def run(self) -> int:
         """Take all steps and return the exit code."""
-        return take_all(self.steps())
-
-    def steps(self) -> Generator[str, None, int]:
-        """Yield the name of each step, and take the step when the caller asks for the next name.
-
-        So a caller can act between two steps. The generator returns the exit code.
-        """
-        yield "claim"
-        if not self._opening.claim():
-            yield "claimed"
-            return self._leave_to_claimant()
-        yield "check"
-        may_run = self._opening.may_run()
-        yield "inputs"
-        if not self._opening.inputs_exist():
-            self._opening.withdraw()  # a cleanup has removed the inputs
+        order, objects, claim = self._order, self._objects, self._order.part_name("claim")
+        created = objects.create(claim, b"", wire.claim_metadata(self._executor, order.fence))
+        if not created and objects.stat(claim).metadata.get("executor") != self._executor:
+            return wire.EXIT_FINAL  # the claimant has ended with its supervisor
+        item = self._read_item()  # after the claim
+        if not objects.exists(order.arguments.name):
+            objects.delete([claim])  # a cleanup has removed the inputs
             return wire.EXIT_FINAL
-        if not may_run:
-            yield "commit"
+        if (item.state, item.attempt) != (wire.ItemState.OPEN, order.attempt):
             return self._commit(self._cancelled_outcome("not started"), Spooled(b"", "", 0))
-        yield "run"
         own_pid = os.getpid()
-        outcome, body = self._invoke(self._opening.arguments)
+        outcome, body = self._invoke()
         if os.getpid() != own_pid:
             os._exit(0)  # the user's code forked, and the fork returned here: don't commit
-        yield "commit"
         return self._commit(self._outcome_under_stop(outcome), body)
 
-    def _leave_to_claimant(self) -> int:
-        """Return the exit code of a process that may not run, because another one has claimed.
-
-        On this machine, that process has ended, because it ran under an earlier supervisor.
-        """
-        return wire.EXIT_FINAL
+    def _read_item(self) -> wire.Item:
+        return opening.read_item(self._order, self._key, self._objects)
 
     def commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         """Commit the outcome of a function that doesn't end; return the exit code."""
@@ -463,8 +444,7 @@ class Attempt:
         """Replace a failure by `CANCELLED` if a request to stop the item ended this attempt."""
         if not self._stopping.requested or outcome.kind is wire.Kind.VALUE:
             return outcome
-        is_cancelling = self._opening.item_from_listing().state is wire.ItemState.CANCELLING
-        if not is_cancelling:
+        if self._read_item().state is not wire.ItemState.CANCELLING:
             return outcome
         return self._cancelled_outcome("cancelled")._replace(metrics=outcome.metrics)
 
@@ -516,16 +496,6 @@ class Attempt:
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_UNCOMMITTED
         return self._commit(*without_value(outcome, exc))
-
-
-def take_all(steps: Generator[str, None, int]) -> int:
-    """Take the remaining *steps* of an attempt, and return the exit code."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            code: int = end.value
-            return code
 
 
 def create_patiently(

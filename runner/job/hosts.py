@@ -101,13 +101,13 @@ class HostCall(Invocation):
     hosts: Hosts
     watch: Watch
 
-    def run(self, arguments: bytes) -> tuple[wire.Outcome, Spooled]:
+    def run(self) -> tuple[wire.Outcome, Spooled]:
         """Make the call; during it, watch whether another host ends the attempt.
 
         The first host waits for the success of all others before it returns its value.
         """
         try:
-            outcome, body = super().run(arguments)
+            outcome, body = super().run()
             # The other hosts of a pruned attempt run on until they see its outcome.
             is_awaited = self.hosts.is_first and outcome.reason != wire.PRUNED
             if outcome.kind is wire.Kind.VALUE and is_awaited:

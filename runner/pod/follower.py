@@ -1,30 +1,35 @@
 """Run an item on a host other than the first of its set.
 
 The first host is a worker that takes one item. It stores the item's order, and the other hosts of
-the set read it.
+the set read it. A host that fails stores the failure as the outcome of the attempt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NoReturn
 
 from .. import remote_runner
 from ..job import metrics, processes
+from ..job.attempt import Attempt
+from ..job.ends import End, death_of
 from ..job.hosts import HostCall, Hosts, Watch, host_done
-from ..job.opening import Opening
+from ..job.opening import read_item
 from ..job.processes import Stopped
-from ..job.workspace import JobPlace
 from ..pauses import pauses
 from ..protocol import signing, wire
-from ..protocol.outcomes import Death
+from ..protocol.outcomes import Death, outcome_of_death
+from ..protocol.spool import Spooled
 from ..protocol.workers import WorkerId
 from ..stores.objects import Objects, open_store
-from .attempt import PodAttempt, close_attempt, exit_code_for
-from .environment import Pod, open_stream, print_error
-from .guard import Channel, last_lines
+from .environment import Pod, begin_child, make_place
+from .guard import Channel, Guard, last_lines
 
 ORDER_WAIT_S = 600.0
 """How long a host waits until the first host has taken an item, in seconds."""
@@ -35,14 +40,14 @@ def order_name(scope: str, worker: WorkerId) -> str:
     return f"{scope}sets/{worker.key}"
 
 
-def store_order(order: wire.Order | None, pod: Pod, worker: WorkerId, objects: Objects) -> None:
-    """Store the order of the item that *worker* has taken; None: it takes none."""
+def store_order(order: wire.Order | None, pod: Pod, objects: Objects) -> None:
+    """Store the order of the item that the worker of *pod* has taken; None: it takes none."""
     scope = pod.order.scope
-    name, content = order_name(scope, worker), b"" if order is None else order.encode().encode()
+    name, content = order_name(scope, pod.me), b"" if order is None else order.encode().encode()
     objects.create(name, content, {"mac": signing.sign(pod.key, scope, name, content)})
 
 
-def read_order(pod: Pod, worker: WorkerId, objects: Objects) -> wire.Order | None:
+def read_order(pod: Pod, objects: Objects) -> wire.Order | None:
     """Return what `store_order` has stored; None if the worker takes no item.
 
     Raises:
@@ -50,7 +55,7 @@ def read_order(pod: Pod, worker: WorkerId, objects: Objects) -> wire.Order | Non
         ValueError: The object isn't the worker's.
     """
     scope = pod.order.scope
-    name = order_name(scope, worker)
+    name = order_name(scope, pod.me)
     content, metadata = objects.get(name)
     metadata = metadata or objects.stat(name).metadata
     if not signing.is_signed(metadata, pod.key, scope, name, content):
@@ -58,100 +63,213 @@ def read_order(pod: Pod, worker: WorkerId, objects: Objects) -> wire.Order | Non
     return wire.Order.decode(content.decode()) if content else None
 
 
+def store_output(
+    output: bytes, pod: Pod, objects: Objects, index: int, attempt: int, *, host: int = 0
+) -> None:
+    """Store an attempt's *output* on *host*, if there is any, so that it outlives the pod."""
+    if not output:
+        return
+    scope = pod.order.scope
+    name = wire.log_key(scope, index, attempt, host)
+    try:
+        objects.create(name, output, {"mac": signing.sign(pod.key, scope, name, output)})
+    except OSError as exc:
+        print(f"kinetic: cannot store the end of the job's log: {exc}", file=sys.stderr)
+
+
+def write_receipt(
+    pod: Pod, index: int, attempt: int, metadata: Mapping[str, str], body: bytes
+) -> None:
+    """Copy an outcome to the file of the pod's termination message, if there is one."""
+    if not pod.receipt:
+        return
+    receipt = wire.Receipt(index=index, attempt=attempt, metadata=metadata, body=body)
+    with contextlib.suppress(OSError):  # the receipt only saves a request
+        fd = os.open(pod.receipt, os.O_WRONLY | os.O_TRUNC)
+        with open(fd, "wb") as file:
+            file.write(receipt.to_text().encode())
+
+
 def run_follower_and_exit(
-    pod: Pod, hosts: Hosts, worker: WorkerId, folder: str, channel: Channel, parent: int
+    pod: Pod, hosts: Hosts, folder: str, channel: Channel, parent: int
 ) -> NoReturn:
     """Run the set's item in this fork of *parent*, and exit."""
     job_pid, code = os.getpid(), wire.EXIT_RETRY
     try:
-        processes.die_with(parent)
-        remote_runner.enable_crash_tracebacks()
-        sys.stdout = sys.__stdout__ = open_stream(1)  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = open_stream(2)  # type: ignore[misc]
-        sys.argv[:] = [""]
-        code = _Follower(pod, hosts, worker, folder, channel).run()
+        begin_child(parent)
+        code = _run(pod, hosts, folder, channel)
         channel.report_exit_code(code)
-    except BaseException:
-        print_error()
+    except BaseException as exc:
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(exc, OSError):  # the store, or the disk: no defect of the runner
+                print(f"kinetic: {exc}", file=sys.stderr)
+            else:
+                traceback.print_exc()
     finally:
         if os.getpid() != job_pid:
             os._exit(code)  # this is a fork that the user's code made
         remote_runner.exit_process(code)
 
 
-class _Follower:
-    """Carry out the attempt in the folders of its container."""
+def _run(pod: Pod, hosts: Hosts, folder: str, channel: Channel) -> int:
+    """Run the item that the first host takes, in the folders of this container."""
+    stopping = processes.Stopping()
+    stopping.install()
+    objects = open_store(pod.order.store)
 
-    def __init__(
-        self, pod: Pod, hosts: Hosts, worker: WorkerId, folder: str, channel: Channel
-    ) -> None:
-        self._stopping = processes.Stopping()
-        self._stopping.install()
-        self._pod, self._hosts, self._worker = pod, hosts, worker
-        self._channel = channel
-        self._objects = open_store(pod.order.store)
-        work = os.path.join(folder, "work")
-        os.mkdir(work, 0o700)
-        os.chdir(work)
-        self._place = JobPlace(
-            work=work,
-            cache=os.path.join(folder, "cache"),
-            mounts=False,
-            exclusive=True,
-            log=lambda: last_lines(self._output()),
-            on_call=channel.report_call,
-        )
+    def output() -> bytes:
+        remote_runner.flush()
+        return channel.output()
+
+    place = make_place(folder, lambda: last_lines(output()), channel.report_call)
+    try:
+        with stopping:
+            order = _wait_for_order(pod, objects)
+    except Stopped:
+        print("kinetic: the job was asked to stop before its start", file=sys.stderr)
+        return wire.EXIT_RETRY
+    except KeyError:
+        print("kinetic: the first host took no item in time", file=sys.stderr)
+        return wire.EXIT_RETRY
+    if order is None:
+        return wire.EXIT_VALUE
+    os.environ.update(order.variables())
+    claimant = claimant_of(order, objects)
+    if objects.exists(order.part_name("outcome")):
+        return _exit_code_for(order, pod.key, objects)
+    metadata = {"executor": pod.executor}
+    if not objects.create(order.part_name(f"host-{hosts.index}"), b"", metadata):
+        close_restarted(pod, order, hosts, objects)
+        return _exit_code_for(order, pod.key, objects)
+    call = HostCall(order, objects, place, stopping, claimant)
+    call.hosts = hosts
+    call.watch = Watch(
+        order,
+        objects,
+        lambda: channel.report_exit_code(_exit_code_for(order, pod.key, objects)),
+    )
+    attempt = _HostAttempt(order, pod.key, claimant, objects, stopping, call.run)
+    attempt.pod, attempt.host, attempt.output = pod, hosts.index, output
+    metrics.ignore()
+    return attempt.run()
+
+
+def _wait_for_order(pod: Pod, objects: Objects) -> wire.Order | None:
+    for pause in pauses(0.1, 2.0, ORDER_WAIT_S):
+        try:
+            return read_order(pod, objects)
+        except KeyError:
+            time.sleep(pause)
+    raise KeyError(order_name(pod.order.scope, pod.me))
+
+
+class _HostAttempt(Attempt):
+    """The attempt on a host that follows: the first host has claimed it, and commits a value.
+
+    ``output`` returns the end of the job's output. It is stored before the outcome, so that a
+    cleanup after the outcome finds all objects.
+    """
+
+    pod: Pod
+    host: int
+    output: Callable[[], bytes]
 
     def run(self) -> int:
-        """Wait until the first host has taken an item, and run it; return the exit code."""
-        try:
-            with self._stopping:
-                for pause in pauses(0.1, 2.0, ORDER_WAIT_S):
-                    try:
-                        order = read_order(self._pod, self._worker, self._objects)
-                        break
-                    except KeyError:
-                        time.sleep(pause)
-                else:
-                    print("kinetic: the first host took no item in time", file=sys.stderr)
-                    return wire.EXIT_RETRY
-        except Stopped:
-            print("kinetic: the job was asked to stop before its start", file=sys.stderr)
-            return wire.EXIT_RETRY
-        return wire.EXIT_VALUE if order is None else self._run(order)
+        """Make the call, and note its success or commit its failure; return the exit code."""
+        outcome, body = self._invoke()
+        if outcome.kind is not wire.Kind.VALUE:
+            return self._commit(self._outcome_under_stop(outcome), body)
+        self._store_output()
+        self._objects.create(self._order.part_name(host_done(self.host)), b"")
+        return wire.EXIT_VALUE
 
-    def _run(self, order: wire.Order) -> int:
-        os.environ.update(order.variables())
-        claimant = self._objects.stat(order.part_name("claim")).metadata.get("executor", "")
-        opening = Opening(order, self._pod.key, claimant, self._objects)
-        if self._objects.exists(order.part_name("outcome")):
-            return exit_code_for(opening)
-        part, metadata = f"host-{self._hosts.index}", {"executor": self._pod.executor}
-        if not self._objects.create(order.part_name(part), b"", metadata):
-            close_restarted(self._pod, order, self._hosts, claimant, self._objects)
-            return exit_code_for(opening)
-        call = HostCall(order, self._objects, self._place, self._stopping, claimant)
-        call.hosts = self._hosts
-        call.watch = Watch(
-            order, self._objects, lambda: self._channel.report_exit_code(exit_code_for(opening))
-        )
-        attempt = PodAttempt(
-            order, self._pod.key, claimant, self._objects, self._stopping, call.run
-        )
-        attempt.receipt, attempt.host = self._pod.receipt, self._hosts.index
-        attempt.output = self._output
-        metrics.ignore()
-        return attempt.run_on_other_host(order.part_name(host_done(self._hosts.index)))
+    def _store_output(self) -> None:
+        order = self._order
+        args = self.output(), self.pod, self._objects, order.index, order.attempt
+        store_output(*args, host=self.host)
 
-    def _output(self) -> bytes:
-        remote_runner.flush()
-        return self._channel.output()
+    def _commit(self, outcome: wire.Outcome, body: Spooled) -> int:
+        self._store_output()
+        return super()._commit(outcome, body)
+
+    def _exit_code(
+        self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
+    ) -> int:
+        """Write the receipt of an outcome that this process committed; return the exit code."""
+        order = self._order
+        if metadata is not None:
+            write_receipt(self.pod, order.index, order.attempt, metadata, content)
+        return _exit_code_for(order, self._key, self._objects)
 
 
-def close_restarted(
-    pod: Pod, order: wire.Order, hosts: Hosts, claimant: str, objects: Objects
-) -> None:
+def _exit_code_for(order: wire.Order, key: bytes, objects: Objects) -> int:
+    """Read the item's objects, and return the exit code for the item's state."""
+    try:
+        item = read_item(order, key, objects)
+    except (OSError, ValueError) as exc:
+        print(f"kinetic: cannot read the item's attempts: {exc}", file=sys.stderr)
+        return wire.EXIT_RETRY
+    if item.state is wire.ItemState.SUCCEEDED:
+        return wire.EXIT_VALUE
+    return wire.EXIT_RETRY if item.state is wire.ItemState.OPEN else wire.EXIT_FINAL
+
+
+def claimant_of(order: wire.Order, objects: Objects) -> str:
+    """Return the process that has claimed the attempt, which is that of the first host."""
+    return objects.stat(order.part_name("claim")).metadata.get("executor", "")
+
+
+def close_restarted(pod: Pod, order: wire.Order, hosts: Hosts, objects: Objects) -> None:
     """Close the attempt of a host that restarted: the function must not run twice."""
     problem = f"{hosts.name} ended without an outcome and restarted"
     death = Death(message=f"{problem}; kinetic doesn't run the function twice", reason="lost")
-    close_attempt(order, pod.key, order.attempt, claimant, death, objects)
+    _close(pod, order, death, objects)
+
+
+def close_dead(pod: Pod, hosts: Hosts, guard: Guard) -> int:
+    """Store a failure as the outcome if a host that follows has died; return the exit code."""
+    try:
+        objects = open_store(pod.order.store)
+        if (order := read_order(pod, objects)) is None:
+            return wire.EXIT_VALUE
+        end = End(
+            guard.status,
+            stopped=guard.stopped,
+            timed_out=guard.killed and guard.out_of_time,
+            killed=guard.killed,
+            out_of_memory=guard.out_of_memory,
+            called=guard.called,
+        )
+        death = death_of(order, end)
+        death = replace(death, message=f"on {hosts.name}: {death.message}")
+        print(f"kinetic: {death.message}", file=sys.stderr)
+        if not objects.exists(order.arguments.name):  # a cleanup has removed the inputs
+            objects.delete([order.part_name("claim")])
+            return wire.EXIT_FINAL
+        output, index, attempt = guard.output(), order.index, order.attempt
+        store_output(output, pod, objects, index, attempt, host=hosts.index)
+        metadata, body = _close(pod, order, death, objects, last_lines(output))
+        if metadata is not None:
+            write_receipt(pod, index, attempt, metadata, body)
+    except KeyError:
+        return wire.EXIT_RETRY  # the first host hasn't taken an item yet
+    except (OSError, ValueError) as exc:
+        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
+        return wire.EXIT_RETRY
+    return _exit_code_for(order, pod.key, objects)
+
+
+def _close(
+    pod: Pod, order: wire.Order, death: Death, objects: Objects, log: str = ""
+) -> tuple[Mapping[str, str] | None, bytes]:
+    """Store *death*, or a cancellation, as the outcome; return its metadata and its body.
+
+    The metadata are None if the attempt already had an outcome.
+    """
+    claimant = claimant_of(order, objects)
+    # Read the item after the claim, so that a stop request from before the claim counts.
+    item = read_item(order, pod.key, objects)
+    outcome, content = outcome_of_death(death, item, claimant, order.fence, log)
+    metadata = outcome.signed(pod.key, order.scope, order.index, order.attempt)
+    created = objects.create(order.part_name("outcome"), content, metadata)
+    return metadata if created else None, content

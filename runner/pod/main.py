@@ -16,33 +16,21 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import replace
-from typing import NoReturn
 
 from ..job import processes
-from ..job.ends import End, death_of
 from ..protocol import wire
-from ..stores.objects import open_store
-from .attempt import PodAttempt
 from .environment import RUNNER_VARIABLES, Pod, read_pod
-from .follower import read_order, run_follower_and_exit
+from .follower import close_dead, run_follower_and_exit
 from .guard import Channel, Guard
 from .memory import MemoryLimit
 from .own_pod import OwnPod, delete_worker_set
-from .worker import (
-    RESTARTED_MARK,
-    VARIABLES,
-    Place,
-    exit_code,
-    read_place,
-    run_worker_and_exit,
-)
+from .worker import RESTARTED_MARK, exit_code, run_worker_and_exit
 
 
 def main() -> int:
     """Run the job that the environment describes, and return the exit code."""
     try:
-        pod, place = read_pod(os.environ), read_place(os.environ)
+        pod = read_pod(os.environ)
     except (ValueError, OSError) as exc:
         print(f"kinetic: this job cannot be run: {exc}", file=sys.stderr)
         return wire.EXIT_FINAL
@@ -50,22 +38,22 @@ def main() -> int:
         problem = "the image lacks google-cloud-storage; install it in the image"
         print(f"kinetic: this job cannot be run: {problem}", file=sys.stderr)
         return wire.EXIT_FINAL
-    for name in (*RUNNER_VARIABLES, *VARIABLES):
+    for name in RUNNER_VARIABLES:
         os.environ.pop(name, None)
     os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
     folder = tempfile.mkdtemp(prefix="kinetic-run-")
     _provide_user(folder)
-    guard, own_pod = _run_in_child(pod, folder, place)
+    guard, own_pod = _run_in_child(pod, folder)
     code = guard.reported
-    if not place.follows:
+    if pod.hosts is None or not pod.follows:
         code = exit_code(guard.status)
     elif code is None:
-        code = _close_dead_host(pod, guard, place)
+        code = close_dead(pod, pod.hosts, guard)
     was_restarted = os.path.exists(os.path.join(folder, RESTARTED_MARK))
     with contextlib.suppress(OSError):  # the container's end removes large folders
         processes.remove_if_small(folder)
-    if place.group and not guard.stopped:
-        if not place.follows and not delete_worker_set(place.group) and not was_restarted:
+    if pod.group and not guard.stopped:
+        if not pod.follows and not delete_worker_set(pod.group) and not was_restarted:
             return code  # nothing deletes the set: the container's end has the client look
         signal.sigwait([signal.SIGTERM])  # the set restarts a host that ends before SIGTERM
     own_pod.remove(whole=code == wire.EXIT_VALUE)
@@ -90,41 +78,7 @@ def _has_module(name: str) -> bool:
         return False
 
 
-def _close_dead_host(pod: Pod, guard: Guard, place: Place) -> int:
-    """Write a failure as the outcome if a host that follows has died; return the exit code."""
-    try:
-        objects = open_store(pod.order.store)
-        if (order := read_order(pod, place.me, objects)) is None:
-            return wire.EXIT_VALUE
-        claim = objects.stat(order.part_name("claim")).metadata
-    except KeyError:
-        return wire.EXIT_RETRY  # the first host hasn't taken an item yet
-    except (OSError, ValueError) as exc:
-        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
-        return wire.EXIT_RETRY
-    end = End(
-        guard.status,
-        stopped=guard.stopped,
-        timed_out=guard.killed and guard.out_of_time,
-        killed=guard.killed,
-        out_of_memory=guard.out_of_memory,
-        called=guard.called,
-    )
-    death, hosts = death_of(order, end), place.hosts
-    assert hosts is not None
-    death = replace(death, message=f"on {hosts.name}: {death.message}")
-    print(f"kinetic: {death.message}", file=sys.stderr)
-    executor, stopping = claim.get("executor", pod.executor), processes.Stopping()
-    attempt = PodAttempt(order, pod.key, executor, objects, stopping, _refuse_call)
-    attempt.receipt, attempt.output, attempt.host = pod.receipt, guard.output, hosts.index
-    return attempt.close_dead(death)
-
-
-def _refuse_call(arguments: bytes) -> NoReturn:
-    raise AssertionError("the job's process has ended, so nothing calls its function")
-
-
-def _run_in_child(pod: Pod, folder: str, place: Place) -> tuple[Guard, OwnPod]:
+def _run_in_child(pod: Pod, folder: str) -> tuple[Guard, OwnPod]:
     """Run the worker, or the host, in a child process; return its guard when it has ended."""
     channel, guard_pid = Channel(), os.getpid()
     # Each process unblocks the signals after it has installed its handlers.
@@ -137,9 +91,9 @@ def _run_in_child(pod: Pod, folder: str, place: Place) -> tuple[Guard, OwnPod]:
         os.dup2(sink, 2)
         os.close(sink)
         channel.guard_end.close()
-        if place.hosts is not None and place.follows:
-            run_follower_and_exit(pod, place.hosts, place.me, folder, channel, guard_pid)
-        run_worker_and_exit(pod, place, folder, channel, guard_pid)
+        if pod.hosts is not None and pod.follows:
+            run_follower_and_exit(pod, pod.hosts, folder, channel, guard_pid)
+        run_worker_and_exit(pod, folder, channel, guard_pid)
     os.close(sink)
     channel.job_end.close()
     own_pod = OwnPod(pod.executor, pod.name)  # its thread, like any other, inherits blocked signals
@@ -147,9 +101,9 @@ def _run_in_child(pod: Pod, folder: str, place: Place) -> tuple[Guard, OwnPod]:
     start = wire.start_allowance(order.debug_s)
     # A worker itself limits the time of its items, and ends them.
     timeout, grace, levels = order.timeout, order.grace, 0
-    if not place.follows:
+    if not pod.follows:
         # The I/O process has the interpreter as its child, which forks for each item, or runs it.
-        timeout, grace, levels = None, math.inf, 2 if place.crew.isolation == "process" else 1
+        timeout, grace, levels = None, math.inf, 2 if pod.crew.isolation == "process" else 1
     guard = Guard(
         pid,
         source,

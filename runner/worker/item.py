@@ -108,7 +108,7 @@ class ItemInvocation(Invocation):
     def _report_call(self) -> None:
         self._call_reporter()
 
-    def _prepare(self, arguments: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         order, place, own = self._order, self._place, self._session
         self._phase = "data resolve"
         folder = os.fspath(place.work)
@@ -126,7 +126,7 @@ class ItemInvocation(Invocation):
         self._phase = "payload unpickle"
         function = own.function(self._load)
         load = pickle.loads if self._has_bare_arguments else self._load
-        args, kwargs = load(arguments)
+        args, kwargs = load(self.arguments)
         if levels := order.client.get("log_levels"):
             importlib.import_module("..job.log_levels", __package__).follow(levels)
         self._phase = "init"
@@ -225,7 +225,7 @@ def run(
 
     try:
         metrics.begin(order, context.key, None, commit)
-        outcome, body = invocation.run(invocation.arguments)
+        outcome, body = invocation.run()
         if os.getpid() == pid:
             fields = _fields_of(outcome, body) if invocation.plain is None else invocation.plain
             _put_result(result_box, fields, list_imports())

@@ -308,5 +308,5 @@ def test_a_job_whose_setup_failed_does_not_wait_for_space(tmp_path: Path) -> Non
     order = replace(order_of({}), arguments=NOTHING._replace(name="inputs", stop=2 << 20))
     failed = Outcome(Kind.ERROR, reason="setup", phase="context extract")
     result = failed, Spooled(b"", "", 0)
-    attempt = Attempt(order, KEY, "e" * 32, objects, Stopping(), lambda _: result)
+    attempt = Attempt(order, KEY, "e" * 32, objects, Stopping(), lambda: result)
     assert attempt.run() == wire.EXIT_UNCOMMITTED
