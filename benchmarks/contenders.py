@@ -88,9 +88,8 @@ def kinetic(
         client = aio.Client(backend="local")
         loop.run(batch(range(10)))
         supervisor = setting.supervisor(home)
-        parent = next(
-            child for child in supervisor.children() if "warm.py" in " ".join(child.cmdline())
-        )
+        parents = supervisor.children()
+        parent = next(it for it in parents if "remote_runner.py" in " ".join(it.cmdline()))
         processes = {"supervisor": supervisor, "parent": parent}
         yield Session(lambda numbers: loop.run(batch(numbers)), processes, settle)
         loop.run(client.aclose())

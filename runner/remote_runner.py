@@ -1,11 +1,15 @@
 """The runner's entry point: ``python3 -u remote_runner.py``, in a pod or in a local process.
 
+With the arguments ``{descriptor} [fresh]``, it is the fork server of the supervisor that has the
+other end of this socket; see `fork.fork_server`.
+
 As a script, this module makes its folder the package ``kinetic_runner``, and removes
 the folder from ``sys.path``. So no file in the folder can hide a module of the user.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import faulthandler
@@ -38,15 +42,34 @@ def load_runner(folder: Path) -> None:
     spec.loader.exec_module(package)
 
 
-def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], str]:
+def read_message(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
     """Split the message that tells a local process which job to run.
 
-    It has three lines of JSON. The supervisor writes the first line: where the job runs. The client
-    writes the second line (the job's key and environment) and the third (the order; see
-    `wire.Order.encode`).
+    It has lines of JSON. The supervisor writes the first line: where the job runs. The client
+    writes the second line (the job's key and environment), and the rest: the order, and for a
+    worker its crew (see `wire.Order.encode` and `workers.Crew.encode`).
     """
     local, secrets, order = message.split(b"\n", 2)
-    return json.loads(local), json.loads(secrets), order.decode()
+    return json.loads(local), json.loads(secrets), order
+
+
+def run_local(local: dict[str, Any], secrets: dict[str, Any], order_lines: bytes) -> int:
+    """Run a job in this process, which has its environment; return the exit code."""
+    workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
+    workspace.prefer_jax(os.environ)
+    key, executor = bytes.fromhex(secrets["key"]), local["executor"]
+    place = workspace.local_place(local)
+    code: int
+    if name := local.get("worker"):
+        worker: Any = importlib.import_module("kinetic_runner.worker.local")
+        code = worker.main(name, key, executor, order_lines, place, local["memory_bytes"])
+        return code
+    wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
+    order = wire.Order.decode(order_lines.decode())
+    os.environ.update(order.variables())
+    attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
+    code = attempt.main(order, key, executor, place)
+    return code
 
 
 def run_in_pod() -> int:
@@ -78,26 +101,14 @@ def main() -> int:
     if packages:  # `pod.bootstrap` has installed them; what the image has comes first
         sys.path.append(packages)
     load_runner(folder)
+    if len(sys.argv) > 1:
+        fork_server: Any = importlib.import_module("kinetic_runner.fork.fork_server")
+        fork_server.serve(int(sys.argv[1]), fresh="fresh" in sys.argv)
+        return 0
     if "KINETIC_ORDER_FD" not in os.environ:
         return run_in_pod()
-    workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
-    wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
     with open(int(os.environ.pop("KINETIC_ORDER_FD")), "rb") as file:
-        local, secrets, order_line = read_order(file.read())
-    key, executor = bytes.fromhex(secrets["key"]), local["executor"]
-    workspace.prefer_jax(os.environ)
-    place = workspace.JobPlace.of(local)
-    code: int
-    if name := local.get("worker"):
-        worker: Any = importlib.import_module("kinetic_runner.worker.local")
-        lines, memory = order_line.encode(), local["memory_bytes"]
-        code = worker.main(name, key, executor, lines, place, memory)
-        return code
-    order = wire.Order.decode(order_line)
-    os.environ.update(order.variables())
-    attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
-    code = attempt.main(order, key, executor, place)
-    return code
+        return run_local(*read_message(file.read()))
 
 
 def enable_crash_tracebacks() -> None:
@@ -138,12 +149,9 @@ def exit_process(code: int, report: Callable[[], object] | None = None) -> NoRet
     try:
         callbacks = _threading_callbacks()
         if callbacks or _has_exitfuncs():
-            import _thread  # `threading` would copy more of the parent's memory pages
-
-            try:  # noqa: SIM105 - `suppress` would touch more of the memory
+            # Without a free thread, don't limit the exit.
+            with contextlib.suppress(RuntimeError, MemoryError):
                 _thread.start_new_thread(_limit_exit, (code, os.getpid(), report))
-            except (RuntimeError, MemoryError):  # no thread is available: don't limit the exit
-                pass
         for callback in reversed(callbacks):
             try:
                 callback()
@@ -207,7 +215,7 @@ def _limit_exit(code: int, job_pid: int, report: Callable[[], object] | None) ->
         try:
             if report is None:
                 processes: Any = importlib.import_module("kinetic_runner.job.processes")
-                processes.report_exit()
+                processes.tell_supervisor("leaving")
             else:
                 report()
         except Exception:  # the supervisor notices later that the process has ended
@@ -234,10 +242,8 @@ def prepare_streams() -> None:
 def flush() -> None:
     """Flush standard output and standard error."""
     for stream in (sys.stdout, sys.stderr):
-        try:  # noqa: SIM105 - `suppress` would touch more of the memory
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            pass
 
 
 _run_exitfuncs: Callable[[], None] = getattr(atexit, "_run_exitfuncs")  # noqa: B009

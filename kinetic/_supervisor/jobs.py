@@ -350,7 +350,17 @@ class Table:
         self._queued_count -= 1
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
-        return [Report(job), SetTimer(job, job.header.timeout)]
+        limit = job.header.timeout
+        if limit is not None:  # it counts from the call of the function
+            limit += job.header.start_allowance
+        return [Report(job), SetTimer(job, limit)]
+
+    def mark_called(self, executor: str) -> list[Action]:
+        """Begin the timeout of the running job of process *executor*, whose function is called."""
+        job = self._running.get(executor)
+        if job is None or job.stopping is not None or job.header.timeout is None:
+            return []
+        return [SetTimer(job, job.header.timeout)]
 
     def running(self, executor: str) -> Job | None:
         """Return the running job of a process; None if it has ended."""

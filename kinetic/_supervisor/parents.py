@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import outputs, processes, spares, temporary, time_limit
+from kinetic._runner.job import outputs, processes, spares, temporary
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import Stream, SupervisorPaths, inherited_variables
 
 KILL_TIMEOUT_S = 5.0
 """Maximum seconds to wait for killed processes of a job, which may hang in the kernel."""
-
-MIN_CHECK_PAUSE_S = 0.05
-"""Minimum pause between two checks whether a job's function has been called."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -354,7 +351,6 @@ class Parents:
     def start(self, job: Job, variables: Mapping[str, str]) -> Parent:
         """Have a warm parent fork a process for *job*; return that parent, which may be new."""
         header, work = job.header, self.work_folder(job)
-        runner = f"{header.runner}/remote_runner.py"
         self._sweeper.make_folder(work, header.project)
         key = ParentKey(header.command, header.runner, header.edition, header.fresh)
         parent = self._parents.get(key)
@@ -368,10 +364,9 @@ class Parents:
             "work": work,
             "cache": str(self._paths.cache),
             "memory_bytes": header.memory_bytes,
-            "mounts": LINUX,
             "worker": header.worker,
             "spares": self._sweeper.keeps_spares,
-            "command": [*header.command, "-u", runner] if header.fresh else [],
+            "command": [*header.command, "-u", _entry(header.runner)] if header.fresh else [],
         }
         parent.start(job, local)
         return parent
@@ -379,18 +374,6 @@ class Parents:
     def work_folder(self, job: Job) -> str:
         """Return the folder that *job* runs in."""
         return f"{self._paths.work}/{job.name}"
-
-    def time_left(self, job: Job, now: float) -> float:
-        """Return how many seconds *job* may still run after *now*, by the monotonic clock.
-
-        The timeout counts from the call of the function. Until then, a job has its start allowance.
-        """
-        limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work_folder(job))
-        if called is not None:
-            return called + limit - now
-        return (
-            max(limit, MIN_CHECK_PAUSE_S) if now < job.started + job.header.start_allowance else 0.0
-        )
 
     def signal(self, job: Job, number: int) -> None:
         """Signal *job*'s main process, unless its parent was dismissed, which ends the process."""
@@ -404,7 +387,6 @@ class Parents:
         header, work = job.header, self.work_folder(job)
         self._sweeper.release_folder(work, job.executor, header.project)
         outputs.drop_if_empty(header.output_dir)
-        time_limit.forget(work)
 
     @property
     def connected_parents(self) -> list[Parent]:
@@ -503,8 +485,8 @@ class Parents:
     def _spawn(self, key: ParentKey) -> Parent:
         """Start the fork server of *key*; its output goes to the supervisor's own log."""
         own_end, child_end = socket.socketpair()
-        warm_script = str(Path(key.runner) / "fork" / "warm.py")
-        argv = [*key.command, "-P", warm_script, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]
+        argv = [*key.command, "-P", _entry(key.runner), str(_SOCKET_FD)]
+        argv += ["fresh"] if key.fresh else []
         log = str(self._paths.own_log)
         open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
@@ -530,3 +512,7 @@ class Parents:
         parent = Parent(key, pid, own_end, self._directory)
         parent.log_offset = log_offset
         return parent
+
+
+def _entry(runner: str) -> str:
+    return f"{runner}/remote_runner.py"

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from kinetic._supervisor.jobs import Job, State, Stop, Table, item_name
+from kinetic._supervisor.jobs import Action, Job, State, Stop, Table, item_name
 from kinetic._supervisor.protocol import (
     ATTEMPT,
     INDEX,
@@ -106,7 +106,7 @@ class Server:
         scale: Callable[[JobHeader, bytes, int, int], int],
         grow: Callable[[str, int], int],
         end_rounds: Callable[[Collection[str], Mapping[str, str] | None], None],
-        pause: Callable[[Job], None],
+        perform: Callable[[Iterable[Action]], None],
     ) -> None:
         self.connections: set[Connection] = set()
         self._table = table
@@ -116,7 +116,7 @@ class Server:
         self._scale = scale
         self._grow = grow
         self._end_rounds = end_rounds
-        self._pause = pause
+        self._perform = perform
         self._end_waiters: dict[str, list[tuple[Connection, int]]] = {}
         self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
@@ -225,6 +225,10 @@ class Server:
         else:
             self._end_waiters.setdefault(job.name, []).append((connection, header["id"]))
 
+    def _on_called(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Note that the sender, a job's process, calls its function now; send no answer."""
+        self._perform(self._table.mark_called(header["executor"]))
+
     def _on_leaving(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Note that the sender, a job's process, has stored its outcome; send no answer."""
         job = self._table.mark_leaving(header["executor"])
@@ -259,7 +263,7 @@ class Server:
     def _on_idle(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Take the slots of a worker that was asked for them; send no answer."""
         if connection.worker is not None:
-            self._pause(connection.worker)
+            self._table.pause(connection.worker)
 
     def tell_worker(self, job: Job, message: Mapping[str, Any]) -> None:
         """Send a message to the process of a worker, if it is connected."""
@@ -312,6 +316,7 @@ class Server:
         "delete": _on_delete,
         "find": _on_find,
         "ended": _on_ended,
+        "called": _on_called,
         "leaving": _on_leaving,
         "watch": _on_watch,
         "scale": _on_scale,

@@ -91,7 +91,7 @@ class Supervisor:
         self._rounds = rounds.Rounds(os.urandom(4).hex())
         self._server = Server(
             *(table, self._launch, self._delete, self._remove_logs),
-            *(self._scale, self._grow, self._end_rounds, table.pause),
+            *(self._scale, self._grow, self._end_rounds, self._perform),
         )
         self._sweeper = Sweeper(paths.trash, paths.spares)
         self._parents = Parents(paths, environ, self._sweeper)
@@ -247,12 +247,7 @@ class Supervisor:
         now = time.monotonic()
         for job in [job for job, due_at in self._timers.items() if due_at <= now]:
             del self._timers[job]
-            runs = job.state is State.RUNNING and job.stopping is None
-            time_left = self._parents.time_left(job, now) if runs else 0.0
-            if time_left > 0:  # the timeout counts from the function's call
-                self._timers[job] = now + time_left
-            else:
-                self._perform(self._table.handle_timer(job, time.time()))
+            self._perform(self._table.handle_timer(job, time.time()))
         for parent in self._parents.parents_with_ending_jobs():
             self._handle_changes(parent.finish_ended_jobs())
         for parent in self._parents.surplus_parents():

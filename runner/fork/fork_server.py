@@ -1,10 +1,9 @@
 """The warm parent (fork server): forks one process per job, and does little else.
 
-After a fork, the kernel copies each memory page that this process writes to. So the process keeps
-little state: the supervisor keeps the facts about jobs. The process has only three other tasks. It
-reaps its children itself, so that it never signals a process that has reused a child's ID. It
-adopts the orphans of its jobs. When the supervisor closes the socket, it kills its jobs and their
-orphans, and exits.
+The supervisor keeps the facts about jobs. This process has only three other tasks. It reaps its
+children itself, so that it never signals a process that has reused a child's ID. It adopts the
+orphans of its jobs. When the supervisor closes the socket, it kills its jobs and their orphans, and
+exits.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ import os
 import select
 import signal
 import struct
+from collections.abc import Sequence
 
 from ..job import processes
 from . import child
 
 COMMAND = struct.Struct("<cII")
 """A command of the supervisor: FORK (serial, length of the message that follows; see
-`child.run_job_and_exit`), SIGNAL (serial, number), or KILL_ORPHAN (process ID, 0). A serial is the
-supervisor's number for a job."""
+`remote_runner.read_message`), SIGNAL (serial, number), or KILL_ORPHAN (process ID, 0). A serial is
+the supervisor's number for a job."""
 
 REPLY = struct.Struct("<cIIi")
 """A report to the supervisor: READY, REFUSED (serial, 0, errno), FORKED (serial, process ID, 0),
@@ -32,39 +32,43 @@ FORK, SIGNAL, KILL_ORPHAN = b"f", b"s", b"k"
 READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
 
 
-_SIGKILL = signal.SIGKILL.value
-
-
 class _SocketClosed(Exception):
     """The supervisor has closed the socket."""
 
 
-def serve(socket_fd: int) -> None:
-    """Execute commands from the socket until the supervisor closes it; then kill all jobs."""
+def serve(socket_fd: int, *, fresh: bool) -> None:
+    """Execute commands from the socket until the supervisor closes it; then kill all jobs.
+
+    A *fresh* job starts a new interpreter, so this process loads no code of jobs for it.
+    """
+    if not fresh:
+        child.preload()
+    os.chdir("/")
     processes.become_subreaper()
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, processes.ignore_signal)
-    child.prepare((socket_fd, wake_read, wake_write))
     gc.collect()
     gc.disable()
     gc.freeze()  # all forks share the objects that exist now; the collector never touches these
     serials: dict[int, int] = {}
     try:
-        _serve(socket_fd, wake_read, serials)
+        _serve((socket_fd, wake_read, wake_write), serials)
     except (_SocketClosed, OSError):
         pass
     finally:
         _kill_all(serials)
 
 
-def _serve(socket_fd: int, wake_read: int, serials: dict[int, int]) -> None:
+def _serve(own_fds: tuple[int, int, int], serials: dict[int, int]) -> None:
     """Execute commands and report ended processes, until the socket is closed.
 
-    *serials* maps the process ID of each running job to its serial.
+    *own_fds* are the socket, and the ends of the pipe that signals write to. *serials* maps the
+    process ID of each running job to its serial.
     """
+    socket_fd, wake_read, _ = own_fds
     poll = select.poll()
     poll.register(socket_fd, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
@@ -79,12 +83,10 @@ def _serve(socket_fd: int, wake_read: int, serials: dict[int, int]) -> None:
                 if not data:
                     raise _SocketClosed
                 buffer += data
-                _execute_commands(buffer, serials, pids, replies)
+                _execute_commands(buffer, own_fds, serials, pids, replies)
             else:
-                try:  # noqa: SIM105 - `suppress` would touch more of the memory
+                with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
-                except BlockingIOError:
-                    pass
                 reports = _reap(serials, pids)
                 if reports:
                     replies += reports
@@ -97,7 +99,11 @@ def _send(socket_fd: int, replies: bytearray) -> None:
 
 
 def _execute_commands(
-    buffer: bytearray, serials: dict[int, int], pids: dict[int, int], replies: bytearray
+    buffer: bytearray,
+    own_fds: Sequence[int],
+    serials: dict[int, int],
+    pids: dict[int, int],
+    replies: bytearray,
 ) -> None:
     """Execute the complete commands in *buffer*, remove them from it, and add to *replies*."""
     while len(buffer) >= COMMAND.size:
@@ -109,14 +115,13 @@ def _execute_commands(
         del buffer[:end]
         if command == FORK:
             parent_pid = os.getpid()
-            local, secrets, order = message.split(b"\n", 2)
             try:
                 pid = os.fork()
             except OSError as exc:
                 replies[:0] = REPLY.pack(REFUSED, target, 0, exc.errno or 0)
                 continue
             if pid == 0:
-                child.run_job_and_exit(local, secrets, order, parent_pid)
+                child.run_job_and_exit(message, own_fds, parent_pid)
             serials[pid], pids[target] = target, pid
             replies += REPLY.pack(FORKED, target, pid, 0)
         elif command == SIGNAL and target in pids:
@@ -146,10 +151,8 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
 
 
 def _kill_group(pid: int) -> None:
-    try:  # noqa: SIM105 - `suppress` would touch more of the memory
-        os.killpg(pid, _SIGKILL)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _kill_all(serials: dict[int, int]) -> None:

@@ -159,7 +159,8 @@ class Invocation:
         self._phase = "execute"
         if self._order.timeout is not None:
             self._called = time.monotonic()
-            self._report_call()
+            with suppress(OSError):  # without the report, the limit includes the start
+                self._report_call()
         try:
             value: object = function(*args, **kwargs)
             if hasattr(type(value), "__await__"):
@@ -177,7 +178,7 @@ class Invocation:
         return asyncio.run(_await_value(value))
 
     def _report_call(self) -> None:
-        self._place.report_call()
+        self._place.on_call()
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Spooled]:
         """Return the outcome of *value* and its body, or those of an error if pickling fails."""

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` is slower
 STOP_SIGNALS = (int(signal.SIGTERM), int(signal.SIGXCPU))
@@ -229,8 +229,8 @@ class Mark:
             _memmove(self._address, executor.encode(), len(NOBODY))
 
 
-def report_exit() -> None:
-    """Tell the supervisor that this job has stored its outcome, and that its process will exit.
+def tell_supervisor(event: Literal["called", "leaving"]) -> None:
+    """Tell the supervisor that this job calls its function now, or has stored its outcome.
 
     The message is framed as `kinetic._supervisor.protocol` says. In a pod, which has no supervisor,
     the function does nothing.
@@ -243,7 +243,7 @@ def report_exit() -> None:
     directory, _, executor = os.environ.get(MARK, "").rpartition(":")
     if not directory:
         return
-    header = f'{{"op":"leaving","executor":"{executor}"}}'.encode()
+    header = f'{{"op":"{event}","executor":"{executor}"}}'.encode()
     folder = os.open(directory, os.O_RDONLY)
     try:
         # A socket's path may have about 100 bytes, and a home directory's path may be longer.

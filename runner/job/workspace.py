@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..protocol.private import make_folder
-from . import namespace, spares, time_limit
+from . import namespace, processes, spares
 from .opening import read_input
 
 if TYPE_CHECKING:
@@ -289,9 +289,8 @@ class JobPlace:
     ``work`` is the job's own directory, which kinetic removes after the job. The jobs of this
     machine share ``cache``. ``mounts`` allows a private mount namespace. ``exclusive`` says that
     only this job uses the file system, as in a pod. ``log`` returns the last lines of the log; it
-    is None if the platform keeps the log. ``on_call`` reports that the function is called; if it is
-    None, the job writes a file instead (see `time_limit`). ``reusable`` says that a later job may
-    reuse ``work`` (see `spares`).
+    is None if the platform keeps the log. ``on_call`` reports that the function is called, which
+    starts its timeout. ``reusable`` says that a later job may reuse ``work`` (see `spares`).
     """
 
     work: str | Path
@@ -299,21 +298,8 @@ class JobPlace:
     mounts: bool
     exclusive: bool = False
     log: Callable[[], str] | None = None
-    on_call: Callable[[], None] | None = None
+    on_call: Callable[[], None] = lambda: processes.tell_supervisor("called")
     reusable: bool = False
-
-    @classmethod
-    def of(cls, local: Mapping[str, Any]) -> JobPlace:
-        """Return the place of a local job; *local* is the first line of the job's message."""
-        work, cache = local["work"], local["cache"]
-        return cls(work=work, cache=cache, mounts=local["mounts"], reusable=local["spares"])
-
-    def report_call(self) -> None:
-        """Report that the function is called now, which starts the timeout."""
-        if self.on_call is not None:
-            self.on_call()
-        else:
-            time_limit.record_call(self.work)
 
     def install_advice(self, library: str) -> str:
         """Return the steps that make *library* available to the job."""
@@ -323,6 +309,12 @@ class JobPlace:
                 "your own image (container_image=)"
             )
         return f"install {library} for {sys.executable}, which runs local jobs"
+
+
+def local_place(local: Mapping[str, Any]) -> JobPlace:
+    """Return the place of a local job; *local* is the first line of the job's message."""
+    work, cache = local["work"], local["cache"]
+    return JobPlace(work=work, cache=cache, mounts=processes.LINUX, reusable=local["spares"])
 
 
 def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:

@@ -110,7 +110,7 @@ def _open_stream(fd: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
-def make_place(folder: str, log: Callable[[], str], on_call: Callable[[], None]) -> JobPlace:
+def make_place(folder: str, log: Callable[[], str]) -> JobPlace:
     """Make the directory in *folder* that the job runs in, and enter it."""
     work = os.path.join(folder, "work")
     os.mkdir(work, 0o700)
@@ -121,5 +121,4 @@ def make_place(folder: str, log: Callable[[], str], on_call: Callable[[], None])
         mounts=False,
         exclusive=True,
         log=log,
-        on_call=on_call,
     )

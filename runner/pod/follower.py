@@ -121,7 +121,7 @@ def _run(pod: Pod, hosts: Hosts, folder: str, channel: Channel) -> int:
         remote_runner.flush()
         return channel.output()
 
-    place = make_place(folder, lambda: last_lines(output()), channel.report_call)
+    place = replace(make_place(folder, lambda: last_lines(output())), on_call=channel.report_call)
     try:
         with stopping:
             order = _wait_for_order(pod, objects)

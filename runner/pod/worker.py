@@ -72,7 +72,7 @@ RESTARTED_MARK = "again"
 
 
 def _make_worker(pod: Pod, folder: str, channel: Channel, objects: Objects) -> PodWorker:
-    place = make_place(folder, lambda: last_lines(channel.output()), channel.report_call)
+    place = make_place(folder, lambda: last_lines(channel.output()))
     variables = temporary.make(str(place.work), pod.executor, {wire.SHARED_TMPDIR: folder})
     os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
     tempfile.tempdir = None  # the guard has found another folder

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 from .. import remote_runner
 from ..job import main_module, metrics, outputs
-from ..job.environment import add_to_environment
 from ..job.processes import Stopping
 from ..protocol import pickles, wire
 from . import imports, item
@@ -125,7 +124,7 @@ class ItemChild:
                 has_outputs = outputs.prepare_local(order.output_dir)
         if has_outputs:
             variables[outputs.VARIABLE] = order.output_dir
-        add_to_environment(variables)
+        os.environ.update(variables)
         if not self.stay:
             os.chdir(self._workspace)  # an item may have removed this folder
         if self._baseline is not None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..job import attempt, outputs, processes, temporary, workspace
 from ..job.ends import End
-from ..job.environment import add_to_environment
 from ..job.kernel_kills import KernelKills, kills_on_machine
 from ..protocol import wire
 from ..protocol.outcomes import Death, outcome_of_death
@@ -543,7 +542,7 @@ class Worker:
             self._await_end()
             if self._interpreter is not None:
                 self._interpreter.end(self._submission.order.grace)  # it uses the other GPUs
-            add_to_environment({GPUS: gpus})
+            os.environ[GPUS] = gpus
         return None
 
     def _wait(self, operation: pull.Wait) -> pull.News | pull.Ended:

@@ -21,7 +21,7 @@ import json
 import os
 
 def main(order, key, executor, place):
-    place.report_call()
+    place.on_call()
     facts = json.loads(order.client["facts"])
     print(*facts["lines"], sep="\\n", flush=True)
     if facts["gate"]:

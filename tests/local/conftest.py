@@ -25,7 +25,7 @@ import json
 
 def main(order, key, executor, place):
     order = json.loads(order.client["facts"])
-    place.report_call()
+    place.on_call()
     space = {"order": order, "key": key, "executor": executor, "place": place, "code": 0}
     exec(compile(order["source"], "<job>", "exec"), space)
     return space["code"]

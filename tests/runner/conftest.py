@@ -45,7 +45,7 @@ class Bench(Calls):
         work = self.folder / f"work-{self.runs}"
         work.mkdir()
         local = {"executor": "pod-1", "work": str(work), "cache": str(self.folder / "cache")}
-        local |= {"mounts": False, "spares": False}
+        local["spares"] = False
         read, write = os.pipe()
         with open(write, "w") as pipe:
             pipe.write(f"{json.dumps(local)}\n{json.dumps({'key': KEY.hex()})}\n{order.encode()}")

@@ -207,7 +207,7 @@ def children(process: psutil.Process) -> list[psutil.Process]:
 def is_parent(process: psutil.Process) -> bool:
     """Tell whether *process* is a warm parent."""
     with contextlib.suppress(psutil.Error):
-        return any("warm.py" in argument for argument in process.cmdline())
+        return "-P" in process.cmdline() and "remote_runner.py" in " ".join(process.cmdline())
     return False
 
 
