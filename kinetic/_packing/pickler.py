@@ -34,7 +34,7 @@ from kinetic._packing import culprit, discover
 from kinetic._packing.culprit import Part, is_instance
 from kinetic._packing.discover import Project
 from kinetic._packing.modules import Modules, PicklingMode
-from kinetic._runner.protocol import by_value, import_hints, pickles, stand_ins
+from kinetic._runner.protocol import by_value, exceptions, pickles, stand_ins
 from kinetic.data import Data
 from kinetic.errors import DataError, PackError
 
@@ -150,7 +150,7 @@ class CallPickler(pickles.Pickler):
             return type(None), ()
         if kind is types.FunctionType:
             return self._reduce_function(obj)
-        if issubclass(kind, type) or kind is typing.TypeVar or kind in import_hints.REDUCERS:
+        if issubclass(kind, type) or kind is typing.TypeVar or kind in by_value.NAMED_REDUCERS:
             return self._reduce_definition(obj)
         if kind is types.ModuleType:
             return self._reduce_module(obj)
@@ -173,7 +173,7 @@ class CallPickler(pickles.Pickler):
         if issubclass(kind, _StandIn):
             return typing.cast("_StandIn", obj).reduced
         reduced = self._reduce_default(obj)
-        if reduced is NotImplemented and kind.__flags__ & by_value.HEAP_TYPE:
+        if reduced is NotImplemented and kind.__flags__ & exceptions.HEAP_TYPE:
             return self._reduce_instance(obj, typing.cast("Any", kind))
         return reduced
 
@@ -211,8 +211,8 @@ class CallPickler(pickles.Pickler):
         if mode is PicklingMode.REFERENCE and (found := by_value.reduce_importable(obj)):
             return found
         is_own = mode is not PicklingMode.DEFAULT or self._modules.is_by_value(name)
-        if kind in import_hints.REDUCERS and is_own:
-            return import_hints.REDUCERS[kind](obj)
+        if kind in by_value.NAMED_REDUCERS and is_own:
+            return by_value.NAMED_REDUCERS[kind](obj)
         if mode is PicklingMode.DEFAULT:
             return self._reduce_default(obj)
         # Reduce *obj* as cloudpickle reduces what it can't import, or what is registered for it.
@@ -235,7 +235,7 @@ class CallPickler(pickles.Pickler):
         # Since Python 3.13, the metaclasses of ctypes do their work here. The job can make a class
         # if it can import such a metaclass, as that of `torch.Tensor`.
         if isinstance(fill, types.WrapperDescriptorType):
-            is_in_c = is_in_c or not import_hints.is_importable(fill.__objclass__)
+            is_in_c = is_in_c or not by_value.is_importable(fill.__objclass__)
         if is_in_c and isinstance(reduced, tuple):
             raise TypeError(
                 f"the class {defined.__qualname__} can't travel by value, because its metaclass "

@@ -52,7 +52,8 @@ def become_supervisor(home: Path, environ: Mapping[str, str]) -> Supervisor | No
         if survivors:
             write_log(f"processes of an earlier supervisor can't be killed: {survivors}")
         slots = jobs.Slots(count_cpus(environ), gpu_ids(environ))
-        table = Table(slots, parse_seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
+        kept_s = parse_seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S)
+        table = Table(slots, kept_s, str(paths.work))
         _clear_leftovers(paths)
         listener = _listen(paths)
     write_log(f"{slots.cpus} slots, GPUs {', '.join(slots.gpus) or 'none'}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION, JobHeader
 from kinetic.job_status import Reason
 
@@ -72,9 +73,10 @@ class Slots:
         requested_slots = f"a {unit}" if requested == 1 else f"{requested} {unit}s"
         return f"waiting for {requested_slots}: {total - free_count} of {total} busy"
 
-    def has_free_gpus(self, need: Need) -> bool:
-        """Return whether the GPUs that *need* asks for are free."""
-        return need.gpus <= len(self._free_gpu_ids)
+    @property
+    def free_gpus(self) -> int:
+        """How many GPUs are free."""
+        return len(self._free_gpu_ids)
 
 
 KEPT_S = 24 * 3600.0
@@ -251,12 +253,13 @@ class Queue:
 
 
 class Table:
-    """All known jobs, and the queues for *slots*."""
+    """All known jobs, and the queues for *slots*; messages name the folder *work* of all jobs."""
 
-    def __init__(self, slots: Slots, kept_s: float = KEPT_S) -> None:
+    def __init__(self, slots: Slots, kept_s: float = KEPT_S, work: str = "") -> None:
         self.jobs: dict[str, Job] = {}
         self.slots = slots
         self._kept_s = kept_s
+        self._work = work
         self._ended_jobs: dict[str, Job] = {}  # in the order of their ends
         self._running: dict[str, Job] = {}
         self._queues = {True: Queue(), False: Queue()}  # True: needs GPUs
@@ -303,7 +306,7 @@ class Table:
                 queue.take(job)
                 job.grant, job.paused = grant, False
                 return job
-            if with_gpus and self.slots.has_free_gpus(job.need):
+            if with_gpus and job.need.gpus <= self.slots.free_gpus:
                 return None
         return None
 
@@ -402,21 +405,18 @@ class Table:
             del self.jobs[item.name]
 
     def record_exit(
-        self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
+        self, job: Job, now: float, *, status: int, out_of_memory: bool
     ) -> list[Action]:
-        """End *job*, whose process has ended with *status*: an exit code, or a negated signal.
-
-        *meaning* explains an exit code of the runner.
-        """
+        """End *job*, whose process has ended with *status*: an exit code, or a negated signal."""
         job.exit_code = status
-        reason, message = _explain_exit(job, status, out_of_memory=out_of_memory)
-        more = f": {meaning}" if meaning and not reason else ""
-        return self._end(job, now, reason, message + more)
+        end = _explain_exit(job, status, self._work, out_of_memory=out_of_memory)
+        return self._end(job, now, *end)
 
     def fail(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
         """End *job*, which has no process and no exit code."""
         if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # report why the job had to end
-            return self._end(job, now, *_explain_exit(job, -signal.SIGKILL, out_of_memory=False))
+            end = _explain_exit(job, -signal.SIGKILL, self._work, out_of_memory=False)
+            return self._end(job, now, *end)
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
@@ -491,7 +491,8 @@ class Table:
         self._release(job)
         job.state, job.ended = State.ENDED, now
         # A process that ended by itself has left an outcome; the end of a worker tells nothing.
-        job.heard = job.exit_code in (wire.EXIT_VALUE, wire.EXIT_FINAL) or INDEX not in job.labels
+        told = (wire.EXIT_VALUE, wire.EXIT_FINAL, EXIT_SURPLUS)
+        job.heard = job.exit_code in told or INDEX not in job.labels
         job.reason, job.message, job.body = reason, message, b""
         actions: list[Action] = []
         if (item := job.item) is not None:  # it has ended with its worker, and has no outcome
@@ -538,7 +539,7 @@ def _submission(job: Job) -> str:
     return job.labels.get(SUBMISSION, job.name)
 
 
-def _explain_exit(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
+def _explain_exit(job: Job, status: int, work: str, *, out_of_memory: bool) -> tuple[str, str]:
     """Return why the job ended, as a reason and a sentence; both empty for exit code 0."""
     if status == 0:
         return "", ""
@@ -555,7 +556,14 @@ def _explain_exit(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, s
         case None:
             pass
     if status > 0:
-        return "", f"ended with exit code {status}"
+        store, advice = job.header.store, "see its log and the free disk space"
+        meanings = {
+            wire.EXIT_SETUP: f": kinetic couldn't prepare the job in {work}; {advice}",
+            wire.EXIT_UNCOMMITTED: f": kinetic couldn't write to the store {store}; {advice}",
+            wire.EXIT_FINAL: f": the store {store} has nothing to run for this job; "
+            "the job was removed, or cleaned up",
+        }
+        return "", f"ended with exit code {status}{meanings.get(status, '')}"
     if status == -signal.SIGKILL and out_of_memory:
         return Reason.OUT_OF_MEMORY, "killed by the kernel: the machine ran out of memory"
     if status == -signal.SIGKILL:

@@ -27,12 +27,6 @@ class Start(NamedTuple):
     pause_s: float = 0.0
 
 
-class End(NamedTuple):
-    """End these workers."""
-
-    names: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class _Rank:
     restarts: int = 0
@@ -100,17 +94,20 @@ class Rounds:
             return 0
         return len(found.ranks)
 
-    def delete(self, names: Collection[str], labels: Mapping[str, str] | None) -> End:
-        """Forget the rounds *names*, and those with *labels*; their workers must end."""
+    def delete(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[str]:
+        """Forget the rounds *names*, and those with *labels*; return the workers that must end."""
         ended = [
             name
             for name, it in self._rounds.items()
             if name in names or (labels is not None and labels.items() <= it.header.labels.items())
         ]
-        return End(tuple(worker for name in ended for worker in _close(self._rounds.pop(name))))
+        return [worker for name in ended for worker in _close(self._rounds.pop(name))]
 
-    def ended(self, name: str, status: int, ran_s: float) -> Start | End | None:
-        """Return what follows from the end of the worker *name*, which ran for *ran_s* seconds."""
+    def ended(self, name: str, status: int, ran_s: float) -> Start | list[str] | None:
+        """Return what follows from the end of the worker *name*, which ran for *ran_s* seconds.
+
+        This is how its replacement starts, or which other workers must end.
+        """
         round_name, *numbers = name.rsplit(".", 3)
         found = self._rounds.get(round_name)
         if found is None or found.over:
@@ -121,7 +118,7 @@ class Rounds:
             return None
         if status == EXIT_DONE:  # every item is final: nothing is left for the others
             state.finished = True
-            return End(_close(found))
+            return _close(found)
         if status == EXIT_SURPLUS:
             state.finished = True
             if all(it.finished for it in found.ranks):
@@ -133,11 +130,11 @@ class Rounds:
         return found.start(rank, min(doubled, LONGEST_PAUSE_S) if state.quick_deaths else 0.0)
 
 
-def _close(found: Round) -> tuple[str, ...]:
+def _close(found: Round) -> list[str]:
     """Start no more workers of a round, and return the names of those that haven't finished.
 
     The round stays known, so that a late request doesn't begin it again; its secrets don't.
     """
     names = [found.name(rank) for rank, it in enumerate(found.ranks) if not it.finished]
     found.over, found.body = True, b""
-    return tuple(names)
+    return names

@@ -21,7 +21,6 @@ from typing import Any
 
 from kinetic._runner.job import processes
 from kinetic._runner.job.kernel_kills import KernelKills, kills_on_machine
-from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor import rounds
@@ -165,15 +164,9 @@ class Supervisor:
                 self._fail_start(job, result)
                 continue
             self._parents.release(job)
-            out_of_memory = result == -signal.SIGKILL and self._kills.has_increased()
-            actions = self._table.record_exit(
-                job,
-                time.time(),
-                status=result,
-                out_of_memory=out_of_memory,
-                meaning=_explain_exit_code(job, result, self._paths),
-            )
-            self._perform(actions)
+            by_kernel = result == -signal.SIGKILL and self._kills.has_increased()
+            now = time.time()
+            self._perform(self._table.record_exit(job, now, status=result, out_of_memory=by_kernel))
             self._follow_worker(job, result)
 
     def _fail(self, job: Job, reason: Reason, message: str) -> None:
@@ -194,8 +187,8 @@ class Supervisor:
         if isinstance(result, rounds.Start) and not self._ending:
             waits = f"waiting to start again: {job.message}" if job.reason == Reason.SETUP else ""
             self._launch(result.header, result.body, waits, result.pause_s)
-        elif isinstance(result, rounds.End):
-            for name in result.names:
+        elif isinstance(result, list):
+            for name in result:
                 if (worker := self._table.jobs.get(name)) is not None:
                     self._perform(self._table.dismiss(worker, time.time()))
 
@@ -215,7 +208,7 @@ class Supervisor:
         return self._rounds.count(name)
 
     def _end_rounds(self, names: Collection[str], labels: Mapping[str, str] | None) -> None:
-        for name in self._rounds.delete(names, labels).names:
+        for name in self._rounds.delete(names, labels):
             if (worker := self._table.jobs.get(name)) is not None:
                 self._delete(worker)
 
@@ -493,18 +486,6 @@ class Supervisor:
             self._sweeper.sweep_all()
 
 
-def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
-    """Explain the exit code *status*; empty if the runner gives it no special meaning."""
-    store, advice = job.header.store, "see its log and the free disk space"
-    meanings = {
-        wire.EXIT_SETUP: f"kinetic couldn't prepare the job in {paths.work}; {advice}",
-        wire.EXIT_UNCOMMITTED: f"kinetic couldn't write to the store {store}; {advice}",
-        wire.EXIT_FINAL: f"the store {store} has nothing to run for this job; "
-        "the job was removed, or cleaned up",
-    }
-    return meanings.get(status, "")
-
-
 def _remove_objects(header: JobHeader) -> None:
     """Remove the objects of a single job from its store; an error is only logged."""
     try:
@@ -521,14 +502,10 @@ def _wake_on_signals(request_stop: Callable[[int, object], None]) -> socket.sock
         end.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, request_stop)
-    signal.signal(signal.SIGCHLD, _ignore_signal)
+    signal.signal(signal.SIGCHLD, processes.ignore_signal)  # it wakes the loop
     for signal_number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, signal.SIG_IGN)
     return reader
-
-
-def _ignore_signal(signum: int, frame: object) -> None:
-    """Do nothing: the wake-up socket reports the signal."""
 
 
 def parse_seconds(text: str, default: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import mmap
 import os
 import resource
@@ -119,9 +120,26 @@ class Invocation:
         )
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments)
-        if levels := order.client.get("log_levels"):
-            importlib.import_module(".log_levels", __package__).follow(levels)
+        self._follow_log_levels()
         return function, args, kwargs
+
+    def _follow_log_levels(self) -> None:
+        """Show the log records that the submitting program shows; add a handler if there is none.
+
+        The function's modules are imported: a program that sets up logging in them has its
+        handlers.
+        """
+        if not (levels := self._order.client.get("log_levels")):
+            return
+        import logging  # few jobs need it
+
+        logging.basicConfig()
+        for name, level in json.loads(levels).items():
+            if name == "absl":
+                # absl must create its logger itself, because the logger has a class of its own.
+                with suppress(ImportError):
+                    importlib.import_module("absl.logging")
+            logging.getLogger(name).setLevel(level)
 
     def _join_hosts(self) -> None:
         """Connect to the other hosts of the call; a job on one host has none."""
@@ -232,7 +250,7 @@ class Invocation:
         reason = "deadline" if is_late else "preempted"
         problem = "was asked to stop"
         if is_late:
-            problem = opening.timeout_message(self._order, called is not None)
+            problem = outcomes.timeout_message(self._order, called is not None)
         message, own_frames = f"the job {problem}", self._own_frames(stopped)
         text = outcomes.stop_text(stopped, message, phase=self._phase, own_frames=own_frames)
         return self._encode_error(self._localize_paths(text), reason)

@@ -43,11 +43,3 @@ def read_input(objects: Objects, part: wire.Input) -> bytes:
     if hashlib.sha256(content).hexdigest() != part.digest:
         raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
     return content
-
-
-def timeout_message(order: wire.Order, called: bool) -> str:
-    """Return the message about a job that ran out of time before or after its function's call."""
-    if called:
-        return f"ran longer than its timeout of {order.timeout:g} s"
-    limit = wire.start_allowance(order.debug_s) + (order.timeout or 0.0)
-    return f"had not called its function after {limit:g} s: its start takes too long"

@@ -18,13 +18,12 @@ from typing import NoReturn
 from .. import remote_runner
 from ..job import metrics, processes
 from ..job.attempt import Attempt
-from ..job.ends import End, death_of
 from ..job.hosts import HostCall, Hosts, Watch, host_done
 from ..job.opening import read_item
 from ..job.processes import Stopped
 from ..pauses import pauses
 from ..protocol import signing, wire
-from ..protocol.outcomes import Death, outcome_of_death
+from ..protocol.outcomes import Death, End, death_of, outcome_of_death
 from ..protocol.spool import Spooled
 from ..protocol.workers import WorkerId
 from ..stores.objects import Objects, open_store

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import cloudpickle
 
-from . import by_value, exceptions, import_hints
+from . import by_value, exceptions
 from .frames import FramesError, Sink, unpack, write_footer
 
 OUT_OF_BAND_BYTES = 64 * 1024
@@ -85,8 +85,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         kind = type(obj)
         if issubclass(kind, BaseException):
             return exceptions.reduce(cast("BaseException", obj))
-        if kind in import_hints.REDUCERS and not import_hints.is_importable(obj):
-            return import_hints.REDUCERS[kind](obj)
+        if kind in by_value.NAMED_REDUCERS and not by_value.is_importable(obj):
+            return by_value.NAMED_REDUCERS[kind](obj)
         if issubclass(kind, enum.Enum) and kind.__reduce_ex__ is enum.Enum.__reduce_ex__:
             member = cast("enum.Enum", obj)
             # By its value, as pickle does it, a member with a value such as a lambda isn't found.
@@ -97,7 +97,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if kind in by_value.REDUCERS:
             return by_value.REDUCERS[kind](obj)
         is_definition = issubclass(kind, type) or kind is types.FunctionType
-        has_other_name = is_definition and not import_hints.is_importable(obj)
+        has_other_name = is_definition and not by_value.is_importable(obj)
         if has_other_name and (found := by_value.reduce_importable(obj)) is not None:
             return found
         if issubclass(kind, type):
@@ -113,7 +113,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         """Complete cloudpickle's form of a class, if the class is pickled by value."""
         if reduced is NotImplemented or len(reduced) < 6:
             return reduced
-        return by_value.reduce_class(defined, import_hints.with_annotations(defined, reduced))
+        return by_value.reduce_class(defined, by_value.with_annotations(defined, reduced))
 
     def _reduce_code(self, code: types.CodeType) -> Any:
         """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""
@@ -130,7 +130,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         """Reduce a function by value, as cloudpickle does, and note that the pickle has code."""
         self.has_code = True
-        return super()._dynamic_function_reduce(import_hints.with_text_annotations(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return super()._dynamic_function_reduce(by_value.with_text_annotations(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether *buffer* goes into the pickle; otherwise, collect it as a frame."""

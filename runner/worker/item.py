@@ -8,7 +8,6 @@ reported that the result is whole. Without a size, the process has died.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import marshal
 import mmap
 import os
@@ -23,11 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..job import metrics, outputs, views
 from ..job.attempt import Invocation, without_value
-from ..job.ends import End, death_of
 from ..job.processes import Stopping
 from ..protocol import frames, stand_ins, wire
 from ..protocol.notes import note_of_result
-from ..protocol.outcomes import digest, is_plain, outcome_of_death
+from ..protocol.outcomes import End, death_of, digest, is_plain, outcome_of_death
 from ..protocol.spool import Spooled
 from . import session
 from .imports import Candidate
@@ -127,8 +125,7 @@ class ItemInvocation(Invocation):
         function = own.function(self._load)
         load = pickle.loads if self._has_bare_arguments else self._load
         args, kwargs = load(self.arguments)
-        if levels := order.client.get("log_levels"):
-            importlib.import_module("..job.log_levels", __package__).follow(levels)
+        self._follow_log_levels()
         self._phase = "init"
         own.begin(self._load)
         if own.values:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..job import attempt, outputs, processes, temporary, workspace
-from ..job.ends import End
 from ..job.kernel_kills import KernelKills, kills_on_machine
 from ..protocol import wire
-from ..protocol.outcomes import Death, outcome_of_death
+from ..protocol.outcomes import Death, End, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
 from ..protocol.workers import EXIT_REPLACE, Crew, Terms, WorkerId
 from . import item, pull

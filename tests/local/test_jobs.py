@@ -70,7 +70,7 @@ def test_a_worker_whose_predecessor_has_ended_rests_before_it_waits_for_slots() 
 def test_a_death_is_known_until_a_client_has_heard_of_it() -> None:
     table = Table(Slots(1))
     labels = {INDEX: "0"}
-    for status, unheard in ((0, False), (42, False), (43, True), (-9, True)):
+    for status, unheard in ((0, False), (42, False), (44, False), (43, True), (-9, True)):
         job = started(table, name=str(status), labels=labels)
         table.record_exit(job, 1.0, status=status, out_of_memory=False)
         assert table.knows_unheard_end is unheard

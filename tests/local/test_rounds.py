@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS, WorkerId
 from kinetic._supervisor.protocol import JobHeader
-from kinetic._supervisor.rounds import FIRST_PAUSE_S, LONGEST_PAUSE_S, End, Rounds, Start
+from kinetic._supervisor.rounds import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rounds, Start
 
 HEADER = JobHeader(name="grp-a-0", labels={}, command=("python",), runner="", edition="")
 
@@ -16,7 +16,7 @@ def begun(workers: int) -> Rounds:
     return rounds
 
 
-def replaced(result: Start | End | None) -> Start:
+def replaced(result: Start | list[str] | None) -> Start:
     assert isinstance(result, Start)
     return result
 
@@ -60,13 +60,13 @@ def test_a_second_report_of_an_end_changes_nothing() -> None:
 def test_a_worker_without_work_is_not_replaced_and_the_last_one_ends_the_round() -> None:
     rounds = begun(3)
     assert rounds.ended("grp-a-0.s1.0.0", EXIT_SURPLUS, 60.0) is None
-    assert rounds.ended("grp-a-0.s1.1.0", EXIT_DONE, 60.0) == End(("grp-a-0.s1.2.0",))
+    assert rounds.ended("grp-a-0.s1.1.0", EXIT_DONE, 60.0) == ["grp-a-0.s1.2.0"]
     assert rounds.ended("grp-a-0.s1.2.0", -15, 60.0) is None
     assert [*rounds.scale(HEADER, b"secret", 0, 5)] == [], "a late request began the round again"
 
 
 def test_a_deleted_round_replaces_nobody() -> None:
     rounds = begun(2)
-    assert rounds.delete(["grp-a-0"], None) == End(("grp-a-0.s1.0.0", "grp-a-0.s1.1.0"))
+    assert rounds.delete(["grp-a-0"], None) == ["grp-a-0.s1.0.0", "grp-a-0.s1.1.0"]
     assert rounds.ended("grp-a-0.s1.0.0", -15, 60.0) is None
-    assert rounds.delete(["grp-a-0"], None) == End(())
+    assert rounds.delete(["grp-a-0"], None) == []
