@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib
 import os
 import signal
 import struct
@@ -21,7 +20,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Literal
 
-_signal: Any = importlib.import_module("_signal")  # the C module: `signal` is slower
 STOP_SIGNALS = (int(signal.SIGTERM), int(signal.SIGXCPU))
 """The signals by which a platform asks a job to end."""
 
@@ -66,10 +64,10 @@ class Stopping:
         Call this in the main thread.
         """
         for number in STOP_SIGNALS:
-            _signal.signal(number, self._on_signal)
+            signal.signal(number, self._on_signal)
         os.register_at_fork(before=_block_stop_signals, after_in_child=self._uninstall)
         os.register_at_fork(after_in_child=_restore_signals, after_in_parent=_restore_signals)
-        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def reset(self) -> None:
         """Forget the signals that have come: they were for a call that has ended."""
@@ -83,8 +81,8 @@ class Stopping:
         drops a signal that arrives in a child before its hooks run.
         """
         for number in STOP_SIGNALS:
-            if _signal.getsignal(number) == self._on_signal:
-                _signal.signal(number, _signal.SIG_DFL)
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, signal.SIG_DFL)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.since = self.since or time.monotonic()
@@ -119,10 +117,10 @@ def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
 # These hooks are C calls, so no signal handler runs in them: Python would ignore its `Stopped`.
 _previous_mask = _signal_set()
 _block_stop_signals = functools.partial(
-    _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOP_SIGNALS), _previous_mask
+    _libc.pthread_sigmask, int(signal.SIG_BLOCK), _signal_set(*STOP_SIGNALS), _previous_mask
 )
 _restore_signals = functools.partial(
-    _libc.pthread_sigmask, _signal.SIG_SETMASK, _previous_mask, None
+    _libc.pthread_sigmask, int(signal.SIG_SETMASK), _previous_mask, None
 )
 
 
@@ -132,23 +130,20 @@ MARK = "KINETIC_LOCAL_PROCESS"
 NOBODY = "0" * 32
 """The executor in the mark of a warm parent, which belongs to no job."""
 
-_SIGKILL = int(signal.SIGKILL)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_prctl = _libc.prctl if LINUX else None  # looked up once, for all forks
-_getppid, _memmove = os.getppid, ctypes.memmove
 
 
 def become_subreaper() -> None:
     """On Linux, make this process adopt each descendant whose parent ends."""
-    if _prctl is not None:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if LINUX:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when *parent* (single-threaded) dies; exit if it is dead."""
-    if _prctl is not None:
-        _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if _getppid() != parent:
+    if LINUX:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
         os._exit(1)
 
 
@@ -226,7 +221,7 @@ class Mark:
     def write(self, executor: str) -> None:
         """Make ``/proc`` show *executor* for this process and its forks."""
         if self._address is not None and len(executor) == len(NOBODY):
-            _memmove(self._address, executor.encode(), len(NOBODY))
+            ctypes.memmove(self._address, executor.encode(), len(NOBODY))
 
 
 def tell_supervisor(event: Literal["called", "leaving"]) -> None:

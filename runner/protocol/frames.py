@@ -60,18 +60,7 @@ def with_fields(data: bytes, fields: Mapping[str, Any]) -> bytes:
 
 
 def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
-    if not fields:  # most containers have no fields, and this is faster than an encoder
-        return f'{{"frames":[{",".join(map(str, sizes))}]}}'.encode()
     return json.dumps({**fields, "frames": sizes}, separators=(",", ":")).encode()
-
-
-def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
-    """Return the fields of a footer, and the sizes of the frames."""
-    size = footer[11:-2]
-    if size.isdigit() and footer == b'{"frames":[%b]}' % size:  # most containers have this footer
-        return {}, [int(size)]
-    fields = json.loads(footer)
-    return fields, fields.pop("frames")
 
 
 def footer_length(end: bytes) -> int:
@@ -114,9 +103,8 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     view = memoryview(data).cast("B")
     body = _body_size(view)
     try:
-        fields, sizes = _read_footer(bytes(view[body : -TAIL.size]))
-        if sizes == [body]:  # most containers
-            return Frames(fields, (view[:body],))
+        fields = json.loads(bytes(view[body : -TAIL.size]))
+        sizes = fields.pop("frames")
         is_valid = {int}.issuperset(map(type, sizes)) and min(sizes, default=0) >= 0
     except MALFORMED as exc:
         raise FramesError("the container's footer is damaged") from exc

@@ -7,6 +7,7 @@ the signed header of its outcome. The note of an input is in the signed footer o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -68,17 +69,10 @@ def read(parsed: object) -> Note:
 
 def _build_note(value: Any) -> Note | None:
     """Return the note of *value*, cut to `NOTE_BYTES`; None if it has no scalars."""
-    if value.__class__ in (bool, int) and value.bit_length() < 64:  # as many results are
-        return {RESULT: value}
     note: dict[str, Scalar] = {}
-    try:  # noqa: SIM105 - `suppress` would touch more of a fork's memory
+    with contextlib.suppress(Exception):  # the user's object may raise anything
         _gather(note, "", value, MAX_DEPTH)
-    except Exception:  # the user's object may raise anything
-        pass
-    # In JSON, a number has 26 bytes at most, and a character 12.
-    is_short = len(note) <= 8 and len("".join(note)) <= 60
-    is_small = is_short and str not in {*map(type, note.values())}
-    if not is_small and len(_compact(note)) > NOTE_BYTES:
+    if len(_compact(note)) > NOTE_BYTES:
         note = _limit_size(note)
     return note or None
 

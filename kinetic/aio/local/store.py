@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,7 +51,7 @@ class DirectoryStore:
             raise ConfigurationError(f"the store directory {root} must be an absolute path")
         self._objects = DirectoryObjects(root, shared=shared)
         self._shared = shared
-        with _Translation(self._objects, "open"):
+        with _translating(self._objects, "open"):
             make_folder(root)
 
     @property
@@ -65,7 +66,7 @@ class DirectoryStore:
         *,
         shared: bool = False,
     ) -> bool:
-        with _Translation(self._objects, name):
+        with _translating(self._objects, name):
             if isinstance(body, bytes) and len(body) <= SMALL_BYTES and not self._shared:
                 return self._objects.create(name, body, metadata)
             return await in_thread(self._objects.create, name, body, metadata)
@@ -74,14 +75,14 @@ class DirectoryStore:
         return FIRST_GENERATION if await self.create(name, body) else None
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        with _Translation(self._objects, name):
+        with _translating(self._objects, name):
             replaced = await in_thread(self._objects.replace, name, body, generation)
         if replaced is None:
             raise Conflict(f"{name} is no longer of generation {generation}")
         return replaced
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        with _Translation(self._objects, name):
+        with _translating(self._objects, name):
             if self._shared:
                 info, content = await _in_thread(lambda: self._objects.read(name, SMALL_BYTES))
             else:
@@ -107,32 +108,32 @@ class DirectoryStore:
                     raise
             self._objects.fetch(name, path)
 
-        with _Translation(self._objects, name):
+        with _translating(self._objects, name):
             await _in_thread(fetch)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        with _Translation(self._objects, prefix):
+        with _translating(self._objects, prefix):
             is_small = prefix.endswith(".")  # a listing of one item is too short for a thread
             run = self._read_quickly if is_small else _in_thread
             found = await run(lambda: self._objects.list(prefix))
         return [_object_info(stored) for stored in found]
 
     async def look(self, name: str) -> ObjectInfo | None:
-        with _Translation(self._objects, name):
+        with _translating(self._objects, name):
             found = await self._read_quickly(lambda: self._objects.look_up([name]))
         return _object_info(found[0]) if found else None
 
     async def renew(self, names: Collection[str]) -> set[str]:
-        with _Translation(self._objects, "renew"):
+        with _translating(self._objects, "renew"):
             return await in_thread(self._objects.renew, names)
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
         used = {info.name: info.used for info in objects}
-        with _Translation(self._objects, "collect"):
+        with _translating(self._objects, "collect"):
             return await in_thread(self._objects.collect, used)
 
     async def delete(self, names: Collection[str]) -> None:
-        with _Translation(self._objects, "delete"):
+        with _translating(self._objects, "delete"):
             await in_thread(self._objects.delete, names)
 
     async def aclose(self) -> None:
@@ -143,51 +144,38 @@ class DirectoryStore:
         return await _in_thread(work) if self._shared else work()
 
 
-class _Translation:
+@contextlib.contextmanager
+def _translating(objects: DirectoryObjects, name: str) -> Generator[None]:
     """Translate errors of the file system into errors of kinetic that say what to do.
 
-    *name* is the object or the operation that fails. A generator would take four times as long.
+    *name* is the object or the operation that fails.
     """
+    try:
+        yield
+    except KeyError:
+        raise NotFound(f"there is no {name} in {objects.root}") from None
+    except OSError as exc:
+        raise _failure(objects.root, name, exc) from exc
 
-    __slots__ = ("_name", "_objects")
 
-    def __init__(self, objects: DirectoryObjects, name: str) -> None:
-        self._objects = objects
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyError):
-            raise NotFound(f"there is no {self._name} in {self._objects.root}") from None
-        if isinstance(error, OSError):
-            raise self._failure(error) from error
-
-    def _failure(self, exc: OSError) -> BackendError:
-        """Return kinetic's error for *exc*."""
-        root = self._objects.root
-        if exc.filename2 is not None and exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
-            return BackendError(
-                f"the file system of {root} makes no hard links, which a store needs "
-                f"({exc.strerror}); use a directory on another file system"
-            )
-        if exc.errno == errno.EROFS:
-            return AuthError(f"the store {root} is read-only; mount it writable on this machine")
-        if isinstance(exc, PermissionError):
-            return AuthError(
-                f"{exc.filename or root} can't be used: {exc.strerror}; make it writable, or set "
-                "KINETIC_HOME or KINETIC_STORE to a directory that is"
-            )
-        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = (
-            "free some space, or set KINETIC_STORE to another disk"
-            if is_full
-            else "check the directory"
+def _failure(root: Path, name: str, exc: OSError) -> BackendError:
+    """Return kinetic's error for *exc*."""
+    if exc.filename2 is not None and exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+        return BackendError(
+            f"the file system of {root} makes no hard links, which a store needs "
+            f"({exc.strerror}); use a directory on another file system"
         )
-        return (StoreFull if is_full else BackendError)(
-            f"the store {root} failed at {self._name}: {exc.strerror or exc}; {advice}"
+    if exc.errno == errno.EROFS:
+        return AuthError(f"the store {root} is read-only; mount it writable on this machine")
+    if isinstance(exc, PermissionError):
+        return AuthError(
+            f"{exc.filename or root} can't be used: {exc.strerror}; make it writable, or set "
+            "KINETIC_HOME or KINETIC_STORE to a directory that is"
         )
+    problem = f"the store {root} failed at {name}: {exc.strerror or exc}"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"{problem}; free some space, or set KINETIC_STORE to another disk")
+    return BackendError(f"{problem}; check the directory")
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
