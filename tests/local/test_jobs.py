@@ -58,6 +58,17 @@ def test_a_job_that_starts_has_its_timeout() -> None:
     assert not table.busy
 
 
+def test_a_timeout_counts_from_the_call_of_the_function() -> None:
+    table = Table(Slots(1))
+    job = new_job(timeout=5.0, start_allowance=60.0)
+    table.add(job)
+    assert table.take_next() is job
+    assert table.start(job, "e") == [Report(job), SetTimer(job, 65.0)]
+    assert table.mark_called("e") == [SetTimer(job, 5.0)] and table.mark_called("other") == []
+    table.handle_timer(job, 1.0)
+    assert table.mark_called("e") == [], "a job that has to end gets no more time"
+
+
 def test_a_worker_whose_predecessor_has_ended_rests_before_it_waits_for_slots() -> None:
     table = Table(Slots(1))
     job = new_job()
