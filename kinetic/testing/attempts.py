@@ -36,7 +36,7 @@ async def carry_out(run: Run) -> int:
     """
     order = run.spec.order
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
-    if not await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence)):
+    if not await run.store.create(claim, b"", wire.claim_metadata(run.executor)):
         info = await run.store.look(claim)
         if info is None or info.metadata.get("executor") != run.executor:
             return wire.EXIT_FINAL  # another process has claimed this attempt
@@ -63,7 +63,6 @@ async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes
     attempt_id = (order.scope, order.index, order.attempt)
     outcome = outcome._replace(
         executor=run.executor,
-        fence=order.fence,
         ended=time.time(),
         body=outcomes.digest(body),
     )

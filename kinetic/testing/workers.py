@@ -212,4 +212,4 @@ class MemoryWorker:
 
 def _ended(death: outcomes.Death) -> pull.Ended:
     item = wire.Item(wire.ItemState.OPEN, 1)
-    return pull.Ended(*outcomes.outcome_of_death(death, item, "", 1))
+    return pull.Ended(*outcomes.outcome_of_death(death, item, ""))

@@ -295,7 +295,6 @@ class Invocation:
             kind=kind,
             reason=reason,
             executor=self._executor,
-            fence=self._order.fence,
             phase=self._phase,
             started=self._started,
             ended=time.time(),
@@ -435,7 +434,7 @@ class Attempt:
     def run(self) -> int:
         """Take all steps and return the exit code."""
         order, objects, claim = self._order, self._objects, self._order.part_name("claim")
-        created = objects.create(claim, b"", wire.claim_metadata(self._executor, order.fence))
+        created = objects.create(claim, b"", wire.claim_metadata(self._executor))
         if not created and objects.stat(claim).metadata.get("executor") != self._executor:
             return wire.EXIT_FINAL  # the claimant has ended with its supervisor
         item = self._read_item()  # after the claim
@@ -455,9 +454,7 @@ class Attempt:
 
     def commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         """Commit the outcome of a function that doesn't end; return the exit code."""
-        return self._commit(
-            outcome._replace(executor=self._executor, fence=self._order.fence), body
-        )
+        return self._commit(outcome._replace(executor=self._executor), body)
 
     def _outcome_under_stop(self, outcome: wire.Outcome) -> wire.Outcome:
         """Replace a failure by `CANCELLED` if a request to stop the item ended this attempt."""
@@ -472,7 +469,6 @@ class Attempt:
             kind=wire.Kind.CANCELLED,
             reason="cancelled",
             executor=self._executor,
-            fence=self._order.fence,
             phase=phase,
             ended=time.time(),
         )

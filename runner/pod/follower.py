@@ -268,7 +268,7 @@ def _close(
     claimant = claimant_of(order, objects)
     # Read the item after the claim, so that a stop request from before the claim counts.
     item = read_item(order, pod.key, objects)
-    outcome, content = outcome_of_death(death, item, claimant, order.fence, log)
+    outcome, content = outcome_of_death(death, item, claimant, log)
     metadata = outcome.signed(pod.key, order.scope, order.index, order.attempt)
     created = objects.create(order.part_name("outcome"), content, metadata)
     return metadata if created else None, content

@@ -62,7 +62,7 @@ class Death:
 
 
 def outcome_of_death(
-    death: Death, item: wire.Item, executor: str, fence: int, log: str = ""
+    death: Death, item: wire.Item, executor: str, log: str = ""
 ) -> tuple[wire.Outcome, bytes]:
     """Build the outcome that another process writes for a dead attempt, and its body.
 
@@ -86,7 +86,6 @@ def outcome_of_death(
         kind=wire.Kind.CANCELLED if item.stopped else death.kind,
         reason="cancelled" if item.stopped else death.reason,
         executor=executor,
-        fence=fence,
         phase="cancelled" if item.stopped else death.phase,
         exit_code=death.exit_code,
         ended=time.time(),

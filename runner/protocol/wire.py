@@ -218,9 +218,9 @@ def log_key(scope: str, index: int, attempt: int, host: int) -> str:
 _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)")
 
 
-def claim_metadata(executor: str, fence: int = 1, worker: str = "") -> dict[str, str]:
+def claim_metadata(executor: str, worker: str = "") -> dict[str, str]:
     """Return the metadata of a claim that *executor* makes now, perhaps as a *worker*."""
-    metadata = {"executor": executor, "fence": str(fence), "at": f"{time.time():.3f}"}
+    metadata = {"executor": executor, "at": f"{time.time():.3f}"}
     return {**metadata, "worker": worker} if worker else metadata
 
 
@@ -478,7 +478,6 @@ class Outcome(NamedTuple):
     kind: Kind
     reason: str = ""
     executor: str = ""
-    fence: int = 1
     phase: str = ""
     exit_code: int | None = None
     started: float | None = None

@@ -216,7 +216,7 @@ def run(
 
     def commit(outcome: wire.Outcome, body: Spooled) -> int:
         """Write the result of a function that doesn't end; see `metrics.begin`."""
-        outcome = outcome._replace(executor=context.executor, fence=order.fence)
+        outcome = outcome._replace(executor=context.executor)
         _put_result(result_box, _fields_of(outcome, body), ())
         return wire.EXIT_VALUE
 
@@ -275,7 +275,7 @@ def take_result(result_box: ResultBox, order: wire.Order) -> Result | None:
     imported = [Candidate(*candidate) for candidate in imports]
     if len(fields) == 3:
         value, started, ended = fields
-        return _result_of_plain_value(value, started, ended, order.fence, imported)
+        return _result_of_plain_value(value, started, ended, imported)
     header, path, known_digest, body, body_fields = fields
     outcome = wire.Outcome(wire.Kind(header[0]), *header[1:])
     if path:
@@ -285,12 +285,11 @@ def take_result(result_box: ResultBox, order: wire.Order) -> Result | None:
 
 
 def _result_of_plain_value(
-    value: Any, started: float, ended: float, fence: int, imports: Sequence[Candidate]
+    value: Any, started: float, ended: float, imports: Sequence[Candidate]
 ) -> Result:
     body = frames.pack([pickle.dumps(value, protocol=5)])
     outcome = wire.Outcome(
         kind=wire.Kind.VALUE,
-        fence=fence,
         phase="result serialization",
         started=started,
         ended=ended,
@@ -307,7 +306,7 @@ def result_of(
     if found is not None:
         return found
     open_item = wire.Item(wire.ItemState.OPEN, order.attempt)
-    outcome, body = outcome_of_death(death_of(order, end), open_item, executor, order.fence, log)
+    outcome, body = outcome_of_death(death_of(order, end), open_item, executor, log)
     return Result(outcome, body)
 
 

@@ -648,7 +648,7 @@ def _refused(message: str) -> pull.Ended:
         phase="submission",
         qualname="SubmissionError",
     )
-    return pull.Ended(*outcome_of_death(death, wire.Item(wire.ItemState.OPEN, 1), "", 1))
+    return pull.Ended(*outcome_of_death(death, wire.Item(wire.ItemState.OPEN, 1), ""))
 
 
 def _can_share_imports() -> bool:

@@ -559,7 +559,7 @@ class Pull:
         disrupted = successor.disruptions > claimant.disruptions
         cause = "the platform stopped its worker" if disrupted else "its worker died"
         death = Death(reason="preempted" if disrupted else "lost", message=f"{cause} while it ran")
-        outcome, body = outcome_of_death(death, item, claim.executor or "", 1)
+        outcome, body = outcome_of_death(death, item, claim.executor or "")
         yield from self._store(index, item.attempt, outcome._replace(writer=self._name), body)
 
     # --- no item to take ---
@@ -766,7 +766,7 @@ class Pull:
                 void = wire.claim_metadata(wire.VOID)
                 yield Create(self._claim_name(0, item.attempt), b"", void)
             else:
-                outcome, body = outcome_of_death(_REPLACED, item, claim.executor, 1)
+                outcome, body = outcome_of_death(_REPLACED, item, claim.executor)
                 yield from self._store(0, item.attempt, outcome._replace(writer=self._name), body)
 
 

@@ -115,7 +115,7 @@ async def claim(run: Run) -> None:
     """Claim the attempt, like its runner."""
     order = run.spec.order
     name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
-    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+    await run.store.create(name, b"", {"executor": run.executor})
 
 
 async def dies(run: Run) -> int:

@@ -68,7 +68,7 @@ class Calls:
 
     def claim(self, executor: str, attempt: int = 1) -> None:
         """Claim an attempt as another executor."""
-        claim = {"executor": executor, "fence": "1"}
+        claim = {"executor": executor}
         assert self.objects.create(self.key("claim", attempt), b"", claim)
 
     def close(self, outcome: wire.Outcome, attempt: int = 1) -> None:

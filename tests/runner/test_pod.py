@@ -56,7 +56,7 @@ def test_arguments_and_values_are_in_the_bucket(in_any_bucket: Pods) -> None:
     assert in_any_bucket.outcome().executor == "uid-1"
     claim = in_any_bucket.claim_metadata()
     assert abs(float(claim.pop("at")) - time.time()) < 60
-    assert claim == {"executor": "uid-1", "fence": "1", "worker": "0.life.0.0.0"}
+    assert claim == {"executor": "uid-1", "worker": "0.life.0.0.0"}
 
 
 def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:

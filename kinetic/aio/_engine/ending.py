@@ -255,7 +255,7 @@ async def _close(submission: Submission, evidence: Evidence, number: int, death:
     await _refuse_cleaned(submission)
     claimant = submission.attempt(index, number).executor
     if claimant is None:
-        claim = wire.claim_metadata(wire.VOID, submission.fence)
+        claim = wire.claim_metadata(wire.VOID)
         name = wire.attempt_key(submission.identity.scope, index, number, "claim")
         if not await submission.store.create(name, b"", claim):
             await submission.read_item(index)
@@ -281,7 +281,7 @@ async def _store_outcome(
     # A stopped item's error needs no log, and a refused attempt has none.
     needs_no_log = item.stopped or death.reason == SUBMISSION
     log = "" if needs_no_log else await _log_tail(submission, index, number)
-    outcome, body = outcomes.outcome_of_death(death, item, claimant, submission.fence, log)
+    outcome, body = outcomes.outcome_of_death(death, item, claimant, log)
     metadata = outcome.signed(identity.key, *attempt_id)
     await _refuse_cleaned(submission)  # the job may have been cleaned up while its log was read
     if not await submission.store.create(wire.attempt_key(*attempt_id, "outcome"), body, metadata):
