@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import struct
-from collections.abc import Sequence
 
 from ..job import processes
 from . import child
@@ -30,10 +29,6 @@ or EXITED (serial or 0 for an orphan, process ID, exit code or negative signal).
 
 FORK, SIGNAL, KILL_ORPHAN = b"f", b"s", b"k"
 READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
-
-
-class _SocketClosed(Exception):
-    """The supervisor has closed the socket."""
 
 
 def serve(socket_fd: int, *, fresh: bool) -> None:
@@ -53,119 +48,112 @@ def serve(socket_fd: int, *, fresh: bool) -> None:
     gc.collect()
     gc.disable()
     gc.freeze()  # all forks share the objects that exist now; the collector never touches these
-    serials: dict[int, int] = {}
+    server = _ForkServer(socket_fd, wake_read, wake_write)
     try:
-        _serve((socket_fd, wake_read, wake_write), serials)
-    except (_SocketClosed, OSError):
-        pass
+        with contextlib.suppress(EOFError, OSError):  # the supervisor has closed the socket
+            server.run()
     finally:
-        _kill_all(serials)
+        server.kill_all()
 
 
-def _serve(own_fds: tuple[int, int, int], serials: dict[int, int]) -> None:
-    """Execute commands and report ended processes, until the socket is closed.
+class _ForkServer:
+    """The jobs of this process, which are its children."""
 
-    *own_fds* are the socket, and the ends of the pipe that signals write to. *serials* maps the
-    process ID of each running job to its serial.
-    """
-    socket_fd, wake_read, _ = own_fds
-    poll = select.poll()
-    poll.register(socket_fd, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
-    buffer, replies = bytearray(), bytearray(REPLY.pack(READY, 0, 0, 0))
-    pids: dict[int, int] = {}
-    while True:
-        if replies and replies[0] != FORKED[0]:  # a FORKED waits for the next report
-            _send(socket_fd, replies)
-        for fd, _ in poll.poll():
-            if fd == socket_fd:
-                data = os.read(socket_fd, 65536)
-                if not data:
-                    raise _SocketClosed
-                buffer += data
-                _execute_commands(buffer, own_fds, serials, pids, replies)
-            else:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake_read, 4096)
-                reports = _reap(serials, pids)
-                if reports:
-                    replies += reports
-                    _send(socket_fd, replies)
+    def __init__(self, socket_fd: int, wake_read: int, wake_write: int) -> None:
+        self._socket, self._wake = socket_fd, wake_read
+        self._own_fds = (socket_fd, wake_read, wake_write)
+        self._serials: dict[int, int] = {}  # by the process ID of each running job
+        self._pids: dict[int, int] = {}  # by the serial
+        self._buffer, self._replies = bytearray(), bytearray(REPLY.pack(READY, 0, 0, 0))
 
+    def run(self) -> None:
+        """Execute commands and report ended processes, until the socket is closed."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            if self._replies and self._replies[0] != FORKED[0]:  # a FORKED waits for the next
+                self._send()
+            for fd, _ in poll.poll():
+                if fd == self._socket:
+                    if not (data := os.read(fd, 65536)):
+                        raise EOFError
+                    self._buffer += data
+                    self._execute_commands()
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(fd, 4096)
+                    if self._reap():
+                        self._send()
 
-def _send(socket_fd: int, replies: bytearray) -> None:
-    while replies:
-        del replies[: os.write(socket_fd, replies)]
+    def _send(self) -> None:
+        while self._replies:
+            del self._replies[: os.write(self._socket, self._replies)]
 
+    def _execute_commands(self) -> None:
+        """Execute the complete commands in the buffer, and remove them from it."""
+        while len(self._buffer) >= COMMAND.size:
+            command, target, argument = COMMAND.unpack_from(self._buffer)
+            end = COMMAND.size + (argument if command == FORK else 0)
+            if len(self._buffer) < end:
+                return
+            message = bytes(self._buffer[COMMAND.size : end])
+            del self._buffer[:end]
+            if command == FORK:
+                self._fork(target, message)
+            elif command == SIGNAL and target in self._pids:
+                os.kill(self._pids[target], argument)
+            elif command == KILL_ORPHAN and target not in self._serials:
+                # If it isn't a child any more, another process may have this ID.
+                with contextlib.suppress(OSError):
+                    os.waitid(os.P_PID, target, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                    os.kill(target, signal.SIGKILL)
 
-def _execute_commands(
-    buffer: bytearray,
-    own_fds: Sequence[int],
-    serials: dict[int, int],
-    pids: dict[int, int],
-    replies: bytearray,
-) -> None:
-    """Execute the complete commands in *buffer*, remove them from it, and add to *replies*."""
-    while len(buffer) >= COMMAND.size:
-        command, target, argument = COMMAND.unpack_from(buffer)
-        end = COMMAND.size + (argument if command == FORK else 0)
-        if len(buffer) < end:
-            return
-        message = bytes(buffer[COMMAND.size : end])
-        del buffer[:end]
-        if command == FORK:
-            parent_pid = os.getpid()
-            try:
-                pid = os.fork()
-            except OSError as exc:
-                replies[:0] = REPLY.pack(REFUSED, target, 0, exc.errno or 0)
-                continue
-            if pid == 0:
-                child.run_job_and_exit(message, own_fds, parent_pid)
-            serials[pid], pids[target] = target, pid
-            replies += REPLY.pack(FORKED, target, pid, 0)
-        elif command == SIGNAL and target in pids:
-            os.kill(pids[target], argument)
-        elif command == KILL_ORPHAN and target not in serials:
-            # If it isn't a child any more, another process may have this ID.
-            with contextlib.suppress(OSError):
-                os.waitid(os.P_PID, target, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                os.kill(target, signal.SIGKILL)
-
-
-def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
-    """Reap ended children, kill what is left of each job's process group, and return reports."""
-    reports = b""
-    while True:
+    def _fork(self, serial: int, message: bytes) -> None:
+        own_pid = os.getpid()
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return reports
+            pid = os.fork()
+        except OSError as exc:
+            self._replies[:0] = REPLY.pack(REFUSED, serial, 0, exc.errno or 0)
+            return
         if pid == 0:
-            return reports
-        if pid in serials:  # the kernel doesn't reuse a process ID this soon
+            child.run_job_and_exit(message, self._own_fds, own_pid)
+        self._serials[pid], self._pids[serial] = serial, pid
+        self._replies += REPLY.pack(FORKED, serial, pid, 0)
+
+    def _reap(self) -> bool:
+        """Reap ended children, and kill their process groups; return whether there were any."""
+        found = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if pid == 0:
+                return found
+            found = True
+            if pid in self._serials:  # the kernel doesn't reuse a process ID this soon
+                _kill_group(pid)
+            serial = self._serials.pop(pid, 0)
+            self._pids.pop(serial, None)
+            self._replies += REPLY.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
+
+    def kill_all(self) -> None:
+        """Kill all jobs, then their orphans, until this process has no children."""
+        for pid in self._serials:
             _kill_group(pid)
-        serial = serials.pop(pid, 0)
-        pids.pop(serial, None)
-        reports += REPLY.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        while True:
+            for pid in processes.children():
+                with contextlib.suppress(OSError):  # this user may not kill a set-user-ID program
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
 
 
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _kill_all(serials: dict[int, int]) -> None:
-    """Kill all jobs, then their orphans, until this process has no children."""
-    for pid in serials:
-        _kill_group(pid)
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-    while True:
-        for pid in processes.children():
-            with contextlib.suppress(OSError):  # this user may not kill a set-user-ID program
-                os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
