@@ -24,7 +24,7 @@ from kinetic._runner.protocol.workers import (
 )
 from kinetic._runner.worker import pull
 from kinetic._supervisor.protocol import JobHeader
-from kinetic._supervisor.rounds import End, Rounds, Start
+from kinetic._supervisor.rounds import Rounds, Start
 from kinetic.aio._engine.submission import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import LaunchError, NotFound
@@ -359,7 +359,7 @@ class Crews(Disturber):
 
     def delete(self, party: str, names: Collection[str], labels: Mapping[str, str] | None) -> None:
         """Delete rounds and workers; a worker ends a stopped item itself."""
-        for name in self._rounds.delete(names, labels).names:
+        for name in self._rounds.delete(names, labels):
             self._dropped.add(name)
         for entry in [*self.entries.values()]:
             seen = entry.seen
@@ -464,8 +464,8 @@ class Crews(Disturber):
         follows = self._rounds.ended(entry.seen.name, code, self.now - entry.began)
         if isinstance(follows, Start):
             self._replace(follows)
-        elif isinstance(follows, End):
-            self._dismiss(follows.names)
+        elif follows:
+            self._dismiss(follows)
 
     def _replace(self, start: Start) -> None:
         """Start the next worker of a rank after its pause."""
