@@ -558,7 +558,14 @@ class MapSettings:
             TypeError: There is no such option.
         """
         refuse_unknown(options, cls, "run_async_map has no option")
-        return cls(**options)
+        settings = cls(**options)
+        # Not in `__post_init__`: the manifests of earlier batches may have this combination.
+        if settings.cancel_running_on_fail and not settings.fail_fast:
+            raise ConfigurationError(
+                "cancel_running_on_fail=True has no effect with fail_fast=False: set "
+                "fail_fast=True, or leave cancel_running_on_fail out"
+            )
+        return settings
 
     def window_for(self, length: int | None) -> int | None:
         """Return the window; by default twice `max_concurrent` if *length* isn't known (None)."""

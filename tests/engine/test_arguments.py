@@ -74,6 +74,14 @@ async def test_a_wrong_option_is_named_before_anything_is_sent(
     assert await platform.store.list("") == []
 
 
+async def test_cancel_running_on_fail_is_refused_without_fail_fast(
+    client: aio.Client, platform: Platform
+) -> None:
+    with pytest.raises(errors.ConfigurationError, match=r"cancel_running_on_fail.*fail_fast=True"):
+        await client.run_async_map(same, [1], cancel_running_on_fail=True)
+    assert await platform.store.list("") == []
+
+
 class Frame:
     """Iterates over the names of its columns, as a DataFrame does."""
 

@@ -140,8 +140,8 @@ def plan_of(seed: int) -> Plan:
         "max_concurrent": rng.randint(1, 3),
         "retries": rng.randint(0, 2),
         "fail_fast": rng.random() < 0.15,
-        "cancel_running_on_fail": rng.random() < 0.5,
     }
+    terms["cancel_running_on_fail"] = rng.random() < 0.5 and terms["fail_fast"]
     if rng.random() < 0.2:
         terms["window"] = rng.randint(1, items)
     if rng.random() < 0.1:
