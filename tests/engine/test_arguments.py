@@ -234,14 +234,27 @@ async def test_a_batch_error_offers_no_retry_for_an_input_that_was_not_sent(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"), [([1], "dicts, not int"), ([{"x": 1}, {1: 2}], "keys, not int")]
+    ("mode", "inputs", "message"),
+    [
+        ("kwargs", [1], 'input_mode="kwargs".* dicts, not int'),
+        ("kwargs", [{"x": 1}, {1: 2}], 'input_mode="kwargs".* keys, not int'),
+        ("args", [1], 'input_mode="args".* lists or tuples, not int'),
+        ("labelled", [(1, {}), 2], 'input_mode="labelled".* pairs .*, not int'),
+        ("labelled", [(1, {}), (len, {})], "the label .* can't be written as JSON"),
+    ],
 )
-async def test_a_batch_error_names_an_input_of_the_wrong_kind(
-    client: aio.Client, inputs: list[Any], message: str
+async def test_inputs_that_do_not_fit_the_mode_are_refused_in_a_list_and_fail_alone_in_an_iterator(
+    client: aio.Client, platform: Platform, mode: str, inputs: list[Any], message: str
 ) -> None:
-    batch = await client.run_async_map(same, inputs, input_mode="kwargs")
-    with pytest.raises(errors.BatchError, match=f'input_mode="kwargs".* {message}'):
+    last = len(inputs) - 1
+    refusal = f"^input {last}: {message}.* Nothing was sent$"
+    with pytest.raises(errors.ConfigurationError, match=refusal):
+        await client.run_async_map(dict, inputs, input_mode=mode)
+    assert await platform.store.list("") == []
+    batch = await client.run_async_map(dict, iter(inputs), input_mode=mode)
+    with pytest.raises(errors.BatchError, match=message):
         await batch.results()
+    assert type(batch.submission_failures[last]) is errors.SubmissionError
 
 
 @pytest.mark.parametrize("function", [3, None, same(1)], ids=str)

@@ -411,7 +411,7 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     type_name = kind.__name__
     mode = call_mode_of(value, mode)
     if mode == "labelled":
-        _, value = _split_label(value)
+        value = _without_label(value)
         mode, kind = "kwargs", value.__class__
     if mode == "kwargs":
         if not issubclass(kind, dict):
@@ -428,22 +428,19 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (value,), {}
 
 
-def _split_label(value: Any) -> tuple[Any, Any]:
-    """Return the label, and the keyword arguments, in an input of ``input_mode="labelled"``."""
+def _without_label(value: Any) -> Any:
+    """Return the keyword arguments in an input of ``input_mode="labelled"``."""
     kind: Any = value.__class__
     if not issubclass(kind, (list, tuple)) or len(value) != 2:
         raise ConfigurationError(
             'input_mode="labelled" needs pairs of a label and a dict, not ' + kind.__name__
         )
-    return value[0], value[1]
-
-
-def _checked_label(label: Any) -> Any:
+    label, arguments = value
     try:
         json.dumps(label)
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(f"the label {label!r} can't be written as JSON: {exc}") from None
-    return label
+    return arguments
 
 
 def _misfit(binding: Binding, value: Any, mode: str) -> str:
@@ -472,14 +469,18 @@ def check_inputs(
 ) -> None:
     """Refuse a list of inputs unless the function can be called with every one of them.
 
-    Skip an input that can't be turned into arguments: `encode` reports it. The option ``init``
-    gives the arguments named *init*.
+    *mode* is the batch's ``input_mode``. The option ``init`` gives the arguments named *init*.
+    Skip an input whose own methods raise an error: `encode` reports it.
     """
     binding = Binding(function, init)
     for position, value in enumerate(values):
         misfit = ""
-        with contextlib.suppress(KineticError, ValueError, TypeError):
+        try:
             misfit = _misfit(binding, value, mode)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"input {position}: {exc}. Nothing was sent") from None
+        except (KineticError, ValueError, TypeError):
+            continue
         if misfit:
             raise ConfigurationError(f"input {position} does not fit {misfit}. Nothing was sent")
 
@@ -535,7 +536,10 @@ class Encoder:
                 return None
             content, digest, data = pickled
             note = notes.note_of_call(args, kwargs)
-            label = _checked_label(value[0]) if call_mode == "labelled" else None
+            label = value[0] if call_mode == "labelled" else None
+        except ConfigurationError as exc:
+            error = SubmissionError(str(exc))
+            return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=error)
         except (KineticError, ValueError, TypeError) as exc:
             return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=exc)
         return EncodedInput(value, content, digest, call_mode[0], data, note=note, label=label)
