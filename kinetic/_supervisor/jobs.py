@@ -335,7 +335,8 @@ class Table:
 
     def report_waiting(self, now: float) -> Iterator[Action]:
         """Update the messages of queued jobs about what they wait for, after `QUEUED_S` seconds."""
-        holders = [*dict.fromkeys(map(_submission, self._running.values()))]
+        running = self._running.values()  # a paused worker runs, but holds no slot
+        holders = [*dict.fromkeys(_submission(job) for job in running if job.grant is not None)]
         named = ", ".join(holders[:MAX_NAMES])
         if len(holders) > MAX_NAMES:
             named += f" and {len(holders) - MAX_NAMES} more"

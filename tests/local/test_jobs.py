@@ -133,6 +133,22 @@ def test_items_of_a_batch_are_named_by_its_id() -> None:
     assert table.jobs["third"].message == "waiting for a slot: 2 of 2 busy with grp-1"
 
 
+def test_a_paused_worker_is_not_named_as_a_holder_of_slots() -> None:
+    table = Table(Slots(2))
+    idle = started(table, name="grp-1-w0", executor="idle", labels={SUBMISSION: "grp-1"})
+    table.pause(idle)
+    for name in ("grp-2-w0", "grp-2-w1"):
+        table.add(new_job(name, labels={SUBMISSION: "grp-2"}))
+    while (job := table.take_next()) is not None:
+        if job is idle:
+            table.pause(idle)
+        else:
+            table.start(job, job.name)
+    table.add(new_job("third", 10.0))
+    assert [*table.report_waiting(10.0 + QUEUED_S)]
+    assert table.jobs["third"].message == "waiting for a slot: 2 of 2 busy with grp-2"
+
+
 def test_deleting_after_the_deadline_does_not_ask_twice() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0)

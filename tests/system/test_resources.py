@@ -258,7 +258,7 @@ async def test_waiting_for_a_slot_is_shown_in_the_reason_the_log_and_the_progres
         async with aio.Client(backend="local") as other:
             behind = await other.submit(abs, -3)
             async with asyncio.timeout(DEADLINE_S):
-                while not any(behind.job_id in record for record in caplog.messages):
+                while not any(record.startswith(behind.job_id) for record in caplog.messages):
                     await asyncio.sleep(0.05)
             await behind.cancel()
         (marks / "go").touch()

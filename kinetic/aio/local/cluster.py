@@ -113,7 +113,7 @@ class LocalCluster:
             return
         if cause not in self._reported_waits:
             self._reported_waits.add(cause)
-            logging.warning("%s is %s", observation.name, observation.message)
+            logging.warning("%s is %s", submission, observation.message)
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; do nothing if a job of this name exists."""
