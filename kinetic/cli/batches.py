@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -53,8 +53,10 @@ def batches() -> None:
     """List batches, and manage one of them."""
 
 
-async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
-    """Return what lists and ``status`` show of a batch, by field."""
+async def _batch_row(
+    batch: aio.BatchHandle[Any], workers: Iterable[aio.Worker] = ()
+) -> dict[str, Any]:
+    """Return what lists and ``status`` show of a batch, by field; *workers* are those just read."""
     from kinetic.errors import KineticError
 
     fields: dict[str, Any] = {
@@ -65,7 +67,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
         "age": output.age(batch.created_at),
     }
     try:
-        counts = _count_statuses(await batch.shown_statuses())
+        counts = count_statuses(await batch.shown_statuses(), {it.item for it in workers})
         estimate, reason = await batch.estimate(look=False), await batch.reason()
     except KineticError as exc:  # a damaged batch must not hide the others in a list
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
@@ -135,10 +137,10 @@ def _parse_tags(options: tuple[str, ...]) -> dict[str, str] | None:
 @with_batch
 async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) -> None:
     """Show what is known about a batch."""
-    fields = await _batch_row(batch)
+    workers = await batch.workers()
+    fields = await _batch_row(batch, workers)
     # When all items have ended, the workers are about to leave.
-    workers = [] if batch.finished else await batch.workers()
-    fields["workers"] = [worker.to_dict() for worker in workers]
+    fields["workers"] = [] if batch.finished else [worker.to_dict() for worker in workers]
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
         fields["each"] = await read_rows(handles, job_row, MAX_ITEM_READS)
@@ -178,7 +180,9 @@ async def _scale(batch: aio.BatchHandle[Any], workers: int, as_json: bool) -> No
         return
     fewer = f"; {able} of them can run at once" if able < workers else ""
     count = "1 worker" if workers == 1 else f"{workers:,} workers"
-    output.note(f"{batch.group_id} has {count} from now on{fewer}")
+    await batch.statuses()  # `finished` knows what was read
+    when = "when items run again, as it has ended" if batch.finished else f"from now on{fewer}"
+    output.note(f"{batch.group_id} has {count} {when}")
 
 
 @batches.command("watch", short_help="Show a batch's progress until the batch ends.")
@@ -283,11 +287,17 @@ async def _results(
         chunk = wanted[start : start + MAX_ITEM_READS]
         for row in await all_or_none(*(_result_row(batch, *entry, unpickle) for entry in chunk)):
             _print_result(row, as_json=as_json)
-    return int("FAILED" in _count_statuses(statuses))
+    return int("FAILED" in count_statuses(statuses))
 
 
-def _count_statuses(statuses: Iterable[tuple[int, str]]) -> dict[str, int]:
-    return Counter(status for _, status in statuses)
+def count_statuses(
+    statuses: Iterable[tuple[int, str]], running: Collection[int | None] = ()
+) -> dict[str, int]:
+    """Count items by status; those that workers are *running* aren't pending any more."""
+    return Counter(
+        "RUNNING" if status == "PENDING" and index in running else status
+        for index, status in statuses
+    )
 
 
 async def _result_row(
@@ -376,7 +386,7 @@ async def _resume(
     """
     await batch.resume(seal=seal)
     await _wait_until_ended(batch, timeout)
-    counts = _count_statuses(await batch.shown_statuses())
+    counts = count_statuses(await batch.shown_statuses())
     # A retry can't help an item whose input couldn't be sent; `failures` leaves it out.
     retryable = len(await batch.failures()) + counts.get("CANCELLED", 0)
     command = f"kinetic batches retry {batch.group_id}"
@@ -419,7 +429,7 @@ async def _retry(
     if count:
         await _wait_until_ended(batch, timeout)
     statuses = await batch.shown_statuses()
-    counts = _count_statuses(statuses)
+    counts = count_statuses(statuses)
     fields = {"group_id": batch.group_id, "retried": count, "counts": counts}
     message = f"retried {output.items(count)}; now {_format_counts(counts)}"
     message = message if count else "there are no items to retry"
@@ -427,7 +437,7 @@ async def _retry(
     if not count:
         return 0
     retried = [entry for entry in statuses if not items or entry[0] in items]
-    return int("FAILED" in _count_statuses(retried))
+    return int("FAILED" in count_statuses(retried))
 
 
 def _format_counts(counts: dict[str, int]) -> str:
@@ -450,13 +460,15 @@ def _cancel(options: TargetOptions, group_id: str, yes: bool, as_json: bool) -> 
     """Stop all jobs of a batch. Items that ended keep their results."""
     batch_id = _confirm(options, group_id, "Stop all jobs of {}?", yes=yes)
 
-    async def cancel(client: aio.Client) -> dict[str, int]:
+    async def cancel(client: aio.Client) -> tuple[bool, dict[str, int]]:
         batch = await client.attach_batch(batch_id)
+        await batch.statuses()  # `finished` knows what was read
+        had_ended = batch.finished
         await batch.cancel()
-        return _count_statuses(await batch.shown_statuses())
+        return had_ended, count_statuses(await batch.shown_statuses())
 
-    counts = options.run(cancel)
-    state = "is cancelled" if counts.get("CANCELLED") else "had ended before"
+    had_ended, counts = options.run(cancel)
+    state = "had ended before" if had_ended and not counts.get("CANCELLED") else "is cancelled"
     fields = {"group_id": batch_id, "counts": counts}
     message = f"{batch_id} {state}: {_format_counts(counts)}"
     output.done("batches.cancel", fields, message, as_json=as_json)

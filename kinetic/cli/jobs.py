@@ -81,6 +81,7 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
     }
     if job.backend == "local" and job.accelerator == DEFAULT_ACCELERATOR:
         fields["accelerator"] = None  # the user chose none, and this machine has no such TPU
+    status = "UNKNOWN"
     try:
         status = await job.shown_status()
         fields["age"] = output.age(job.began_at())
@@ -93,7 +94,9 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
         reason = "" if status == "SUCCEEDED" else await job.reason()
         return {**fields, "status": status, "reason": reason, **cost}
     except KineticError as exc:  # a damaged job must not hide the others in a list
-        return {**fields, "status": "UNKNOWN", "reason": str(exc), "cost": None}
+        # `results()` removes the times of an item, but its status stays.
+        reason = "" if status == "SUCCEEDED" else str(exc)
+        return {**fields, "status": status, "reason": reason, "cost": None}
 
 
 def _sort_items(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kinetic as api
-from kinetic.cli.batches import status_of
+from kinetic.cli.batches import count_statuses, status_of
 from kinetic.errors import JobError
 from kinetic.jobs import load_result
 from tests import programs
@@ -265,6 +265,40 @@ def test_the_target_on_the_command_line_wins_over_the_decorator(kinetic: Kinetic
 )
 def test_a_batch_is_running_once_an_item_has_started(counts: dict[str, int], status: str) -> None:
     assert status_of(counts, finished=False) == status
+
+
+def test_an_item_that_a_worker_runs_does_not_count_as_pending() -> None:
+    statuses = [(0, "SUCCEEDED"), (1, "PENDING"), (2, "PENDING")]
+    counts = count_statuses(statuses, {0, 1, None})
+    assert counts == {"SUCCEEDED": 1, "RUNNING": 1, "PENDING": 1}
+
+
+@pytest.mark.full
+def test_the_items_of_a_collected_batch_keep_their_status(kinetic: Kinetic) -> None:
+    batch = api.run("cpu")(abs).run_async_map([-1, -2], progress=False)
+    assert batch.results() == [1, 2]
+    status = kinetic("batches", "status", batch.group_id, "--items", "--json").json
+    assert [(it["status"], it["reason"]) for it in status["each"]] == [("SUCCEEDED", "")] * 2
+    scaled = kinetic("batches", "scale", batch.group_id, "3")
+    assert "has 3 workers when items run again, as it has ended" in scaled.err
+
+
+@pytest.mark.full
+def test_a_cancelled_batch_without_its_program_is_not_to_be_resumed(kinetic: Kinetic) -> None:
+    code = """
+import itertools, os, signal, time, kinetic
+inputs = map(lambda n: n if n < 3 else time.sleep(1000), itertools.count())
+batch = kinetic.run("cpu")(abs).run_async_map(inputs, progress=False)
+outcomes = batch.outcomes()
+_ = [next(outcomes) for _ in range(3)]
+print(batch.group_id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    group = killed.stdout.strip()
+    cancelled = kinetic("batches", "cancel", group, "-y")
+    assert f"{group} is cancelled: 3 succeeded" in cancelled.err
+    assert kinetic("batches", "status", group, "--json").json["reason"] == ""
 
 
 def test_the_cells_of_a_table_are_converted_to_the_types_of_the_parameters(

@@ -58,7 +58,7 @@ async def until_abandoned(
             return Abandonment(stuck, None, lacks_workers=True)
     else:
         is_sealed = is_sealed or inputs.total is not None or inputs.expected is not None
-    if not stuck and is_sealed:
+    if not stuck and (is_sealed or submission.requests.all_stopped):
         return Abandonment(stuck, None)
     missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
     missing += [] if is_sealed else ["the end of its inputs isn't known"]
