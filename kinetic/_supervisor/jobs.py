@@ -564,14 +564,8 @@ def _explain_exit(job: Job, status: int, work: str, *, out_of_memory: bool) -> t
             wire.EXIT_FINAL: f": the store {store} has nothing to run for this job; "
             "the job was removed, or cleaned up",
         }
-        return "", f"ended with exit code {status}{meanings.get(status, '')}"
+        return "", wire.exit_text(status) + meanings.get(status, "")
     if status == -signal.SIGKILL and out_of_memory:
-        return Reason.OUT_OF_MEMORY, "killed by the kernel: the machine ran out of memory"
-    if status == -signal.SIGKILL:
-        sender = "by the kernel when memory ran out, or by a user"
-        return Reason.LOST, f"killed by SIGKILL ({sender})"
-    is_known = -status in signal.valid_signals()
-    return (
-        Reason.LOST,
-        f"killed by {signal.Signals(-status).name if is_known else f'signal {-status}'}",
-    )
+        message = "its process was killed by the kernel, because the machine ran out of memory"
+        return Reason.OUT_OF_MEMORY, message
+    return Reason.LOST, wire.exit_text(status)

@@ -122,17 +122,9 @@ def death_of(order: wire.Order, end: End) -> Death:
         message = "the job was asked to stop" + (" and did not end in time" if end.killed else "")
         return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
     if end.out_of_memory:
-        message = (
-            "the job's process was killed, because the container, or the machine, ran out of memory"
-        )
+        message = "its process was killed, because the container, or the machine, ran out of memory"
         return Death(message=message, reason="out of memory", exit_code=status)
-    if status < 0:
-        number = -status
-        name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-        message = f"the job's process was killed by {name}"
-    else:
-        message = f"the job's process exited with code {status} and left no outcome"
-    return Death(message=message, reason="lost", exit_code=status)
+    return Death(message=wire.exit_text(status), reason="lost", exit_code=status)
 
 
 def timeout_message(order: wire.Order, called: bool) -> str:

@@ -12,6 +12,7 @@ import hmac
 import json
 import math
 import re
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -109,6 +110,18 @@ EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
 
 (EX_SOFTWARE and EX_IOERR of sysexits.h.)
 """
+
+
+def exit_text(status: int) -> str:
+    """Describe a process that left no outcome, by its exit code or a negated signal."""
+    if status >= 0:
+        return f"its process ended with exit code {status}"
+    is_known = -status in signal.valid_signals()
+    name = signal.Signals(-status).name if is_known else f"signal {-status}"
+    is_kill = -status == signal.SIGKILL
+    sender = " (by the kernel when memory ran out, or by a user)" if is_kill else ""
+    return f"its process was killed by {name}{sender}"
+
 
 PRUNED = "pruned"
 """The reason in the outcome of an attempt that ended early, because a client pruned it.

@@ -136,9 +136,9 @@ async def test_a_killed_job_reports_its_signal(cluster: LocalCluster) -> None:
     await cluster.launch(spec("segv", "import os; os.kill(os.getpid(), 11)"))
     seen = await until(cluster, "k9")
     assert (seen.exit_code, seen.reason) == (-9, Reason.LOST)
-    assert seen.message.startswith("killed by SIGKILL (by the kernel")
+    assert seen.message.startswith("its process was killed by SIGKILL (by the kernel")
     seen = await until(cluster, "segv")
-    assert (seen.exit_code, seen.message) == (-11, "killed by SIGSEGV")
+    assert (seen.exit_code, seen.message) == (-11, "its process was killed by SIGSEGV")
     assert "Fatal Python error: Segmentation fault" in await lines(cluster, "segv")
 
 

@@ -443,7 +443,7 @@ def test_a_job_that_calls_os_exit_is_lost(pods: Pods) -> None:
     pod = pods.run(pods.order(exit_at_once))
     assert pod.code == EXIT_SURPLUS
     assert pods.outcome().exit_code == 0
-    assert "exited with code 0" in pods.error()["message"]
+    assert "its process ended with exit code 0" in pods.error()["message"]
 
 
 def test_a_job_dies_with_its_pod(pods: Pods) -> None:

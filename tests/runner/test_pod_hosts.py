@@ -140,7 +140,7 @@ def test_the_death_of_one_host_is_the_outcome(pods: Pods) -> None:
     started = start_hosts(pods, order_of(pods, "die"))
     assert [pod.wait() for pod in started] == [EXIT_SURPLUS, wire.EXIT_FINAL, wire.EXIT_FINAL]
     assert (pods.outcome().kind, pods.outcome().executor) == (Kind.LOST, "uid-0")
-    assert "on host 1 of 3: the job's process was killed by SIGKILL" in pods.error()["message"]
+    assert "on host 1 of 3: its process was killed by SIGKILL" in pods.error()["message"]
 
 
 def test_a_restarted_host_does_not_run_the_function(pods: Pods) -> None:
