@@ -54,7 +54,7 @@ async def lines(
     if attempt is not None and item is not None and attempt > item.attempt:
         job_id = submission.identity.job_id(ref.index)
         raise NoLog(f"{job_id} has no attempt {attempt}: its current attempt is {item.attempt}")
-    number = attempt or (item.attempt if item is not None else 1)
+    number = attempt or (1 if item is None else last_attempt(item))
     found_log, attempt_ended = False, False
     pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     with ref.session.awaiting(submission) if follow else nullcontext():
@@ -108,6 +108,11 @@ async def lines(
             item = submission.item(ref.index)
             number, attempt_ended = number + 1, False
             pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+
+def last_attempt(item: wire.Item) -> int:
+    """Return the last attempt that may have a log: a cancelled item never begins its next one."""
+    return max(1, item.attempt - (item.state is wire.ItemState.CANCELLED))
 
 
 async def _worker_log(

@@ -692,12 +692,14 @@ class JobHandle(JobRecord, Generic[T]):
         if attempt is not None:
             return NoLog(
                 f"attempt {attempt} of {self.job_id} has no log: it never started, or the platform "
-                f"no longer keeps it; logs() returns the log of attempt {item.attempt}"
+                f"no longer keeps it; logs() returns the log of attempt "
+                f"{_job_log.last_attempt(item)}"
             )
         if item.state is wire.ItemState.CANCELLED:
-            return NoLog(
-                f"{self.job_id} was cancelled, which removed its log, or it never wrote anything"
-            )
+            cause = "its process ended before it could store one"
+            if item.attempt == 1:  # no process has claimed the first attempt
+                cause = "it was cancelled before it began"
+            return NoLog(f"{self.job_id} has no log: {cause}")
         if item.state.final:
             cause = "results() or result() removed it with the job"
             if ref.submission.collected is None:  # otherwise, that is certain

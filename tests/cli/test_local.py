@@ -227,8 +227,8 @@ def test_a_cancelled_item_is_called_cancelled(kinetic: Kinetic, tmp_path: Path) 
     for command in ("status", "list", "results", "watch"):
         target = [] if command == "list" else [group]
         assert "NOT_FOUND" not in kinetic("batches", command, *target, "--json").out
-    log = kinetic("jobs", "logs", f"{group}-0")
-    assert log.code == 3 and "was cancelled, which removed its log" in log.err
+    log = kinetic("jobs", "logs", f"{group}-1")
+    assert log.code == 3 and f"{group}-1 has no log: it was cancelled before it began" in log.err
 
 
 def test_a_list_has_the_reason_of_a_lost_job_without_its_log(kinetic: Kinetic) -> None:

@@ -286,6 +286,9 @@ async def test_cancel_ends_all_also_from_elsewhere(harness: Harness) -> None:
     await harness.counted(batch, RUNNING=2, PENDING=18)
     async with aio.Client() as other:
         await (await other.attach_batch(batch.group_id)).cancel()
+    assert [line async for line in (await batch.job(0)).logs()] == ["waiting"]
+    with pytest.raises(errors.NoLog, match="-19 has no log: it was cancelled before it began"):
+        await (await batch.job(19)).tail()
     assert {type(item.outcome) async for item in batch.outcomes()} == {Cancelled}
     assert {status for _, status in await batch.statuses()} == {JobStatus.NOT_FOUND}
     results = await batch.results(return_exceptions=True)
@@ -327,6 +330,11 @@ async def test_single_items_are_cancelled_and_looked_at(harness: Harness) -> Non
     gate.open()
     results = await batch.results(return_exceptions=True)
     assert [type(result) for result in results] == [errors.JobCancelled, str, errors.JobCancelled]
+    async with aio.Client() as other:
+        found = await (await other.attach_batch(batch.group_id)).job(0)
+        for options in ({}, {"follow": True}, {"attempt": 1}):
+            assert [line async for line in found.logs(**options)] == ["waiting"], options
+        assert await found.tail() == await first.tail() == "waiting"
 
 
 @behaviour
