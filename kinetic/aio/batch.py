@@ -846,7 +846,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
         The reason is why the batch was stopped, that no process submits it any more, its first
         failure, or what it waits for. kinetic unpickles nothing for this.
         """
-        if cause := self._here().cause:
+        cause = self._here().cause
+        if cause and cause != manifest.SETUP_FAILED:  # the failure itself says more
             return cause
         failed = await self.failures()
         if (error := await self._here().abandonment()) is not None:

@@ -699,7 +699,11 @@ class JobHandle(JobRecord, Generic[T]):
             cause = "its process ended before it could store one"
             if item.attempt == 1:  # no process has claimed the first attempt
                 cause = "it was cancelled before it began"
+            elif self.group_id is None:
+                cause = f"cancel() removed it, or {cause}"
             return NoLog(f"{self.job_id} has no log: {cause}")
+        if item.outcome is not None and item.outcome.phase == "submission":
+            return NoLog(f"{self.job_id} has no log: it was never sent; reason() says why")
         if item.state.final:
             cause = "results() or result() removed it with the job"
             if ref.submission.collected is None:  # otherwise, that is certain

@@ -228,15 +228,17 @@ class Invocation:
         rebuilt = None
         if self._phase == "execute":
             text = replace(text, traceback=text.traceback + self._hint(error, "", "\n"))
-            # The caller of an owned job sees the traceback when its call raises the error.
-            if not self._order.owned:
-                with suppress(Exception):  # the user's code may have closed the stream
-                    sys.stderr.write(text.traceback)
+        # The caller of an owned job sees the traceback when its call raises the error.
+        if in_user_code and not self._order.owned:
+            with suppress(Exception):  # the user's code may have closed the stream
+                sys.stderr.write(text.traceback)
+        if self._phase == "execute":
             # In the client, these exceptions would end the caller's process or generator.
             if not isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit)):
                 rebuilt = error
         else:
-            message = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
+            step = "init=" if self._phase == "init" else f"kinetic {self._phase}"
+            message = f"{step} failed: {text.qualname}: {text.message}"
             text = replace(text, message=message + self._hint(error, ". "))
         text = self._add_log(text)
         return self._encode_error(text, _failure_reason(error, self._phase), rebuilt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,3 +99,33 @@ async def test_a_result_of_one_gibibyte(client, tmp_path: Path) -> None:
     value = await job
     assert value.nbytes == 1 << 30
     assert value[-1] == 1.0 and numpy.count_nonzero(value[:1000]) == 1000
+
+
+async def test_an_error_of_init_is_in_the_log_and_says_why_other_items_are_cancelled(
+    client,
+) -> None:
+    def load() -> str:
+        raise RuntimeError("no such model file")
+
+    def use(number: int, *, model: str) -> str:
+        return model
+
+    function = kinetic.run(accelerator="cpu", backend="local", init={"model": load})(use)
+    batch = await client.run_async_map(function, range(3), max_concurrent=1, progress=False)
+    cause = r"2 were cancelled \(the setup would fail for each of them\)"
+    with pytest.raises(kinetic.BatchError, match=f"{cause}.*init= failed: RuntimeError: no such"):
+        await batch.results()
+    job = await batch.job(0)
+    assert (await job.tail()).endswith("RuntimeError: no such model file")
+    assert f"{job.job_id}: setup: init= failed" in await batch.reason()
+    with pytest.raises(kinetic.errors.NoLog, match="it was cancelled before it began"):
+        await (await batch.job(2)).tail()
+
+
+async def test_an_item_that_was_never_sent_says_so_instead_of_a_log(client) -> None:
+    function = kinetic.run(accelerator="cpu")(len)
+    batch = await client.run_async_map(function, [[threading.Lock()]], progress=False)
+    await batch.wait()
+    job = await batch.job(0)
+    with pytest.raises(kinetic.errors.NoLog, match=f"{job.job_id} has no log: it was never sent"):
+        await job.tail()

@@ -459,7 +459,7 @@ def test_an_error_in_init_has_a_phase_of_its_own(tmp_path: Path, isolation: str)
     assert batch.states() == [SUCCEEDED, FAILED, SUCCEEDED], "init works elsewhere"
     outcome, error = batch.outcomes(1)[0], batch.error(1)
     assert (outcome.phase, outcome.reason) == ("init", "setup")
-    assert error["message"] == "kinetic init failed: ValueError: no model"
+    assert error["message"] == "init= failed: ValueError: no model"
     assert error["traceback"].count("File ") == 1
 
 
@@ -474,7 +474,10 @@ def test_the_first_error_of_init_ends_the_submission(tmp_path: Path, isolation: 
     batch = Batch(tmp_path / "b", use, range(9), isolation=isolation, init={"model": load})
     batch.run()
     assert batch.states() == [FAILED] + 8 * [CANCELLED]
-    assert batch.outcomes(0)[0].phase == "init"
+    outcome = batch.outcomes(0)[0]
+    assert outcome.phase == "init" and outcome.log is not None
+    log = (batch.folder / "log.0").read_text()[slice(*outcome.log)]
+    assert log.startswith("Traceback") and log.endswith("ValueError: no model\n")
 
 
 def test_the_environment_that_init_sets_stays(tmp_path: Path) -> None:

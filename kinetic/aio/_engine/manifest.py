@@ -205,6 +205,10 @@ def budget_seconds(manifest: Mapping[str, Any]) -> float:
     return seconds
 
 
+SETUP_FAILED = "the setup would fail for each of them"
+"""The cause of a stop after a failure of `init`, or of what all items share."""
+
+
 def stop_cause(manifest: Mapping[str, Any], requests: Iterable[wire.Request]) -> str:
     """Return why kinetic stopped a batch; empty if a user stopped it, or nothing did."""
     terms = manifest["terms"]
@@ -212,6 +216,7 @@ def stop_cause(manifest: Mapping[str, Any], requests: Iterable[wire.Request]) ->
         "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
         "fail_fast": "fail_fast",
         "budget": f"budget={terms.get('budget')} US dollars was spent, by estimate",
+        "setup": SETUP_FAILED,
     }
     causes = (descriptions.get(it.cause) for it in requests if it.kind == "stop")
     return next(filter(None, causes), "")
