@@ -89,6 +89,7 @@ _CODES_OF_REASONS = {
     "unschedulable": "KN316",
     "quota": "KN317",
     "out of disk": "KN318",
+    "store full": "KN410",
     "lost": "KN303",
     "cancelled": "KN304",
 }

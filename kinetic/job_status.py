@@ -37,6 +37,7 @@ class Reason(enum.StrEnum):
     QUEUED = "queued"
     REFUSED = "refused"
     OUT_OF_DISK = "out of disk"
+    STORE_FULL = "store full"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     LOST = "lost"

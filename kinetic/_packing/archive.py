@@ -7,7 +7,6 @@ zlib. The archive has permissions and empty directories, but neither times nor o
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import functools
 import hashlib
@@ -44,14 +43,11 @@ from kinetic._packing.tree import (
     stamp_of,
 )
 from kinetic._runner.protocol.private import make_folder
-from kinetic._runner.protocol.spool import Spooled
-from kinetic.errors import PackError
+from kinetic._runner.protocol.spool import NO_SPACE_ERRNOS, Spooled
+from kinetic.errors import PackError, StoreFull
 
 if TYPE_CHECKING:
     from kinetic._runner.protocol.overlay import Change
-
-NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The errors of a file system without space for kinetic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,12 +540,14 @@ def _own_folders(environ: Mapping[str, str]) -> list[Path]:
 def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackError:
     location = "" if draft is None else f" in {draft.parent}"
     if exc.errno in NO_SPACE_ERRNOS:
-        return PackError(
+        error = PackError(
             f"No space is left{location} for the archive of {root} ({format_size(tree.size)} "
             "before compression). Free some, point KINETIC_HOME to another disk, or leave files "
             "out with .kineticignore.",
             culprit=str(root),
         )
+        error.code = StoreFull.code
+        return error
     return PackError(f"{root} cannot be archived{location}: {exc}", culprit=str(root))
 
 

@@ -26,9 +26,9 @@ from kinetic._packing.modules import Modules
 from kinetic._packing.pickler import CallPickler, Changed, refuse_data_as_key
 from kinetic._packing.pickler import DataTable as DataTable
 from kinetic._runner.protocol import frames, pickles
-from kinetic._runner.protocol.spool import Spool, Spooled
+from kinetic._runner.protocol.spool import NO_SPACE_ERRNOS, Spool, Spooled
 from kinetic._tracebacks import without_own_frames
-from kinetic.errors import KineticError, PackError
+from kinetic.errors import KineticError, PackError, StoreFull
 
 MEMORY_BYTES = 1024 * 1024
 """Pickles above this size are written to a file."""
@@ -249,7 +249,7 @@ class _Pickling:
             found = culprit.find(self._parts(), self._try_pickle, self._modules.is_by_value, value)
             # A traceback helps only if it has a line of user code.
             exc.__traceback__ = without_own_frames(exc.__traceback__)
-            raise self._pack_error(found, exc) from exc if exc.__traceback__ else None
+            raise self._pack_error(found, exc, spool) from exc if exc.__traceback__ else None
 
     def _find_changes(self, used: list[Any]) -> changes.Changes:
         """Find changes for the objects *used*; for classes alone, once per submission.
@@ -303,14 +303,19 @@ class _Pickling:
             return exc
         return None
 
-    def _pack_error(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
+    def _pack_error(
+        self, found: culprit.Culprit | None, exc: Exception, spool: Path | None
+    ) -> PackError:
         """Return an error about the culprit *found*, or about *exc* if there is no culprit."""
         if found is None and isinstance(exc, OSError):  # the spool file can't be written
-            return PackError(
+            error = PackError(
                 f"{self._function_name} cannot be shipped: writing its pickle to "
-                f"{exc.filename or 'a temporary file'} failed: {exc.strerror}. Free some space, or "
-                "point TMPDIR to another disk."
+                f"{exc.filename or spool or 'a temporary file'} failed: {exc.strerror}. Free some "
+                "space there, or point KINETIC_HOME to another disk."
             )
+            if exc.errno in NO_SPACE_ERRNOS:
+                error.code = StoreFull.code
+            return error
         if found is None:
             return PackError(f"{exc}: {self._function_name} cannot be shipped")
         remedy = "pass the data to create it, and create it in the function."

@@ -561,10 +561,13 @@ def _explain_exit(job: Job, status: int, work: str, *, out_of_memory: bool) -> t
         meanings = {
             wire.EXIT_SETUP: f": kinetic couldn't prepare the job in {work}; {advice}",
             wire.EXIT_UNCOMMITTED: f": kinetic couldn't write to the store {store}; {advice}",
+            wire.EXIT_STORE_FULL: f": kinetic couldn't write to the store {store}: its disk is "
+            "full; free some space there",
             wire.EXIT_FINAL: f": the store {store} has nothing to run for this job; "
             "the job was removed, or cleaned up",
         }
-        return "", wire.exit_text(status) + meanings.get(status, "")
+        reason = Reason.STORE_FULL if status == wire.EXIT_STORE_FULL else ""
+        return reason, wire.exit_text(status) + meanings.get(status, "")
     if status == -signal.SIGKILL and out_of_memory:
         message = "its process was killed by the kernel, because the machine ran out of memory"
         return Reason.OUT_OF_MEMORY, message

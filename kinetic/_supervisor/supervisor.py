@@ -7,6 +7,7 @@ know a job proves that the job's process has ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import selectors
@@ -179,13 +180,15 @@ class Supervisor:
         file = f": {exc.filename}" if exc.filename else ""
         message = f"the job couldn't be started: {exc.strerror or exc}{file}"
         write_log(f"{job.name}: {message}")
-        self._fail(job, Reason.SETUP, message)
+        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        self._fail(job, Reason.STORE_FULL if is_full else Reason.SETUP, message)
 
     def _follow_worker(self, job: Job, status: int) -> None:
         """If *job* is a worker, replace it, or end the others of its round."""
         result = self._rounds.ended(job.name, status, time.monotonic() - job.started)
         if isinstance(result, rounds.Start) and not self._ending:
-            waits = f"waiting to start again: {job.message}" if job.reason == Reason.SETUP else ""
+            failed = job.reason in (Reason.SETUP, Reason.STORE_FULL)
+            waits = f"waiting to start again: {job.message}" if failed else ""
             self._launch(result.header, result.body, waits, result.pause_s)
         elif isinstance(result, list):
             for name in result:

@@ -206,11 +206,13 @@ class Invocation:
         except BaseException as error:
             _free_memory()
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
-            verb = "written" if _is_disk_full(error) else "pickled"
+            is_full = _is_disk_full(error)
+            verb = "written" if is_full else "pickled"
             message = f"the result cannot be {verb}: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
-            text = replace(text, message=message, result_repr=outcomes.result_repr(value))
-            return self._encode_error(text, _failure_reason(error, self._phase))
+            shown = "" if is_full else outcomes.result_repr(value)
+            text = replace(text, message=message, result_repr=shown)
+            return self._encode_error(text, self._failure_reason(error))
         outcome = self._outcome(Kind.VALUE, note_of_result(value))
         if not isinstance(stored.content, bytes):
             order = self._order
@@ -241,7 +243,7 @@ class Invocation:
             message = f"{step} failed: {text.qualname}: {text.message}"
             text = replace(text, message=message + self._hint(error, ". "))
         text = self._add_log(text)
-        return self._encode_error(text, _failure_reason(error, self._phase), rebuilt)
+        return self._encode_error(text, self._failure_reason(error), rebuilt)
 
     def _encode_stop(self, stopped: Stopped) -> tuple[Outcome, Spooled]:
         """Return the outcome of a call that a signal ended (timeout, preemption), and its body."""
@@ -262,6 +264,14 @@ class Invocation:
     ) -> tuple[Outcome, Spooled]:
         outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
         return outcome, outcomes.encode_error(text, error)
+
+    def _failure_reason(self, error: BaseException) -> str:
+        if isinstance(error, MemoryError):
+            return "out of memory"
+        if _is_disk_full(error) and self._phase != "execute":
+            return wire.OUT_OF_DISK if self._order.store.startswith("gs:") else wire.STORE_FULL
+        is_of_user = self._phase in ("execute", "result serialization")
+        return "user error" if is_of_user else "setup"
 
     def _hint(self, error: BaseException, prefix: str, suffix: str = "") -> str:
         """Return advice about *error* between *prefix* and *suffix*; empty without advice."""
@@ -322,12 +332,6 @@ def _allow_more_files() -> None:
     if soft != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):  # *hard* may be lower
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft + RESERVE_FILES, hard))
-
-
-def _failure_reason(error: BaseException, phase: str) -> str:
-    if isinstance(error, MemoryError):
-        return "out of memory"
-    return "user error" if phase in ("execute", "result serialization") else "setup"
 
 
 def check_python(submitted: str) -> None:
@@ -478,7 +482,10 @@ class Attempt:
     def _commit(self, outcome: wire.Outcome, body: Spooled) -> int:
         """Create the object of a large value, then the outcome; return the exit code."""
         order, name = self._order, self._order.part_name("outcome")
-        was_called = outcome.reason != "setup" or outcome.phase == "commit"
+        was_called = outcome.reason not in ("setup", wire.STORE_FULL) or outcome.phase in (
+            "result serialization",
+            "commit",
+        )
         create = partial(
             create_patiently,
             self._objects,
@@ -511,7 +518,7 @@ class Attempt:
         """Log *exc*, and replace a value that can't be stored by an error; return the exit code."""
         _log(f"can't write the outcome: {exc}")
         if outcome.kind is not wire.Kind.VALUE:
-            return wire.EXIT_UNCOMMITTED
+            return wire.EXIT_STORE_FULL if _is_disk_full(exc) else wire.EXIT_UNCOMMITTED
         return self._commit(*without_value(outcome, exc))
 
 
@@ -550,10 +557,12 @@ def without_value(outcome: wire.Outcome, problem: OSError) -> tuple[wire.Outcome
     """Return the outcome and the body of a call whose value can't be stored."""
     text = outcomes.error_text(problem, phase="commit")
     message = f"the job succeeded, but its result can't be stored: {text.message}"
+    reason = "setup"
     if _is_disk_full(problem):
         message += "; free some space there, and run the job again"
+        reason = wire.STORE_FULL
     text = replace(text, message=message)
-    failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
+    failed = outcome._replace(kind=wire.Kind.ERROR, reason=reason, phase="commit", value=None)
     return failed._replace(note=text.note), outcomes.encode_error(text, None)
 
 

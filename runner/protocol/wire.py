@@ -105,11 +105,14 @@ Only pods exit with 43, for Kubernetes. A local job that ends by itself exits wi
 another process closed its attempt: the submitter decides by the outcome alone.
 """
 
-EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
+EXIT_SETUP, EXIT_UNCOMMITTED, EXIT_STORE_FULL = 70, 74, 75
 """The runner could not prepare the job, or could not write its outcome; the log says why.
 
-(EX_SOFTWARE and EX_IOERR of sysexits.h.)
+75: the disk of the store is full. (EX_SOFTWARE, EX_IOERR, and EX_TEMPFAIL of sysexits.h.)
 """
+
+STORE_FULL, OUT_OF_DISK = "store full", "out of disk"
+"""The reasons of an outcome that is an error because a disk is full: the store's, or the pod's."""
 
 
 def exit_text(status: int) -> str:

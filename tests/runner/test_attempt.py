@@ -302,11 +302,12 @@ class FullDisk(DirectoryObjects):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
 
 
-def test_a_job_whose_setup_failed_does_not_wait_for_space(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reason", ["setup", wire.STORE_FULL])
+def test_a_job_whose_setup_failed_does_not_wait_for_space(tmp_path: Path, reason: str) -> None:
     objects = FullDisk(tmp_path)
     objects.create("inputs", b"")
     order = replace(order_of({}), arguments=NOTHING._replace(name="inputs", stop=2 << 20))
-    failed = Outcome(Kind.ERROR, reason="setup", phase="context extract")
+    failed = Outcome(Kind.ERROR, reason=reason, phase="context extract")
     result = failed, Spooled(b"", "", 0)
     attempt = Attempt(order, KEY, "e" * 32, objects, Stopping(), lambda: result)
-    assert attempt.run() == wire.EXIT_UNCOMMITTED
+    assert attempt.run() == wire.EXIT_STORE_FULL

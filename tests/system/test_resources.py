@@ -116,10 +116,22 @@ async def test_a_project_that_does_not_fit_into_the_home(
     (tmp_path / "zeros").write_bytes(bytes(4_000_000))  # small when packed, too large unpacked
     async with aio.Client(backend="local") as client:
         job = await client.submit(abs, -1)
-        with pytest.raises(errors.JobFailed, match=f"{disk.path}/cache is full: free some space"):
+        with pytest.raises(
+            errors.JobFailed, match=f"{disk.path}/cache is full: free some space"
+        ) as caught:
             await job
+        assert caught.value.code == errors.StoreFull.code
         (tmp_path / "zeros").unlink()
         assert await client.run(abs, -1) == 1
+
+
+@pytest.mark.usefixtures("store_elsewhere")
+async def test_arguments_that_do_not_fit_into_the_home_name_the_full_folder(disk: Disk) -> None:
+    async with aio.Client(backend="local") as client:
+        with pytest.raises(errors.PackError, match=r"No space left.*KINETIC_HOME") as caught:
+            await client.submit(len, os.urandom(8_000_000))
+        assert f"{disk.path}/cache/scratch" in str(caught.value)
+        assert caught.value.code == errors.StoreFull.code
 
 
 @pytest.mark.usefixtures("store_elsewhere")
@@ -128,6 +140,8 @@ async def test_a_result_that_does_not_fit_into_the_home_names_the_full_disk(disk
         with pytest.raises(errors.JobFailed, match=f"{disk.path}/cache is full: free") as caught:
             await client.run(os.urandom, 3_000_000)
     assert "cannot be written" in str(caught.value) and "pickled" not in str(caught.value)
+    assert "The result was" not in str(caught.value)
+    assert caught.value.code == errors.StoreFull.code
 
 
 async def test_a_result_that_does_not_fit_into_the_store(disk: Disk) -> None:
@@ -136,6 +150,7 @@ async def test_a_result_that_does_not_fit_into_the_store(disk: Disk) -> None:
         with pytest.raises(errors.JobFailed, match=r"can't be stored.*No space left") as caught:
             await job
         assert "free some space" in str(caught.value)
+        assert caught.value.code == errors.StoreFull.code
         assert await job.status() is JobStatus.FAILED
         assert not [*(disk.path / "store" / ".tmp").glob("[0-9]*")]
 
@@ -198,8 +213,9 @@ async def test_a_job_that_cannot_write_its_outcome_is_lost_with_the_store_and_th
             assert "No space left" in caplog.text
             assert not waiting.done()
             disk.free()
-            with pytest.raises(errors.JobLost, match="exit code 74") as caught:
+            with pytest.raises(errors.JobLost, match="exit code 75") as caught:
                 await waiting
+        assert caught.value.code == errors.StoreFull.code
         assert f"write to the store file://{store}" in str(caught.value)
         assert "No space left" in str(caught.value)
         assert await job.status() is JobStatus.FAILED
