@@ -160,6 +160,11 @@ def load(path: Path, *, required: bool = False) -> Profiles:
                 f"there is no file of profiles {path}; correct KINETIC_PROFILES_FILE or unset it"
             ) from error
         return Profiles()
+    except NotADirectoryError as error:
+        variable = "KINETIC_PROFILES_FILE" if required else "KINETIC_HOME"
+        raise ProfileError(
+            f"can't read the profiles in {path}: {path.parent} is no folder; correct {variable}"
+        ) from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
         raise ProfileError(f"can't read the profiles in {path}: {error}") from error
     try:

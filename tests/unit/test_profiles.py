@@ -68,6 +68,14 @@ def test_unknown_keys_survive_a_change(path: Path) -> None:
     assert document["current"] == "work"
 
 
+@pytest.mark.parametrize("name", ["KINETIC_HOME", "KINETIC_PROFILES_FILE"])
+def test_a_path_through_a_file_names_the_variable(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "profiles.json"
+    with pytest.raises(ProfileError, match=f"{tmp_path}/file is no folder; correct {name}"):
+        load(path, required=name == "KINETIC_PROFILES_FILE")
+
+
 def test_a_missing_current_profile_counts_as_none_with_one_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
