@@ -41,6 +41,7 @@ async def test_a_job_the_kernel_killed_ran_out_of_memory(
     assert seen.reason is Reason.LOST
     seen = await run_job(cluster, spec("greedy", "bytearray(256 << 20)"))
     assert (seen.reason, seen.exit_code) == (Reason.OUT_OF_MEMORY, -9)
-    assert seen.message == "killed by the kernel: the machine ran out of memory"
+    message = "its process was killed by the kernel, because the machine ran out of memory"
+    assert seen.message == message
     assert (await run_job(cluster, spec("next"))).exit_code == 0
     await eventually(lambda: supervisor_pid(home))
