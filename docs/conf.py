@@ -79,7 +79,7 @@ nitpicky = True
 _ELSEWHERE = r"(asyncio|builtins|collections|logging|os|pathlib|subprocess|types|typing)\..*"
 _TYPE_VARIABLES = r"(kinetic\.(\w+\.)*)?(P|R|R_co|S|T|T_co|X)(\.args|\.kwargs)?|typing\.~P"
 _INTERNAL = (
-    r"kinetic\.(\w+\.)*_.*|kinetic\.aio\.(infra\.\w+|kubernetes\.credentials)\.\w+"
+    r"kinetic\.(\w+\.)*_.*|kinetic\.aio\.(infra\.\w+|kubernetes\.access)\.\w+"
     r"|Archive|ByteStream|Crew|DebuggerAddress|Follow|Forwarder|Goal|Iteration|JobRef|MapSettings"
     r"|OnFailure|Snapshots|Space|Study|wire\.Order"
 )

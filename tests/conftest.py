@@ -55,6 +55,9 @@ pytest.register_assert_rewrite("tests.contract.cluster", "tests.kubernetes.verdi
 CONTROL_PLANE_TEST_S = 180.0
 """Maximum seconds of a test on a control plane; the first one starts it."""
 
+LONG_OF_GKE = "test_endings", "test_faults", "test_pathways"
+"""The modules that take half of the time of tests/gke."""
+
 EXIT_DEADLINE = 30.0
 """Maximum seconds until the processes of a test end, after their supervisor has a signal."""
 
@@ -87,17 +90,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose the tier and the worker of a test by its fixtures.
 
     A test that needs the control plane belongs to the full tier, unless it has the mark of another
-    one. One worker runs those of tests/gke, and another one all others: they take equally long, and
-    a control plane takes seconds to start. They come first, because they take longest. Tests that
-    share their jobs (`crew`) run on one worker per module.
+    one. Three workers run them, in parts that take equally long, because a control plane takes
+    seconds to start. They come first, because they take longest. Tests that share their jobs
+    (`crew`) run on one worker per module.
     """
     clusters, others = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         has_other_tier = any(item.get_closest_marker(tier) for tier in ("everyday", "node", "slow"))
         if "control_plane" in fixtures or item.get_closest_marker("control_plane") is not None:
-            of_gke = " of gke" if "tests/gke/" in item.nodeid else ""
-            item.add_marker(pytest.mark.xdist_group(f"control plane{of_gke}"))
+            part = "gke" if "tests/gke/" in item.nodeid else "others"
+            part = "endings on gke" if item.path.stem in LONG_OF_GKE else part
+            item.add_marker(pytest.mark.xdist_group(f"control plane of {part}"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(CONTROL_PLANE_TEST_S))
             if not has_other_tier:
