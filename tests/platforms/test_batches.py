@@ -286,10 +286,10 @@ async def test_cancel_ends_all_also_from_elsewhere(harness: Harness) -> None:
     await harness.counted(batch, RUNNING=2, PENDING=18)
     async with aio.Client() as other:
         await (await other.attach_batch(batch.group_id)).cancel()
+    assert {type(item.outcome) async for item in batch.outcomes()} == {Cancelled}
     assert [line async for line in (await batch.job(0)).logs()] == ["waiting"]
     with pytest.raises(errors.NoLog, match="-19 has no log: it was cancelled before it began"):
         await (await batch.job(19)).tail()
-    assert {type(item.outcome) async for item in batch.outcomes()} == {Cancelled}
     assert {status for _, status in await batch.statuses()} == {JobStatus.NOT_FOUND}
     results = await batch.results(return_exceptions=True)
     assert {type(error) for error in results} == {errors.JobCancelled}
