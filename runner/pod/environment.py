@@ -34,7 +34,7 @@ RUNNER_VARIABLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """What the environment of a pod says: its order and its key, and which worker it is.
+    """The order, the key, and the worker that the environment of a pod names.
 
     ``name`` is the pod's own, and empty in a set of hosts. ``receipt`` is the file for the receipt,
     and empty if there is none. With ``hosts``, the pod is one host of a set, and the first host is

@@ -37,7 +37,7 @@ _NEW: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - type checkers do not 
 
 LAZY = sys.version_info >= (3, 14)
 
-# What `type Name = ...` defines, from Python 3.12 on.
+# `type Name = ...` makes objects of this class, from Python 3.12 on.
 _ALIAS: Any = getattr(typing, "TypeAliasType", None)
 _NEW_EX: Any = getattr(copyreg, "__newobj_ex__")  # noqa: B009 - type checkers do not know it
 

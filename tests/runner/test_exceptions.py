@@ -1,4 +1,4 @@
-"""What of an exception leaves its job; `tests/face/raising.py` has the kinds that arrive whole."""
+"""The parts of an exception that leave its job. `tests/face/raising.py` has whole ones."""
 
 from __future__ import annotations
 

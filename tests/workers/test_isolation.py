@@ -1,4 +1,4 @@
-"""What items share, and what their ends leave, with ``isolation`` as "process" and "worker"."""
+"""Items share and leave different things with ``isolation`` as "process" and "worker"."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from kinetic.errors import KineticError, SubmitterLost, Unavailable
 
 
 class Abandonment(NamedTuple):
-    """What is left of a batch that no process submits.
+    """A batch that no process submits, and why it can't end by itself.
 
     ``stuck`` are the items that won't end. If only workers are missing, any process may start them,
     and there is no ``error``. Otherwise, ``error`` is for the waiters; None if they may wait.

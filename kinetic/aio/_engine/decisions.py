@@ -21,7 +21,7 @@ NO_REQUESTS = wire.Standing()
 
 
 class Decision(NamedTuple):
-    """What a batch needs.
+    """The needs of a batch: workers, or a stop.
 
     ``offers`` says that items may start from now on. ``reopened`` has the items that were reopened,
     with the number of the attempt that may start. Both need workers. ``stop`` is the cause of a

@@ -8,10 +8,10 @@ import contextlib
 import functools
 import hashlib
 import json
-import keyword
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 import anyio.to_thread
@@ -400,7 +400,11 @@ def call_mode_of(value: Any, mode: str) -> str:
     if mode != "auto":
         return mode
     kind: Any = value.__class__
-    if issubclass(kind, dict) and value and all(map(_is_name, value)):
+    if (
+        issubclass(kind, dict)
+        and value
+        and all(isinstance(it, str) and it.isidentifier() and not iskeyword(it) for it in value)
+    ):
         return "kwargs"
     return "args" if issubclass(kind, (list, tuple)) else "single"
 
@@ -483,10 +487,6 @@ def check_inputs(
             continue
         if misfit:
             raise ConfigurationError(f"input {position} does not fit {misfit}. Nothing was sent")
-
-
-def _is_name(key: object) -> bool:
-    return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
 
 
 _EMPTY_DIGEST = hashlib.sha256().hexdigest()

@@ -280,7 +280,7 @@ class Launcher:
             self._need_workers()
 
     def free_all(self) -> None:
-        """Give back the places in the client's limit; nobody waits any more for workers."""
+        """Give back the places in the client's limit, and end the wait for workers."""
         self._places.keep(0)
         self.allowed = 0
         self.asked.set()

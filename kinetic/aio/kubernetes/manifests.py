@@ -303,7 +303,7 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """JAX's platforms for each kind of accelerator. JAX uses the first, and fails if it is missing."""
 
 PULL_S = 600.0
-"""What the deadline of a pod adds to the job's timeout for pulling an image, in seconds.
+"""Seconds that the deadline of a pod adds to the job's timeout, for pulling an image.
 
 The runner ends a function at its timeout; the deadline ends a pod whose runner fails to do so.
 """
