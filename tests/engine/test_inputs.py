@@ -135,11 +135,10 @@ async def test_a_fast_generator_fills_its_chunks(client: aio.Client, platform: P
         for x in range(300):
             yield x
 
-    batch = await client.run_async_map(same, fast(), max_concurrent=64)
+    # 100 items may run, and the window is twice that: the pump never waits for room.
+    batch = await client.run_async_map(same, fast(), max_concurrent=100)
     assert await batch.results(cleanup=False) == [*range(300)]
-    counts = await chunks(platform, batch.group_id)
-    assert counts[:4] == [8, 16, 32, 64]
-    assert len(counts) <= 8
+    assert await chunks(platform, batch.group_id) == [8, 16, 32, 64, 100, 80]
 
 
 @VIRTUAL
