@@ -136,10 +136,11 @@ class Guard:
             return float("inf")
         if self._kill_at is not None:
             return self._kill_at
-        limit = self.order.timeout
-        if self._called is not None and limit is not None:
+        if (limit := self.order.timeout) is None:
+            return float("inf")
+        if self._called is not None:
             return self._called + limit
-        return self._began + wire.start_allowance(self.order.debug_s) + (limit or 0.0)
+        return self._began + wire.start_allowance(self.order.debug_s) + limit
 
     def act(self) -> float:
         """End the process if its time is over; return when to call this again."""

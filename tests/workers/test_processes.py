@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kinetic._runner.protocol import frames, metrics, signing, wire
 from kinetic._runner.protocol.metrics import Reports
+from kinetic._runner.worker.interpreter import Interpreter
 from kinetic._runner.worker.item import RESULT_BYTES, ResultBox
+from kinetic._runner.worker.main import Guard
 
 from .process import KEY, SCOPE, Batch, running, wait_for
 
@@ -143,6 +147,27 @@ def test_a_pruned_item_ends_as_a_value_and_the_worker_goes_on(
     pids = [batch.value(index) for index in ended]
     assert len(set(pids)) == (3 if isolation == "process" else 2)  # the last one needs another
     assert batch.codes == [(0, 0)]
+
+
+@pytest.mark.parametrize(("timeout", "limit"), [(None, math.inf), (5.0, 3605.0)])
+def test_only_a_timeout_limits_how_long_an_item_may_take_to_be_called_and_run(
+    timeout: float | None, limit: float
+) -> None:
+    nowhere = wire.Input("", 0, 0, "")
+    order = wire.Order(
+        store="",
+        scope=SCOPE,
+        job_id="job",
+        index=0,
+        attempt=1,
+        function=nowhere,
+        arguments=nowhere,
+        timeout=timeout,
+    )
+    no_items: Any = None
+    guard = Guard(order, 0, Interpreter(no_items, lambda: ()))
+    assert guard.act() == pytest.approx(time.monotonic() + limit, abs=60)
+    assert not (guard.stopped or guard.timed_out)
 
 
 def test_a_dead_interpreter_is_replaced(tmp_path: Path) -> None:
