@@ -142,6 +142,19 @@ async def test_a_fast_generator_fills_its_chunks(client: aio.Client, platform: P
 
 
 @VIRTUAL
+async def test_an_async_iterator_that_waits_has_its_inputs_stored(client: aio.Client) -> None:
+    async def waiting() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    batch = await client.run_async_map(same, waiting())
+    for _ in range(1000):  # turns of the loop, in which virtual time stands still
+        await asyncio.sleep(0)
+    assert batch.stored == 1
+    await batch.cancel()
+
+
+@VIRTUAL
 async def test_a_slow_input_starts_at_once(client: aio.Client, platform: Platform) -> None:
     loop, pulled_at = asyncio.get_running_loop(), dict[int, float]()
 

@@ -27,7 +27,7 @@ from kinetic.aio._engine.inputs import CHUNK_BYTES, EncodedInput, Encoder
 from kinetic.errors import ConfigurationError
 
 FLUSH_S = 0.001
-"""How long `Source.take` waits for more inputs after the first, in seconds."""
+"""How long `Source.take` waits for more inputs of a thread after the first, in seconds."""
 
 CLOSE_S = 5.0
 """How long a cancelled async generator may take to end, in seconds."""
@@ -96,7 +96,9 @@ class Source:
                         self._pull_task.add_done_callback(lambda _: self._arrived.set())
                     self._arrived.clear()
                     if self._ready and timeout.when() is None:
-                        timeout.reschedule(clock() + FLUSH_S)
+                        # An async iterator has run until it waits: perhaps for these inputs' items.
+                        is_async = self._async_iterator is not None
+                        timeout.reschedule(clock() + (0.0 if is_async else FLUSH_S))
                     await self._arrived.wait()
         if not (self._ready or self._stopped) and self._pull_task is not None:
             if self._pull_task.cancelled():
