@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import LoopGuard, end_processes, measure_waits, withheld_seconds
+from tests.scripts import Program
 
 WAITING = """
 import signal, sys
@@ -40,16 +39,11 @@ async def test_a_loop_that_waits_does_not(loop_guard: type[LoopGuard]) -> None:
 def test_a_process_that_outlives_its_test_is_named_and_killed(
     home: Path, on_sigterm: str, survives: bool
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITING.format(on_sigterm)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with Program("-c", WAITING.format(on_sigterm)) as process:
+        process.line()
         named = end_processes(home, deadline=1.0 if survives else 10.0)
         assert [str(process.pid) in line for line in named] == [True] * survives
-        process.wait(10)  # by nothing else: its input is open
+        process.process.wait(10)  # by nothing else: its input is open
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="`-n 0`: there are no groups")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from kinetic.cli.app import main
+from tests.scripts import Program, until
 from tests.terminals import terminal
 
 __all__ = ["terminal"]
@@ -50,3 +53,15 @@ def kinetic(capsys: pytest.CaptureFixture[str]) -> Kinetic:
         return Completed(int(end.value.code or 0), out, err)
 
     return run
+
+
+@contextlib.contextmanager
+def submitted(home: Path, *options: str) -> Iterator[tuple[str, Program]]:
+    """Submit a batch of two items that wait; yield its ID and the process that submits it."""
+    inputs = home / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    command = ["run", f"{FILE}:waits", "--map", str(inputs), *options]
+    with Program("-m", "kinetic", *command) as submitter:
+        (line,) = until(lambda: re.findall(r".*2 items.*\n", submitter.errors)[:1])
+        yield line.split()[1].rstrip(":"), submitter
+        submitter.end()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,8 @@ from kinetic.cli.batches import count_statuses, status_of
 from kinetic.errors import JobError
 from kinetic.jobs import load_result
 from tests import programs
-from tests.cli.conftest import FILE, Kinetic
+from tests.cli.conftest import FILE, Kinetic, submitted
+from tests.scripts import Program, until
 from tests.terminals import Terminal
 
 pytestmark = pytest.mark.usefixtures("small_project")
@@ -208,13 +208,8 @@ def test_items_are_listed_by_number_after_newer_jobs(kinetic: Kinetic, tmp_path:
 
 
 def test_a_cancelled_item_is_called_cancelled(kinetic: Kinetic, tmp_path: Path) -> None:
-    inputs = tmp_path / "in.jsonl"
-    inputs.write_text('{"x": 1}\n{"x": 2}\n')
-    running = start("run", f"{FILE}:waits", "--map", str(inputs), "--max-concurrent", "1")
-    assert running.stderr is not None
-    group = running.stderr.readline().split()[1].rstrip(":")
-    assert kinetic("batches", "cancel", group, "-y").code == 0
-    running.communicate(timeout=60)
+    with submitted(tmp_path, "--max-concurrent", "1") as (group, _):
+        assert kinetic("batches", "cancel", group, "-y").code == 0
     status = kinetic("batches", "status", group, "--items", "--json").json
     assert (status["status"], status["counts"]) == ("CANCELLED", {"CANCELLED": 2})
     assert [item["status"] for item in status["each"]] == ["CANCELLED"] * 2
@@ -294,8 +289,9 @@ _ = [next(outcomes) for _ in range(3)]
 print(batch.group_id, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    group = killed.stdout.strip()
+    with Program("-c", code) as killed:
+        group = killed.line()
+        killed.end()
     cancelled = kinetic("batches", "cancel", group, "-y")
     assert f"{group} is cancelled: 3 succeeded" in cancelled.err
     assert kinetic("batches", "status", group, "--json").json["reason"] == ""
@@ -457,46 +453,33 @@ def test_the_supervisor_is_shown_and_stopped(kinetic: Kinetic) -> None:
     assert kinetic("gc", "--json").code == 0
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """Start the command in another process."""
-    command = [sys.executable, "-m", "kinetic", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.full
 def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
-    running = start("run", f"{FILE}:waits", "-a", "x=1")
-    assert running.stdout is not None
-    assert running.stdout.readline() == "waiting 1\n"
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
-    assert running.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    with Program("-m", "kinetic", "run", f"{FILE}:waits", "-a", "x=1") as running:
+        running.expect("waiting 1")
+        running.interrupt()
+        code, _, err = running.end()
+    assert code == 130 and "interrupted" in err and "Traceback" not in err
     assert "was cancelled and removed" in err
     assert kinetic("jobs", "list", "--json").json["items"] == []
 
 
 @pytest.mark.full
-def test_a_debugged_job_prints_the_command_to_attach(
-    small_project: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    running = start("run", f"{FILE}:debugged")
-    assert running.stderr is not None
-    lines = iter(running.stderr.readline, "")
-    command = next(line for line in lines if "kinetic jobs debug job-local-" in line)
-    debugging = start("jobs", "debug", command.split()[-1], "--port", "0", "--json", "--vscode")
-    assert debugging.stdout is not None
-    answer = json.loads(debugging.stdout.readline())
-    launch = answer["launch"]
-    assert launch["request"] == "attach" and launch["connect"]["port"] > 0
-    assert answer["file"] == str(Path(".vscode", "launch.json").absolute())
-    saved = json.loads(Path(answer["file"]).read_text())
-    assert saved["configurations"] == [{**launch, "name": "Attach to a kinetic job"}]
-    debugging.send_signal(signal.SIGINT)
-    debugging.communicate(timeout=60)
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
-    assert running.returncode == 130
+def test_a_debugged_job_prints_the_command_to_attach(tmp_path: Path) -> None:
+    with Program("-m", "kinetic", "run", f"{FILE}:debugged", cwd=tmp_path) as running:
+        job = until(lambda: re.search(r"kinetic jobs debug (job-local-\S+)\n", running.errors))[1]
+        command = ("jobs", "debug", job, "--port", "0", "--json", "--vscode")
+        with Program("-m", "kinetic", *command, cwd=tmp_path) as debugging:
+            answer = json.loads(debugging.line())
+            launch = answer["launch"]
+            assert launch["request"] == "attach" and launch["connect"]["port"] > 0
+            assert answer["file"] == str(tmp_path / ".vscode" / "launch.json")
+            saved = json.loads(Path(answer["file"]).read_text())
+            assert saved["configurations"] == [{**launch, "name": "Attach to a kinetic job"}]
+            debugging.interrupt()
+            debugging.end()
+        running.interrupt()
+        assert running.end()[0] == 130
 
 
 @pytest.mark.full
@@ -523,12 +506,10 @@ def test_a_removal_asks_for_confirmation_with_the_full_id(
 @pytest.mark.full
 def test_ctrl_c_while_following_a_log_leaves_the_job_running(kinetic: Kinetic) -> None:
     job = kinetic("run", f"{FILE}:waits", "-a", "x=1", "--detach", "--json").json["job_id"]
-    following = start("jobs", "logs", job, "-f")
-    assert following.stdout is not None
-    assert following.stdout.readline() == "waiting 1\n"
-    following.send_signal(signal.SIGINT)
-    following.communicate(timeout=60)
-    assert following.returncode == 130
+    with Program("-m", "kinetic", "jobs", "logs", job, "-f") as following:
+        following.expect("waiting 1")
+        following.interrupt()
+        assert following.end()[0] == 130
     assert kinetic("jobs", "status", job, "--json").json["status"] == "RUNNING"
     assert kinetic("jobs", "result", job, "--timeout", "0.1").code == 5
     assert f"{job} is cancelled" in kinetic("jobs", "cancel", job).err

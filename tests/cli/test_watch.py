@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from kinetic.cli.watch import View, screen
 from kinetic.progress import Progress
-from tests.cli.conftest import FILE, Kinetic
+from tests.cli.conftest import FILE, Kinetic, submitted
 from tests.terminals import Terminal
 
 Terminals = Callable[..., Terminal]
@@ -75,24 +74,6 @@ def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
     first, bar, *rest = [line.plain for line in screen(named, 40, 24)]
     assert first == named.title and bar.startswith("─") and "936/10,000" in bar
     assert " ".join(rest).startswith(named.progress.counts())
-
-
-@contextlib.contextmanager
-def submitted(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Submit a batch of two items that wait; yield its ID and the process that submits it."""
-    inputs = home / "in.jsonl"
-    inputs.write_text('{"x": 1}\n{"x": 2}\n')
-    command = ["run", f"{FILE}:waits", "--map", str(inputs), *options]
-    submitter = subprocess.Popen(
-        [sys.executable, "-m", "kinetic", *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert submitter.stderr is not None
-    line = next(line for line in submitter.stderr if "2 items" in line)
-    yield line.split()[1].rstrip(":"), submitter
-    submitter.communicate(timeout=60)
 
 
 @pytest.mark.full

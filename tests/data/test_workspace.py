@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import signal
 import stat
-import subprocess
 import sys
 import textwrap
 import zipfile
@@ -21,6 +19,7 @@ import pytest
 from kinetic._runner.job import namespace, workspace
 from kinetic._runner.protocol import overlay, wire
 from tests.data.conftest import Machine
+from tests.scripts import Program
 
 LIST_FILES = """
 answer["files"] = sorted(
@@ -279,7 +278,6 @@ def test_the_next_process_builds_a_tree_whose_builder_was_killed(tmp_path: Path)
     script = textwrap.dedent(
         f"""
         import os, sys, time
-        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from kinetic._runner.job import workspace as trees
         def build(part):
             open(os.path.join(part, "half"), "w").close()
@@ -288,12 +286,8 @@ def test_the_next_process_builds_a_tree_whose_builder_was_killed(tmp_path: Path)
         trees.shared_tree({str(shared)!r}, build)
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"building\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    with Program("-c", script) as process:
+        process.expect("building")
 
     def build(part: str) -> workspace.Weight:
         assert os.listdir(part) == []

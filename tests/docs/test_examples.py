@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from tests import programs
-from tests.face.child import listener
 from tests.report.browser import CHROMIUM, MISSING, Browser
+from tests.scripts import listener
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -6,18 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.face.child import Child
+from tests.scripts import Script, prelude
 
-COMMON = """
-import asyncio, itertools, os, pathlib, pickle, signal, sys, threading, time
-import kinetic
-from kinetic import Cancelled, Completion, Failed, JobStatus, Lost, Succeeded
-
-os.environ["KINETIC_PROGRESS"] = "off"  # a slow machine would show progress of short jobs
-
-def remote(function):
-    return kinetic.run(backend="local", accelerator="cpu")(function)
-
+COMMON = f"""{prelude(backend="local", accelerator="cpu")}
 @remote
 def inverse(value):
     return 1 / value
@@ -27,18 +18,10 @@ def waits_for(name):
     while not pathlib.Path(name).exists():
         time.sleep(0.01)
     return os.path.basename(name)
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-here = os.getcwd()
 """
 
 
 @pytest.fixture
 def script(tmp_path: Path):
     """Return a function that starts a script of a project in *tmp_path*."""
-    return lambda code, *options: Child(COMMON + code, *options, folder=tmp_path)
+    return lambda code, *options: Script(COMMON + code, folder=tmp_path, options=options)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.face.child import until
+from tests.scripts import until
 
 
 def test_outcomes_and_progress_work_in_for_and_async_for(script) -> None:

@@ -20,8 +20,8 @@ import kinetic
 from kinetic import aio, errors
 from kinetic.aio._engine import debugging
 from tests.conftest import processes_of
-from tests.face.child import Child, listener
 from tests.face.editor import Editor, attached
+from tests.scripts import Script, listener
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
@@ -187,20 +187,18 @@ try:
 except KeyboardInterrupt:
     print([job.status().value for job in kinetic.list_jobs()])
 """
-        process = Child(CALL + code, folder=tmp_path, deadline=DEADLINE_S)
+        process = Script(CALL + code, folder=tmp_path, deadline=DEADLINE_S)
         with process:
             process.expect("True []")
             taken.close()
             process.write_line("")
             assert f"waits for a debugger on 127.0.0.1:{port}" in process.line()
-            while process.line() != "}":
-                pass
+            process.hear("}")
             with Editor(port) as editor:
                 mapping = [{"localRoot": str(tmp_path), "remoteRoot": "/nowhere"}]
                 editor.begin({"pathMappings": mapping}, tmp_path / "none.py", 1)
             process.expect("8")
-            while process.line() != "}":
-                pass
+            process.hear("}")
             process.interrupt()
             process.expect("['SUCCEEDED']")
             assert process.end()[0] == 0
@@ -214,10 +212,8 @@ del job
 print("forwarder", forwarder.pid, flush=True)
 input()
 """
-    with Child(CALL + code, folder=tmp_path, deadline=DEADLINE_S) as process:
-        while not (line := process.line()).startswith("forwarder"):
-            pass
-        forwarder = psutil.Process(int(line.split()[-1]))
+    with Script(CALL + code, folder=tmp_path, deadline=DEADLINE_S) as process:
+        forwarder = psutil.Process(int(process.hear("forwarder").split()[-1]))
         psutil.Process(process.pid).kill()
         forwarder.wait(DEADLINE_S)
 
@@ -247,7 +243,7 @@ except kinetic.errors.NotFound as error:
     print(job.k8s_name in str(error))
 job.cleanup()
 """
-    with Child(CALL + code, folder=tmp_path, deadline=DEADLINE_S) as process:
+    with Script(CALL + code, folder=tmp_path, deadline=DEADLINE_S) as process:
         assert f"127.0.0.1:{local}" in process.line()
         entry = process.line()
         while not entry.endswith("\n}"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.face.child import Child
+from tests.scripts import Script
 
 PROGRAM = """
 import json, logging
@@ -87,9 +87,9 @@ EXPECTED = {
 @pytest.mark.parametrize("level", ["", "DEBUG"])
 def test_a_job_shows_what_its_program_shows(level: str, tmp_path: Path) -> None:
     """KINETIC_LOG_LEVEL changes nothing for a job, which has no lines of kinetic."""
-    variables = {"KINETIC_PROGRESS": "off"} | ({"KINETIC_LOG_LEVEL": level} if level else {})
-    header = f"import os\nos.environ |= {variables}\nCASES = {[*EXPECTED]!r}\n"
-    with Child(header + PROGRAM, folder=tmp_path, deadline=110) as process:
+    env = {"KINETIC_LOG_LEVEL": level} if level else {}
+    header = f"CASES = {[*EXPECTED]!r}\n"
+    with Script(header + PROGRAM, folder=tmp_path, env=env, deadline=110) as process:
         exit_code, _, err = process.end()
     assert exit_code == 0, err
     for case, log in json.loads((tmp_path / "out.json").read_text()).items():

@@ -11,30 +11,25 @@ import psutil
 import pytest
 
 import kinetic
-from tests.face.child import Child, until
+from tests.scripts import Script, prelude, until
 
 COMMON = """
-import asyncio, os, pathlib, signal, sys, time
-import kinetic
-
-os.environ["KINETIC_PROGRESS"] = "off"
-here = os.getcwd()
-
-@kinetic.run(backend="local", accelerator="cpu")
+@remote
 def waits(folder):
     partial = pathlib.Path(folder, "partial")
     partial.write_text(f"{os.getpid()} {os.environ['KINETIC_JOB_ID']}")
     partial.rename(pathlib.Path(folder, "job"))
     time.sleep(1000)
 """
+BEGINNING = prelude(backend="local", accelerator="cpu") + COMMON
 
 CALLS = {"sync": "waits(here)", "aio": "asyncio.run(kinetic.aio.run(waits, here))"}
 owned = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[..., Child]:
-    return lambda code: Child(COMMON + code, folder=tmp_path)
+def script(tmp_path: Path) -> Callable[..., Script]:
+    return lambda code: Script(BEGINNING + code, folder=tmp_path)
 
 
 def wait_for_job(folder: Path) -> tuple[int, str]:

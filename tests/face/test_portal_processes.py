@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.face.child import Child
+from tests.scripts import Program
 
 COMMON = """
 import asyncio, atexit, os, signal, sys, threading, time
@@ -28,8 +28,8 @@ async def start_task(coroutine):
 FORKS = "-Wignore::DeprecationWarning"  # Python 3.12 warns about forks with threads
 
 
-def child(code: str, *options: str) -> Child:
-    return Child(COMMON + code, *options)
+def child(code: str, *options: str) -> Program:
+    return Program(*options, "-c", COMMON + code)
 
 
 # --- Ctrl-C ---

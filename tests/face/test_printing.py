@@ -20,7 +20,7 @@ import anyio.to_thread
 import pytest
 
 from kinetic.aio._log_printer import LogPrinter
-from tests.face.child import DEADLINE, ROOT, until
+from tests.scripts import DEADLINE_S, ROOT, until
 
 COUNT = 80_000  # more than the buffers of a pipe (64 KiB) and of the printer (1 MiB)
 
@@ -71,7 +71,7 @@ def test_a_slow_reader_of_a_pipe_gets_every_line(tmp_path: Path) -> None:
         until((tmp_path / "written").exists)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=11)
-        out, err = process.communicate(timeout=2 * DEADLINE)
+        out, err = process.communicate(timeout=2 * DEADLINE_S)
     assert (process.returncode, err) == (0, b"")
     assert out.decode().splitlines() == [*LINES, f"returned {COUNT}"]
 
@@ -86,7 +86,7 @@ def rest_of_log(process: subprocess.Popen[bytes], folder: Path, err: bytes) -> l
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "KINETIC_BACKEND": "local"},
         capture_output=True,
-        timeout=DEADLINE,
+        timeout=DEADLINE_S,
     )
     assert read.returncode == 0, read.stderr
     return read.stdout.decode().splitlines()
@@ -115,10 +115,10 @@ threading.Thread(target=report_end, daemon=True).start()
         assert process.stderr is not None
         stderr = b""
         while b"KeyboardInterrupt" not in stderr:
-            ready, _, _ = select.select([process.stderr], [], [], DEADLINE)
+            ready, _, _ = select.select([process.stderr], [], [], DEADLINE_S)
             stderr += os.read(process.stderr.fileno(), 4096) if ready else b""
             assert ready
-        process.communicate(timeout=DEADLINE)
+        process.communicate(timeout=DEADLINE_S)
     assert rest_of_log(process, tmp_path, stderr) == LINES
 
 
@@ -131,7 +131,7 @@ def test_a_closed_pipe_ends_the_printing_without_error_and_keeps_the_log(tmp_pat
         process.stdout.close()
         assert process.stderr is not None
         err = process.stderr.read()
-        process.wait(timeout=DEADLINE)
+        process.wait(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert f"returned {COUNT}" in err.decode()
     assert b"BrokenPipe" not in err and b"Traceback" not in err, err.decode()
@@ -158,7 +158,7 @@ def test_a_terminal_gets_colors_and_no_other_control_sequence(tmp_path: Path, ca
             "job.logs(follow=True)\njob.cleanup()"
         )
     with script(PRINTS_COLORS + call, tmp_path, stdout) as process:
-        _, err = process.communicate(timeout=DEADLINE)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
         shown = b""
         while not shown.endswith(b"\r\n"):  # a terminal can pass output on in parts
@@ -171,7 +171,7 @@ def test_a_terminal_gets_colors_and_no_other_control_sequence(tmp_path: Path, ca
 def test_a_file_gets_the_output_unchanged(tmp_path: Path) -> None:
     with open(tmp_path / "out", "wb") as out:
         with script(PRINTS_COLORS + "prints_colors()", tmp_path, out) as process:
-            process.communicate(timeout=DEADLINE)
+            process.communicate(timeout=DEADLINE_S)
     assert (tmp_path / "out").read_bytes() == RAW
 
 
@@ -190,7 +190,7 @@ def prints_accent():
 def test_output_that_a_stream_cannot_take_keeps_no_job(tmp_path, stream, expected) -> None:
     code = f"{stream}\nprints_accent()\nsys.exit(len(kinetic.list_jobs()))"
     with script(PRINTS_ACCENT + code, tmp_path, subprocess.PIPE) as process:
-        out, err = process.communicate(timeout=DEADLINE)
+        out, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, out, err) == (0, expected, b"")
 
 
@@ -203,7 +203,7 @@ async def test_a_blocked_standard_output_takes_no_shared_thread(monkeypatch) -> 
     with open(reader), open(writer, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         printing = asyncio.create_task(LogPrinter().run(lines()))
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(DEADLINE_S):
             while not select.select([reader], [], [], 0)[0]:  # the thread has printed nothing yet
                 await asyncio.sleep(0)
             assert await anyio.to_thread.run_sync(os.getpid) == os.getpid()

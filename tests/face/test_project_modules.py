@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import programs
-from tests.face.child import ROOT, Child
 from tests.face.conftest import COMMON
+from tests.scripts import ROOT, Script
 
 FILES = {
     "errs.py": "class NotFound(Exception): pass\n",
@@ -299,7 +299,7 @@ def test_a_module_that_the_job_cannot_import_is_named(script, tmp_path: Path) ->
     for name, text in files.items():
         (project / name).write_text(text)
     code = ERRORS.replace('"machine.txt"', '"../machine.txt"')
-    Child(COMMON + code, folder=project).prints(
+    Script(COMMON + code, folder=project).prints(
         "True True", "value", "[True, True, True] [True, True, True]", "True", "True"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from kinetic import errors
 from kinetic._tracebacks import own_frames_left_out
-from tests.face.child import ROOT, Child, until
+from tests.scripts import ROOT, Program, until
 
 KINETIC_FRAME = f'File "{ROOT}/kinetic'
 
@@ -248,7 +249,7 @@ def test_ctrl_c_during_the_imports_of_the_first_call_is_a_keyboard_interrupt() -
     except KeyboardInterrupt:
         print("interrupted")
     """
-    with Child(code) as process:
+    with Program("-c", textwrap.dedent(code)) as process:
         assert process.end() == (0, "interrupted\n", "")
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.face.child import Child
+from tests.scripts import Script
 
 PROGRAM = """
-import logging, os
-os.environ |= {variables}
+import logging
 import kinetic
 from absl import logging as absl_logging
 
@@ -31,9 +30,8 @@ if __name__ == "__main__":
 
 def run(folder: Path, level: str | None, after: str = "") -> tuple[int, str, str]:
     """Run the program with *level* as KINETIC_LOG_LEVEL."""
-    variables = {"KINETIC_PROGRESS": "off"} | ({"KINETIC_LOG_LEVEL": level} if level else {})
-    code = PROGRAM.format(variables=variables, after=after)
-    with Child(code, folder=folder, deadline=110) as process:
+    env = {"KINETIC_LOG_LEVEL": level} if level else {}
+    with Script(PROGRAM.format(after=after), folder=folder, env=env, deadline=110) as process:
         return process.end()
 
 
@@ -49,7 +47,7 @@ def test_without_the_variable_only_warnings_appear(tmp_path: Path) -> None:
 
 
 def test_a_warning_before_any_call_has_the_name_of_kinetic(tmp_path: Path) -> None:
-    with Child(f"import kinetic\n{LATER}", folder=tmp_path) as process:
+    with Script(f"import kinetic\n{LATER}", folder=tmp_path) as process:
         _, _, err = process.end()
     assert err.startswith("WARNING:kinetic:gs://bucket/folder names one object")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.face.child import until
+from tests.scripts import until
 
 WORKERS = """
 def load():

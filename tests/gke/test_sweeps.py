@@ -16,7 +16,7 @@ from kinetic import aio
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.sweeps import State
 from tests.cluster.fixtures import IMAGE, Namespace, on_cluster
-from tests.system.conftest import Client
+from tests.scripts import Script
 from tests.system.told import SEARCHER, check, check_told, note
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'kinetic-aio[optuna]'")
@@ -86,15 +86,19 @@ async def test_a_named_sweep_of_pods_outlives_its_submitter(
     project.mkdir()
     marks.mkdir()
     count, ended = 12, dict[int, Any]()
+
+    def begun() -> Script:
+        return Script(SEARCHER, "sqlite", marks, count, folder=project, deadline=DEADLINE_S)
+
     for before in (0, 3, 6):
-        with Client(project, SEARCHER, "sqlite", marks, count) as submitter:
-            await asyncio.to_thread(submitter.hear, "begun", DEADLINE_S)
+        with begun() as submitter:
+            await asyncio.to_thread(submitter.hear, "begun")
             for _ in range(before):
-                await asyncio.to_thread(submitter.hear, "ended", DEADLINE_S)
+                await asyncio.to_thread(submitter.hear, "ended")
             submitter.kill()
         note(ended, submitter)
-    with Client(project, SEARCHER, "sqlite", marks, count) as submitter:
-        over = await asyncio.to_thread(submitter.hear, "over", DEADLINE_S)
+    with begun() as submitter:
+        over = await asyncio.to_thread(submitter.hear, "over")
         note(ended, submitter)
     check(json.loads(over.partition(" ")[2]), ended, count)
     check_told(marks, is_stored=True)

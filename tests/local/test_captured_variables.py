@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kinetic import aio, errors
 from tests.jobs import eventually
-from tests.platforms.script import Script
+from tests.scripts import Script, prelude
 
 from .conftest import signal_supervisor
 
@@ -34,17 +34,16 @@ print(batch.group_id)
 batch.wait()
 print("over", flush=True)
 """
-OPTIONS = {"backend": "local", "accelerator": "cpu", "capture_env_vars": ["MY_TOKEN"]}
+COMMON = prelude(backend="local", accelerator="cpu", capture_env_vars=["MY_TOKEN"])
 
 
 @pytest.fixture
-async def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Script]:
+def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     """Start a batch of four: two run, one waits for a slot, and one isn't sent yet."""
     monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "2")
     monkeypatch.setenv("MY_TOKEN", SECRET)
-    script = await Script.started(BATCH, tmp_path, OPTIONS)
-    yield script
-    await script.kill()
+    with Script(COMMON + BATCH, folder=tmp_path) as script:
+        yield script
 
 
 async def until_started(folder: Path, count: int) -> None:
@@ -61,10 +60,10 @@ async def test_no_file_has_a_captured_value_whoever_is_killed(
     submitter: Script, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers go on; if they die, a process that has the variables starts others."""
-    group = await submitter.line()
+    group = submitter.line()
     await until_started(tmp_path, 2)
     assert files_with_the_secret(home) == [], "while jobs run, and wait for a slot"
-    await submitter.kill()
+    submitter.kill()
     assert files_with_the_secret(home) == [], "after the submitter's death"
     signal_supervisor(home, signal.SIGKILL)
     monkeypatch.delenv("MY_TOKEN")
@@ -86,7 +85,7 @@ async def test_no_file_has_a_captured_value_whoever_is_killed(
 
 
 @pytest.mark.full
-async def test_a_process_that_submits_a_batch_captures_once(
+def test_a_process_that_submits_a_batch_captures_once(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retries use the captured value even after the variable has changed."""
@@ -98,7 +97,7 @@ async def test_a_process_that_submits_a_batch_captures_once(
     )
     monkeypatch.setenv("MY_TOKEN", SECRET)
     (tmp_path / "go").touch()
-    script = await Script.started(code, tmp_path, OPTIONS)
-    await script.line()
-    await script.expect("1", " ".join(DIGESTS))
-    await script.end()
+    with Script(COMMON + code, folder=tmp_path) as script:
+        script.line()
+        script.expect("1", " ".join(DIGESTS))
+        script.end()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from kinetic.aio.local.store import DirectoryStore
 from kinetic.collection import Collection
 from kinetic.errors import BackendError
 from tests.jobs import eventually
+from tests.scripts import Program
 
 from .conftest import end_supervisor
 
@@ -129,15 +128,10 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
         "trees.shared_tree(sys.argv[1], lambda part: trees.Weight(0, 0))\n"
         "print('has it', flush=True); sys.stdin.read()\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, tree], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with process:
-        assert process.stdout is not None and process.stdin is not None
-        assert process.stdout.readline() == b"has it\n"
+    with Program("-c", script, tree) as process:
+        process.expect("has it")
         age(tmp_path / "tree")
         assert not workspace.discard_tree(tree, time.time())
-        process.stdin.close()
     assert not workspace.discard_tree(tree, time.time() - LONG_S - DAY_S), "a process used it since"
     assert workspace.discard_tree(tree, time.time()) and not os.path.exists(tree)
     assert workspace.shared_tree(

@@ -14,6 +14,7 @@ import kinetic
 from kinetic import aio, errors
 from kinetic.aio.local.cluster import LocalCluster
 from tests.jobs import eventually
+from tests.scripts import Program
 
 from .conftest import supervisors
 
@@ -181,15 +182,10 @@ async def test_what_a_killed_client_left_half_read_is_removed_a_day_later(
         assert await client.run(say) == 1
         assert [*scratch.iterdir()] == [], "each client removes its own files"
         job = await client.submit(large)
-        other = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", READING, job.job_id, stdout=asyncio.subprocess.PIPE
-        )
-        assert other.stdout is not None
-        assert await asyncio.wait_for(other.stdout.readline(), 40) == b"reading\n"
-        left = [*scratch.iterdir()]
-        assert len(left) == 1 and [*tmp_path.iterdir()] == []
-    other.kill()
-    await other.wait()
+        with Program("-c", READING, job.job_id) as other:
+            await asyncio.to_thread(other.expect, "reading")
+            left = [*scratch.iterdir()]
+            assert len(left) == 1 and [*tmp_path.iterdir()] == []
     async with aio.Client(backend="local") as client:
         await client.list_jobs()
         assert [*scratch.iterdir()] == left, "the process may still live"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import stat
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from kinetic._packing import archive
 from kinetic._packing.ignore import looks_private
 from kinetic.errors import ConfigurationError
 from tests import programs
+from tests.scripts import Program, until
 
 from .conftest import REPOSITORY, Make, Python, contents, last_line, names, settle
 
@@ -370,23 +370,12 @@ print(json.dumps(packed.digest))
 
 def test_processes_may_pack_the_same_tree_at_once(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"m.py": "x", "b": random.Random(0).randbytes(300_000)})
-    packers = [
-        subprocess.Popen(
-            [sys.executable, "-c", PACKS],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
-    for packer in packers:
-        assert packer.stdin is not None
-        packer.stdin.write("\n")
-        packer.stdin.flush()
-    digests = {packer.communicate()[0] for packer in packers}
-    assert digests == {json.dumps(pack(root).digest) + "\n"}
+    with contextlib.ExitStack() as stack:
+        packers = [stack.enter_context(Program("-c", PACKS, cwd=tmp_path)) for _ in range(3)]
+        for packer in packers:
+            packer.write_line("")
+        digests = {packer.line() for packer in packers}
+    assert digests == {json.dumps(pack(root).digest)}
     assert not list((tmp_path / "cache").glob("*.new"))
 
 
@@ -394,21 +383,9 @@ def test_the_draft_of_a_killed_packer_is_ignored(tmp_path: Path, make: Make, pac
     root = make(tmp_path / "project", {"b": random.Random(0).randbytes(2 * LARGE)})
     script = PACKS.replace("sys.stdin.readline()", "print(flush=True)")
     script = script.replace("for _ in range(12):", "while True:")
-    packer = subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        stdout=subprocess.PIPE,
-    )
-    assert packer.stdout is not None
-    packer.stdout.readline()
-    deadline = time.monotonic() + 60
-    try:
-        while not list((tmp_path / "cache").glob("*.new")):
-            assert time.monotonic() < deadline
-    finally:
-        packer.send_signal(signal.SIGKILL)
-        packer.communicate()
+    with Program("-c", script, cwd=tmp_path) as packer:
+        packer.line()
+        until(lambda: [*(tmp_path / "cache").glob("*.new")])
     assert contents(pack(root)) == {path.name: path.read_bytes() for path in root.iterdir()}
 
 

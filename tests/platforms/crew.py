@@ -14,10 +14,7 @@ import pytest
 from kinetic import aio, configuration
 from kinetic.aio.platforms import open_platform
 
-from .harness import Harness, Platform
-
-DEADLINE_S, LONG_S = 150.0, 1200.0
-"""After how many seconds a behaviour counts as hanging, even on a busy machine."""
+from .harness import DEADLINE_S, LONG_S, Harness, Platform
 
 Behaviour = Callable[[Harness], Awaitable[None]]
 Test = Callable[..., None]

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,12 +18,14 @@ import kinetic
 from kinetic import aio
 from kinetic.aio.platforms import Platform as Ports
 from kinetic.job_status import JobStatus
-
-from .script import Script
+from tests.scripts import Script, prelude
 
 T = TypeVar("T")
 SHARED = ("code/", "functions/", "data/")
 PAUSE_S = 0.05
+DEADLINE_S, LONG_S = 150.0, 1200.0
+"""After how many seconds a behaviour counts as hanging, even on a busy machine."""
+
 ON_UVLOOP = " on uvloop"
 IN_A_DIRECTORY = " in a directory"
 
@@ -143,17 +145,14 @@ class Harness:
         finally:
             logging.getLogger("absl").removeHandler(collector)
 
-    @asynccontextmanager
-    async def script(self, code: str) -> AsyncIterator[Script]:
-        """Run *code* in another process, in a project of its own."""
+    @contextmanager
+    def script(self, code: str) -> Iterator[Script]:
+        """Run *code* in another process, in a project of its own; threads wait for its lines."""
         folder = self.folder / "project"
         folder.mkdir(exist_ok=True)
         options = {"accelerator": "cpu", **self.platform.options}
-        script = await Script.started(code, folder, options)
-        try:
+        with Script(prelude(**options) + code, folder=folder, deadline=DEADLINE_S) as script:
             yield script
-        finally:
-            await script.kill()
 
 
 class Gate:

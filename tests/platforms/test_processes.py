@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
+from asyncio import to_thread
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,9 @@ except kinetic.BatchError as error:
 print(sorted(job.status().value for job in batch.as_completed()))
 batch.cleanup()
 """
-    async with harness.script(code) as script:
-        await script.expect("computing", "6")
-        status, out, err = await script.end()
+    with harness.script(code) as script:
+        await to_thread(script.expect, "computing", "6")
+        status, out, err = await to_thread(script.end)
         assert status == 0 and "Traceback" not in err, err
         assert out.splitlines()[-5:] == [  # before these come remote tracebacks
             "True",
@@ -94,10 +95,10 @@ pathlib.Path("out/2").touch()
 os.remove("out/1")
 print(read(), read.run_async_map([(), ()]).results())
 """
-    async with harness.script(code) as script:
+    with harness.script(code) as script:
         first, second = (["1"], "a", 2 << 20), (["2"], "ab", 2 << 20)
-        await script.expect(f"{first}", f"{second} {[second, second]}")
-        status, _, err = await script.end()
+        await to_thread(script.expect, f"{first}", f"{second} {[second, second]}")
+        status, _, err = await to_thread(script.end)
         assert status == 0 and "Traceback" not in err, err
 
 
@@ -123,13 +124,14 @@ for call in (lambda: waits(here + "/never"), lambda: print("waiting") or job.res
 pathlib.Path("go").touch()
 print(job.result())
 """
-    async with harness.script(code) as script:
-        await script.expect("started")
+    with harness.script(code) as script:
+        await to_thread(script.expect, "started")
         script.interrupt()
-        await script.expect("interrupted False NOT_FOUND", "waiting")
+        await to_thread(script.expect, "interrupted False NOT_FOUND", "waiting")
         script.interrupt()
-        await script.expect("interrupted False NOT_FOUND", "went on")
-        status, out, err = await script.end()  # on a busy cluster standard error may say it waited
+        await to_thread(script.expect, "interrupted False NOT_FOUND", "went on")
+        # On a busy cluster, standard error may say that it waited.
+        status, out, err = await to_thread(script.end)
         assert (status, out) == (0, "") and "Traceback" not in err, err
     for name in harness.marks("project/*.job"):
         job_id = (harness.folder / "project" / name).read_text()
@@ -145,13 +147,13 @@ async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
 
     Where workers run the items, they go on, and nobody gets an error.
     """
-    async with harness.script(WORK + BATCH + "batch.wait()") as submitter:
-        batch = await harness.client.attach_batch(await submitter.line())
+    with harness.script(WORK + BATCH + "batch.wait()") as submitter:
+        batch = await harness.client.attach_batch(await to_thread(submitter.line))
         async for job in batch.as_completed():
             assert (job.group_index, await job.result(cleanup=False)) == (0, 0)
             break
         await harness.marked("project/[12].1", 2)
-        await submitter.kill()
+        submitter.kill()
     if not harness.runs_alone:
         async with aio.Client() as other:
             found = await other.attach_batch(batch.group_id)
@@ -181,10 +183,10 @@ batch.wait()
 """
     (harness.folder / "project").mkdir()
     (harness.folder / "project" / "go").touch()
-    async with harness.script(WORK + code) as submitter:
-        batch = await harness.client.attach_batch(await submitter.line())
+    with harness.script(WORK + code) as submitter:
+        batch = await harness.client.attach_batch(await to_thread(submitter.line))
         await harness.marked("project/0.*1", 2)
-        await submitter.kill()
+        submitter.kill()
     folder = str(harness.folder / "project")
     await batch.resume()
     with pytest.raises(errors.InputsUnfinished) as caught:
@@ -230,8 +232,8 @@ ask(pathlib.Path("how").read_text())
         ("await", "return await later(0)", "later"),
     ]:
         (harness.folder / "project" / "how").write_text(how)
-        async with harness.script(code) as script:
-            status, _, err = await script.end()
+        with harness.script(code) as script:
+            status, _, err = await to_thread(script.end)
         local, remote = err.split("Remote traceback of ")
         assert status == 1 and local.endswith("\nZeroDivisionError: division by zero\n"), err
         files = [row.split('"')[1] for row in local.splitlines() if row.startswith("  File ")]
@@ -275,8 +277,8 @@ for number, kind in enumerate([Own, model.Coded]):
         print(type(error) is kind, error.code)
 """
     for _ in range(2):
-        async with harness.script(code) as script:
-            status, out, err = await script.end()
+        with harness.script(code) as script:
+            status, out, err = await to_thread(script.end)
             assert (status, out) == (0, "True 4\nTrue 3\n"), err
 
 
@@ -293,8 +295,8 @@ print(backend.options(capture_env_vars=["KERAS_BACKEND"])())
 """
     installed = importlib.util.find_spec("jax") is not None
     expected = "jax" if installed or harness.name != "local" else "None"
-    async with harness.script(code) as script:
-        status, out, err = await script.end()
+    with harness.script(code) as script:
+        status, out, err = await to_thread(script.end)
         assert (status, out) == (0, f"{expected}\ntorch\n"), err
 
 
@@ -312,8 +314,8 @@ def backend():
 
 print(backend.options(capture_env_vars=["PYTHONPATH"])())
 """
-    async with harness.script(code) as script:
-        status, out, err = await script.end()
+    with harness.script(code) as script:
+        status, out, err = await to_thread(script.end)
         assert (status, out) == (0, "jax\n"), err
 
 
@@ -380,8 +382,8 @@ def look(passed):
 same, messages, facts, coroutine = look(add)
 print(same, coroutine, all(".local(" in message for message in messages), *facts)
 """
-    async with harness.script(code) as script:
-        status, out, err = await script.end()
+    with harness.script(code) as script:
+        status, out, err = await to_thread(script.end)
         facts = "add Adds. (number: int, *, more: int = 1) __main__"
         assert (status, out) == (0, f"True True True {facts}\n"), err
 
@@ -389,9 +391,9 @@ print(same, coroutine, all(".local(" in message for message in messages), *facts
 @behaviour
 async def test_a_job_outlives_its_client(harness: Harness) -> None:
     code = "print(work.run_async(here, 1).job_id)\nos.kill(os.getpid(), signal.SIGKILL)"
-    async with harness.script(WORK + code) as script:
-        job_id = await script.line()
-        await script.end()
+    with harness.script(WORK + code) as script:
+        job_id = await to_thread(script.line)
+        await to_thread(script.end)
     job = await harness.client.attach(job_id)
     await harness.marked("project/1.1")
     await harness.running(job)
@@ -407,25 +409,25 @@ try:
 except kinetic.BatchError as error:
     print({type(result).__name__ for result in batch.results(return_exceptions=True)})
 """
-    async with harness.script(WORK.replace("while number", "while True") + BATCH + code) as script:
-        batch = await harness.client.attach_batch(await script.line())
+    with harness.script(WORK.replace("while number", "while True") + BATCH + code) as script:
+        batch = await harness.client.attach_batch(await to_thread(script.line))
         await harness.marked("project/[01].1", 2)
         await batch.cancel()
         assert await batch.status_counts() == {"NOT_FOUND": COUNT}
-        await script.expect("{'JobCancelled'}")
-        assert (await script.end())[0] == 0
+        await to_thread(script.expect, "{'JobCancelled'}")
+        assert (await to_thread(script.end))[0] == 0
     assert len(harness.marks("project/*.[0-9]")) <= 4, "nothing started after the cancellation"
 
 
 @behaviour
 async def test_a_script_that_ends_submits_the_rest_first(harness: Harness) -> None:
     """Workers run what is stored, so the script doesn't wait for them."""
-    async with harness.script(WORK + BATCH) as script:
+    with harness.script(WORK + BATCH) as script:
         if not harness.runs_alone:
-            await script.wait_for_error("this process ends when they are")
+            await to_thread(script.wait_for_error, "this process ends when they are")
             # Only now: earlier, the script might submit everything.
             (harness.folder / "project" / "go").touch()
-        status, out, err = await script.end()
+        status, out, err = await to_thread(script.end)
     assert status == 0
     if harness.runs_alone:
         assert "inputs that are not submitted" not in err
@@ -448,15 +450,15 @@ batch.wait()
     (harness.folder / "project").mkdir()
     (harness.folder / "project" / "go").touch()
     code = WORK + BATCH.replace("range(6)", "range(60)") + "batch.wait()"
-    async with harness.script(code) as submitter:
-        group = await submitter.line()
+    with harness.script(code) as submitter:
+        group = await to_thread(submitter.line)
         await asyncio.sleep(rng.uniform(0, 3))
-        await submitter.kill()
+        submitter.kill()
     for _ in range(5):
-        async with harness.script(resume.replace("GROUP", repr(group))) as script:
-            await script.expect("resumed")
+        with harness.script(resume.replace("GROUP", repr(group))) as script:
+            await to_thread(script.expect, "resumed")
             await asyncio.sleep(rng.uniform(0, 3))
-            await script.kill()
+            script.kill()
     async with aio.Client() as client:
         batch = await client.attach_batch(group)
         await batch.resume(force=True)

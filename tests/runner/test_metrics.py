@@ -18,9 +18,9 @@ import kinetic
 from kinetic._runner.protocol import frames, metrics, pickles, signing, wire
 from kinetic._runner.protocol.metrics import Reports
 from kinetic._runner.protocol.wire import Kind
-from tests.face.child import until
 from tests.gcs.server import GcsServer
 from tests.runner.calls import KEY, RUNNER, SCOPE, Calls
+from tests.scripts import until
 
 
 def stored(calls: Calls) -> list[Reports]:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +13,13 @@ import kinetic
 from kinetic.aio import Client
 from kinetic.errors import ConfigurationError, Conflict, NotFound, SubmitterLost
 from kinetic.sweeps import Float, GridSearch, Int, RandomSearch, State
-from tests.programs import ROOT
+from tests.scripts import Script
 from tests.sweeps.jobs import GRID, SPACE, train, waits
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'kinetic-aio[optuna]'")
+
+
+VICTIM = Path(__file__).with_name("victim.py")
 
 
 class Project:
@@ -28,7 +27,6 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copy(Path(__file__).parent / "victim.py", folder)
 
     @property
     def attempts(self) -> int:
@@ -37,23 +35,10 @@ class Project:
 
     def run(self, *arguments: object) -> list[str]:
         """Run the victim to its end, and return the lines that it printed."""
-        environ = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "KINETIC_PACKAGE_ROOT": str(self.folder),
-            "KINETIC_PROGRESS": "off",
-        }
-        ended = subprocess.run(
-            [sys.executable, "victim.py", *map(str, arguments)],
-            cwd=self.folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
-        assert ended.returncode in (0, -9), ended.stdout + ended.stderr
-        return ended.stdout.splitlines()
+        with Script(VICTIM, *arguments, folder=self.folder, deadline=110) as victim:
+            status, out, errors = victim.end()
+        assert status in (0, -9), out + errors
+        return out.splitlines()
 
     def killed(self, *arguments: object) -> None:
         assert "{" not in "".join(self.run(*arguments))

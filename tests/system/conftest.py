@@ -1,4 +1,4 @@
-"""Run real clients in one home; find their processes, and ask a later client about their jobs."""
+"""Homes that real clients share: find their processes, and ask a later client about their jobs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import select
-import shutil
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import pytest
@@ -23,73 +19,10 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.job_status import JobStatus
 from tests.conftest import end_processes, processes_of
+from tests.scripts import Script
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 40.0
 """Seconds to wait before calling something hung; generous, because the machine may be busy."""
-
-
-class Client:
-    """Run *script* in the project in *folder*, and read what it prints line by line."""
-
-    def __init__(self, folder: Path, script: Path, *arguments: object, **options: Any) -> None:
-        (folder / "pyproject.toml").touch()
-        shutil.copy(script, folder)
-        self.lines: list[str] = []
-        self._read = b""
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-W", "error", script.name, *map(str, arguments)],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "KINETIC_PACKAGE_ROOT": str(folder)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            **options,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def hear(self, start: str, patience: float = DEADLINE_S) -> str:
-        """Return the next line that begins with *start*; keep all lines read in ``lines``.
-
-        Fail if the client prints nothing for *patience* seconds.
-        """
-        while True:
-            line = self._line(patience)
-            self.lines.append(line)
-            if line.startswith(start):
-                return line
-
-    def kill(self) -> None:
-        """Kill the client, and keep the lines it printed before."""
-        self.process.kill()
-        out, _ = self.process.communicate()
-        self.lines += (self._read + out).decode().splitlines()
-
-    def submitted(self) -> list[str]:
-        """Return the IDs of the jobs and batches that it submitted."""
-        return [line.split()[1] for line in self.lines if line.startswith("submitted")]
-
-    def ended(self) -> dict[str, str]:
-        """Return the results it received: ID → value or the name of an exception's class."""
-        reports = [line.split() for line in self.lines]
-        return {words[1]: words[2] for words in reports if len(words) == 3 and words[0] == "ended"}
-
-    def _line(self, patience: float) -> str:
-        """Return the next line; keep what was read beyond it for the next call."""
-        assert self.process.stdout is not None
-        while b"\n" not in self._read:
-            ready, _, _ = select.select([self.process.stdout], [], [], patience)
-            received = os.read(self.process.stdout.fileno(), 4096) if ready else b""
-            if not received:
-                pytest.fail(f"no more output (client ended: {bool(ready)}) after {self.lines}")
-            self._read += received
-        line, _, self._read = self._read.partition(b"\n")
-        return line.decode()
 
 
 @dataclass
@@ -105,9 +38,9 @@ class Scene:
         self.marks.mkdir()
         (self.folder / "project").mkdir()
 
-    def client(self, script: Path, *arguments: object, **options: Any) -> Client:
+    def client(self, script: Path, *arguments: object) -> Script:
         """Start *script* as a client."""
-        return Client(self.folder / "project", script, *arguments, **options)
+        return Script(script, *arguments, folder=self.folder / "project", deadline=DEADLINE_S)
 
     # --- running processes ---
 
@@ -240,6 +173,12 @@ def locked(home: Path) -> list[Path]:
                 except BlockingIOError:
                     held.append(path)
     return held
+
+
+def ended(client: Script) -> dict[str, str]:
+    """Return the results that *client* received: ID → value or the name of an exception's class."""
+    reports = [line.split() for line in client.lines]
+    return {words[1]: words[2] for words in reports if len(words) == 3 and words[0] == "ended"}
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic.job_status import JobStatus
+from tests.scripts import Script
 
-from .conftest import DEADLINE_S, Client, Report, Scene, eventually, report_on, report_on_all, soon
+from .conftest import DEADLINE_S, Report, Scene, ended, eventually, report_on, report_on_all, soon
 
 VICTIM = Path(__file__).with_name("victim.py")
 EVERYDAY, FULL, MORE = 4, 8, 60
@@ -25,7 +26,7 @@ def seeds() -> list[object]:
     return [*range(EVERYDAY), *full, *slow]
 
 
-def kill_one_of(scene: Scene, client: Client, kind: str, chance: random.Random) -> None:
+def kill_one_of(scene: Scene, client: Script, kind: str, chance: random.Random) -> None:
     """Kill the client, or wait for a process of this *kind* and kill it."""
     if kind == "client":
         client.kill()
@@ -66,10 +67,10 @@ async def test_a_kill_at_any_moment(scene: Scene, seed: int) -> None:
     scene.assert_only_supervisor_left()
 
 
-def check(reports: dict[str, Report], client: Client, *, committed: set[str], died: str) -> None:
+def check(reports: dict[str, Report], client: Script, *, committed: set[str], died: str) -> None:
     """Assert that the reports agree with each other, the store, and earlier reports."""
     lost: list[str] = []
-    received = client.ended()
+    received = ended(client)
     for job_id, report in reports.items():
         if isinstance(report.end, int):
             assert report.status is JobStatus.SUCCEEDED and report.reason == ""
@@ -84,7 +85,8 @@ def check(reports: dict[str, Report], client: Client, *, committed: set[str], di
             assert received[job_id] in (str(report.end), type(report.end).__name__)
     assert committed <= {job_id for job_id, report in reports.items() if is_value(report)}
     if died == "client":
-        assert not {*lost} & {*client.submitted()}, "accepted jobs continue without their client"
+        submitted = {line.split()[1] for line in client.lines if line.startswith("submitted")}
+        assert not {*lost} & submitted, "accepted jobs continue without their client"
         assert all("never started" in reports[job_id].reason for job_id in lost)
     assert died != "job" or len(lost) <= 1
 

@@ -1,4 +1,4 @@
-"""Too little disk space, rights, slots, or memory; too count clients or jobs."""
+"""Too little disk space, rights, slots, or memory; too many clients or jobs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from kinetic import aio, errors
 from kinetic.job_status import JobStatus
 from tests.conftest import end_processes, processes_of
 from tests.engine.privileges import without_privileges
+from tests.scripts import ROOT, Script
 
-from .conftest import DEADLINE_S, ROOT, Client, Scene, report_on, soon
+from .conftest import DEADLINE_S, Scene, ended, report_on, soon
 from .disks import Disk, left_in, small_disk
 
 VICTIM = Path(__file__).with_name("victim.py")
@@ -341,11 +342,11 @@ async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
         clients = []
         for name in ("one", "two"):
             (scene.folder / name).mkdir()
-            client = Client(scene.folder / name, VICTIM, "jobs", scene.marks, 50, 0)
+            client = Script(VICTIM, "jobs", scene.marks, 50, 0, folder=scene.folder / name)
             clients.append(stack.enter_context(client))
         for client in clients:
             client.hear("over")
-            assert sorted(client.ended().values()) == sorted(str(n * n) for n in range(50))
+            assert sorted(ended(client).values()) == sorted(str(n * n) for n in range(50))
         commands = [process.cmdline() for process in processes_of(scene.home)]
         assert sum("kinetic._supervisor" in command for command in commands) == 1
     async with aio.Client(backend="local") as client:

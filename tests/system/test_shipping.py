@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
-from tests.programs import ROOT, run
+from tests.scripts import Script
 
 CALLS, WORKERS, LARGE = 24, 4, 3_000_000
 
@@ -55,20 +53,10 @@ def sizes(folder: Path, pattern: str) -> list[int]:
 
 
 def test_files_that_grow_beside_a_search_ship_alone(home: Path, tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "pyproject.toml").touch()
-    (project / "search.py").write_text(SEARCH)
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "KINETIC_HOME": str(home),
-        "KINETIC_PROGRESS": "off",
-        "KINETIC_PACKAGE_ROOT": "",
-    }
-    completed = run(sys.executable, "search.py", cwd=project, env=environ)
-    assert completed.returncode == 0, completed.stderr
-    warnings = [line for line in completed.stderr.splitlines() if line]
+    with Script(SEARCH, folder=tmp_path) as search:
+        status, _, errors = search.end()
+    assert status == 0, errors
+    warnings = [line for line in errors.splitlines() if line]
     assert len(warnings) <= 2, "at most that the two files changed while they were packed"
     (archive,) = sizes(home / "store" / "code", "*.zip")
     overlays = sizes(home / "store" / "code", "*.overlay")

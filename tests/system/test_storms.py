@@ -24,8 +24,9 @@ import pytest
 from kinetic import Cancelled, Failed, Lost, Succeeded, aio
 from kinetic._runner.stores.directory import DirectoryObjects
 from tests.conftest import processes_of
+from tests.scripts import Script
 
-from .conftest import DEADLINE_S, Client, Scene, children, soon
+from .conftest import DEADLINE_S, Scene, children, soon
 from .disks import Disk, left_in, small_disk
 from .toiler import RETRIES, finish
 
@@ -48,7 +49,7 @@ class Storm:
     """What happens to the batch *group*: kills, scaling, cancellations."""
 
     def __init__(
-        self, scene: Scene, chance: random.Random, group: str, count: int, clients: list[Client]
+        self, scene: Scene, chance: random.Random, group: str, count: int, clients: list[Script]
     ) -> None:
         self.scene = scene
         self.chance = chance

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
@@ -14,8 +12,9 @@ import pytest
 
 from kinetic import Failed, Lost, Succeeded, aio
 from kinetic._runner.protocol import wire
+from tests.scripts import Program
 
-from .conftest import ROOT, Scene
+from .conftest import Scene
 
 RETRIES = 2
 
@@ -59,9 +58,9 @@ def submit_and_die(count: int) -> None:
 )
 async def test_the_totals_are_exact_without_any_client(scene: Scene, count: int) -> None:
     code = f"from {__name__} import submit_and_die; submit_and_die({count})"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], env=environment)
-    assert ended.returncode == -signal.SIGKILL
+    with Program("-c", code, deadline=300) as submitter:
+        status, *_ = await asyncio.to_thread(submitter.end)
+    assert status == -signal.SIGKILL
     (group,) = scene.submissions()
     while not any(b'"kind": "done"' in it.read_bytes() for it in scene.requests(group)):
         await asyncio.sleep(0.1)

@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .conftest import Client
+from tests.scripts import Script
 
 SEARCHER = Path(__file__).with_name("searcher.py")
 
 
-def note(ended: dict[int, Any], submitter: Client) -> None:
+def note(ended: dict[int, Any], submitter: Script) -> None:
     """Add the trials that a process has reported; none may differ from an earlier report."""
     for line in submitter.lines:
         if line.startswith("ended") and line.endswith("}"):  # a kill may cut the last line
