@@ -146,10 +146,7 @@ except KeyboardInterrupt:
         assert len(err.splitlines()) == 1
 
 
-@pytest.mark.full
-def test_a_second_ctrl_c_exits_at_once(script, tmp_path: Path) -> None:
-    """The script doesn't wait for jobs that ignore SIGTERM."""
-    code = """
+STUBBORN = """
 @remote
 def stubborn(folder):
     signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(folder, "asked").touch())
@@ -157,7 +154,13 @@ def stubborn(folder):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(0.01)
+"""
 
+
+@pytest.mark.full
+def test_a_second_ctrl_c_exits_at_once(script, tmp_path: Path) -> None:
+    """The script doesn't wait for jobs that ignore SIGTERM."""
+    code = f"""{STUBBORN}
 try:
     with stubborn.run_async_map([here], progress=False) as batch:
         print(batch.group_id)
@@ -187,16 +190,8 @@ def test_ctrl_c_while_an_async_block_is_cancelled_exits_at_once(
     script, tmp_path: Path, cause: str
 ) -> None:
     """A cancel scope cancels each ``await``, but only the signal ends the wait for the items."""
-    code = f"""
+    code = f"""{STUBBORN}
 import anyio
-
-@remote
-def stubborn(folder):
-    signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(folder, "asked").touch())
-    pathlib.Path(folder, "runs").touch()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
 
 async def main():
     async with kinetic.aio.Client(backend="local") as client:
