@@ -162,19 +162,9 @@ class ControlPlane:
             self._start_controllers_anew()
 
     @contextlib.contextmanager
-    def frozen_api(self) -> Iterator[None]:
-        """Within, the API server keeps its connections and says nothing: as half-open ones do."""
-        with self._frozen("kube-apiserver"):
-            yield
-
-    @contextlib.contextmanager
     def frozen_scheduler(self) -> Iterator[None]:
         """Within, no pod gets a node (for the benchmark of submission)."""
-        with self._frozen("kube-scheduler"):
-            yield
-
-    @contextlib.contextmanager
-    def _frozen(self, name: str) -> Iterator[None]:
+        name = "kube-scheduler"
         process = self._processes[name]
         process.send_signal(signal.SIGSTOP)
         try:

@@ -20,23 +20,6 @@ from tests.kubernetes.places import Place, explained
 # --- launch ---
 
 
-async def test_a_single_job_takes_two_writes_and_its_secret_goes_with_it(place: Place) -> None:
-    cluster = await place.open()
-    job = place.job("one", gate="never", environment={"TOKEN": "geheim"}, shown=["TOKEN"])
-    await cluster.launch(job)
-    assert place.requests == {"create jobs": 1, "create secrets": 1}
-    await until(cluster, "one", Phase.RUNNING)
-    (secret,) = await place.items("secrets")
-    assert secret["metadata"]["ownerReferences"][0]["kind"] == "Job"
-    (kept,) = await place.items("batch/v1/jobs")
-    assert "geheim" not in str(kept)
-    await cluster.delete(names=["one"])
-    await gone(cluster, "one")
-    async with asyncio.timeout(60):
-        while await place.items("secrets"):
-            await asyncio.sleep(0.05)
-
-
 async def test_the_api_server_answers_with_metadata_only(place: Place) -> None:
     cluster, at = await place.open(), Placement(namespace=place.namespace.name, secret="s")
     manifest, query = job_manifest(place.job("one"), at), {"dryRun": "All"}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import random
 import resource
 import shutil
 import signal
@@ -468,82 +466,6 @@ def test_on_windows_the_error_names_wsl(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ConfigurationError, match="WSL"):
         LocalCluster(home, {})
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(int(os.environ.get("DEATHS", "4"))))
-async def test_random_deaths(
-    home: Path, environ: dict[str, str], runner: Path, seed: int, tmp_path: Path
-) -> None:
-    """Launch and delete jobs while supervisor, parents and jobs are killed at random.
-
-    Each job has one end at most, which doesn't change and names the process that ran. A client that
-    knew a job hears that it is gone, and no process stays. ``DEATHS=100`` tries more seeds.
-    """
-    rng = random.Random(seed)
-    cluster = LocalCluster(home, environ, runner=runner)
-    history: dict[str, list[Observation]] = {}
-
-    async def watch() -> None:
-        async for seen in cluster.watch({"test": "yes"}):
-            history.setdefault(seen.name, []).append(seen)
-
-    watching = asyncio.create_task(watch())
-    deleted: set[str] = set()
-    names: list[str] = []
-    async with asyncio.timeout(100):
-        for step in range(40):
-            match rng.choice(["launch"] * 5 + ["delete", "supervisor", "parent", "job", "wait"]):
-                case "launch":
-                    names.append(f"j{step}")
-                    duration = rng.choice([0, 0, 0.01, 0.05, 60])
-                    source = (
-                        f"open({str(tmp_path / names[-1])!r}, 'w').write(executor)\n"
-                        f"import subprocess, time; subprocess.Popen(['sleep', '60'])\n"
-                        f"time.sleep({duration})"
-                    )
-                    await cluster.launch(spec(names[-1], source, grace=0.05))
-                case "delete" if names:
-                    deleted.add(rng.choice(names))
-                    await cluster.delete(names=deleted)
-                case "supervisor" if pid := supervisor_pid(home):
-                    kill(pid)
-                case "parent" if pids := parents(home):
-                    kill(rng.choice(pids))
-                case "job" if pids := marked(home):
-                    kill(rng.choice(pids))
-                case _:
-                    await asyncio.sleep(rng.random() * 0.05)
-        await cluster.launch(spec("last", labels={"test": "yes", "name": "last"}))
-        await cluster.delete(names=names)
-        await until(cluster, "last", Phase.ENDED)
-        await gone(cluster, *names)
-        await eventually(lambda: set(marked(home)) <= set(parents(home)))
-        await eventually(lambda: "last" in history and history["last"][-1].phase is Phase.ENDED)
-        await eventually(
-            lambda: all(history[name][-1].phase is Phase.GONE for name in names if name in history)
-        )
-    watching.cancel()
-    for name in names:
-        trace = tmp_path / name
-        ends = [seen for seen in history.get(name, []) if seen.phase is Phase.ENDED]
-        assert len({(seen.executor, seen.exit_code, seen.message) for seen in ends}) <= 1
-        if trace.exists() and trace.read_text() and ends:
-            assert ends[0].executor == trace.read_text()
-    await cluster.aclose()
-    await eventually(lambda: unlocked(SupervisorPaths(home).starting))  # late starters release it
-
-
-def unlocked(path: Path) -> bool:
-    with open(path, "rb") as lock, contextlib.suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 async def first_message(cluster: LocalCluster, name: str) -> Observation:

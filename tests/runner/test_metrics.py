@@ -421,15 +421,6 @@ def test_a_function_that_stays_in_c_is_ended_too(bench) -> None:
     assert_pruned(bench, 0)
 
 
-def test_a_function_may_prune_itself(bench) -> None:
-    def run() -> None:
-        raise kinetic.Pruned(8, 0.5)
-
-    bench.run(bench.order(run))
-    assert_pruned(bench, 8)
-    assert metrics.read_pruned(body(bench).fields) == (8, 0.5)
-
-
 def test_a_job_whose_image_lacks_kinetic_reports_and_is_pruned(bench) -> None:
     folder = str(RUNNER.parent)
     program = f"""

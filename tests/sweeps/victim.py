@@ -45,9 +45,7 @@ def main(name: str, kind: str, trials: int, limit: int, kill_after: int) -> None
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(
-            n_startup_trials=4, seed=None if kind == "optuna-unseeded" else 7
-        )
+        sampler = optuna.samplers.TPESampler(n_startup_trials=4, seed=7)
         storage = "sqlite:///study.db" if kind == "optuna-sqlite" else None
         optimizer = optuna.create_study(
             sampler=sampler, storage=storage, study_name="study", load_if_exists=True

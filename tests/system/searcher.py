@@ -58,7 +58,7 @@ def logged(tell: Callable[..., Any], folder: str) -> Callable[..., Any]:
 
 
 def search(kind: str, folder: str) -> tuple[Any, Any]:
-    """Return an optimizer or a study, and its space."""
+    """Return an optimizer or a study, and its space; a study in memory proposes at random."""
     if kind == "random":
         space = {"folder": Choice([folder]), "rate": Float(0, 1)}
         found: Any = RandomSearch(space, seed=7, pruner=ASHA())
@@ -71,7 +71,7 @@ def search(kind: str, folder: str) -> tuple[Any, Any]:
         storage="sqlite:///study.db" if kind == "sqlite" else None,
         study_name="study",
         load_if_exists=True,
-        sampler=optuna.samplers.RandomSampler(seed=7),
+        sampler=optuna.samplers.RandomSampler(seed=7 if kind == "sqlite" else None),
         pruner=optuna.pruners.SuccessiveHalvingPruner(),
     )
     study.tell = logged(study.tell, folder)  # type: ignore[method-assign]

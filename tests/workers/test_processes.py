@@ -6,7 +6,6 @@ import json
 import math
 import os
 import resource
-import signal
 import sys
 import time
 from pathlib import Path
@@ -25,18 +24,6 @@ from .process import KEY, SCOPE, Batch, running, wait_for
 SUCCEEDED, FAILED = wire.ItemState.SUCCEEDED, wire.ItemState.FAILED
 CANCELLED = wire.ItemState.CANCELLED
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc: run it on Linux")
-
-
-def test_workers_run_each_item_once(tmp_path: Path) -> None:
-    def square(number: int) -> int:
-        return number * number
-
-    batch = Batch(tmp_path, square, range(120), workers=2)
-    batch.run()
-    assert [batch.value(index) for index in range(120)] == [i * i for i in range(120)]
-    assert all([*attempts] == [1] for attempts in batch.attempts().values())
-    assert 0 in {code for _, code in batch.codes} <= {0, 44}
-    assert batch.requests().done == "all final"
 
 
 def test_a_failure_is_retried_and_then_stays(tmp_path: Path) -> None:
@@ -168,19 +155,6 @@ def test_only_a_timeout_limits_how_long_an_item_may_take_to_be_called_and_run(
     guard = Guard(order, 0, Interpreter(no_items, lambda: ()))
     assert guard.act() == pytest.approx(time.monotonic() + limit, abs=60)
     assert not (guard.stopped or guard.timed_out)
-
-
-def test_a_dead_interpreter_is_replaced(tmp_path: Path) -> None:
-    def kill_parent(number: int) -> int:
-        if number == 0:
-            os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)
-        return number
-
-    batch = Batch(tmp_path, kill_parent, range(2))
-    batch.run()
-    assert batch.states() == [FAILED, SUCCEEDED]
-    assert batch.codes == [(0, 0)]
 
 
 def test_a_worker_that_the_platform_ends_gives_its_item_back(tmp_path: Path) -> None:
