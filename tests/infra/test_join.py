@@ -73,21 +73,6 @@ async def run_there(context: str, name: str, store: Path, monkeypatch: pytest.Mo
 
 
 @on_cluster
-async def test_an_administrator_creates_missing_objects_once(
-    fresh: str, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: dict[str, Any] = {"kube_context": "admin", "namespace": fresh, "store": str(store)}
-    planned = await infra.init(target_of(**settings), preview=True)
-    assert actions(planned) == {"create"}
-    joined = await infra.init(target_of(**settings))
-    assert joined.user == "admin" and not joined.manifest
-    again = await infra.init(target_of(**settings))
-    assert actions(again) == {"keep"}
-    assert not [*store.glob("doctor/*")]
-    await run_there("admin", fresh, store, monkeypatch)
-
-
-@on_cluster
 async def test_an_administrator_can_apply_the_manifest_that_a_user_gets(
     fresh: str, namespace: Namespace, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +202,7 @@ async def test_the_command_saves_a_profile_and_runs_a_job(
     )
     assert "+ create   Role kinetic" in notes and "it ran Python" in output
     assert "saved the profile 'admin'" in notes
+    assert not [*store.glob("doctor/*")]
     shown: dict[str, Any] = json.loads((await console.streams("profile", "show", "--json"))[0])
     assert shown["store"] == str(store) and shown["kube_context"] == "admin"
     _, notes = await console.streams("init", "--kube-context", "admin", *where)

@@ -82,12 +82,6 @@ async def test_an_autopilot_cluster_is_found_in_its_region(
     assert not google.documents
 
 
-async def test_a_preview_writes_nothing(infra: Infrastructure, google: Google) -> None:
-    planned = await infra.plan_up()
-    assert google.writes == 0
-    assert planned.plan.usd_per_hour == pytest.approx(0.10 + 0.134 + 0.044)
-
-
 @pytest.mark.full
 async def test_up_cut_off_at_any_write_can_be_repeated(google: Google, site: Site) -> None:
     complete = Google(machines=google.machines)

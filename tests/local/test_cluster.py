@@ -68,16 +68,6 @@ def test_the_paths_of_kinetic_and_of_temporary_files_may_be_long(
     connect(folder, environ).close()
 
 
-async def test_cpus_are_slots(cluster: LocalCluster) -> None:
-    await cluster.launch(spec("wide", SLEEP, resources=Resources(cpu=1.5)))
-    await cluster.launch(spec("narrow"))
-    await until(cluster, "wide", Phase.RUNNING)
-    assert (await cluster.find(names=["narrow"]))[0].phase is Phase.PENDING
-    await cluster.delete(names=["wide"])
-    await until(cluster, "narrow")
-    assert (await run_job(cluster, spec("huge", resources=Resources(cpu=1000)))).exit_code == 0
-
-
 async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: Path) -> None:
     environ |= {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,-1,GPU-c", "KINETIC_LOCAL_SLOTS": "4"}
     cluster = LocalCluster(home, environ, runner=runner)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import resource
 import shutil
@@ -371,35 +370,6 @@ async def test_a_damaged_key_is_reported(home: Path, environ: dict[str, str]) ->
     (home / "key").write_bytes(b"short")
     with pytest.raises(ConfigurationError, match="5 bytes instead of 32"):
         await LocalCluster(home, environ).root_key()
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a file system")
-async def test_a_full_disk_fails_jobs_and_not_the_supervisor(
-    tmp_path: Path, environ: dict[str, str], runner: Path
-) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    await run("mount", "-t", "tmpfs", "-o", "mode=700,size=256k", "none", str(home))
-    environ |= {"KINETIC_HOME": str(home)}
-    cluster = LocalCluster(home, environ, runner=runner)
-    try:
-        await hear_job(cluster, spec("early", "print('up', flush=True); " + SLEEP))
-        with contextlib.suppress(OSError), open(home / "filler", "wb") as filler:
-            while True:
-                filler.write(b"x" * 4096)
-                filler.flush()
-        late = await run_job(cluster, spec("late", "open('file', 'w').write('x' * 10_000)"))
-        assert late.exit_code != 0
-        assert (await cluster.find(names=["early"]))[0].phase is Phase.RUNNING
-        await cluster.delete(names=["early"])
-        await gone(cluster, "early")
-        (home / "filler").unlink()
-        assert (await run_job(cluster, spec("after", "print('fine')"))).exit_code == 0
-    finally:
-        await cluster.aclose()
-        signal_supervisor(home, signal.SIGTERM)
-        await eventually(lambda: not supervisor_pid(home))
-        await run("umount", str(home))
 
 
 @pytest.mark.parametrize("name", ["logs", "work"])

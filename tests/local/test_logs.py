@@ -157,24 +157,3 @@ async def test_a_log_that_is_no_file_any_more_is_an_error_of_the_platform(
     await run_job(cluster, spec("odd", f"{log}; os.unlink(path); os.mkdir(path)"))
     with pytest.raises(BackendError, match="the log of odd"):
         await lines(cluster, "odd")
-
-
-async def test_following_ends_with_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    source = (
-        "import os, sys\nprint('first')\n"
-        f"open({str(gate)!r}).read()\n"
-        "os.write(2, b'caf\\xc3'); os.write(1, b'\\xa9\\nend')"
-    )
-    await cluster.launch(spec("grow", source))
-    printed: list[str] = []
-    async with asyncio.timeout(DEADLINE_S):
-        async for line in cluster.logs("grow", follow=True):
-            printed.append(line)
-            if line == "first":
-                assert await lines(cluster, "grow", tail=1) == ["first"]
-                gate.write_text("")
-    assert printed == ["first", "café", "end"]
-    assert await lines(cluster, "grow", follow=True, tail=2) == ["café", "end"]
-    assert await lines(cluster, "grow", tail=0) == []

@@ -52,12 +52,10 @@ async def scale(
     name: str = NAME,
     resources: Resources | None = None,
     environment: Mapping[str, str] | None = None,
-    outputs: str = "",
     **terms: Any,
 ) -> None:
     known = Terms(workers=workers, budgets=batch.budgets, **terms)
-    base = outputs or str(batch.folder / "outputs")
-    crew = Crew(terms=known, outputs=base, created=time.time())
+    crew = Crew(terms=known, outputs=str(batch.folder / "outputs"), created=time.time())
     job = spec(batch, name)
     job = replace(
         job,
@@ -190,18 +188,6 @@ async def test_a_worker_hears_of_a_stop_at_once(cluster: LocalCluster, tmp_path:
     await cluster.tell(LABELS)
     await final(batch)
     assert batch.states() == [wire.ItemState.CANCELLED]
-
-
-async def test_workers_die_with_their_supervisor(cluster: LocalCluster, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    batch = Batch(tmp_path / "b", mark_and_wait, [str(mark)])
-    await scale(cluster, batch, 1)
-    child = psutil.Process(int(await eventually(lambda: mark.exists() and mark.read_text())))
-    supervisor = child
-    while (parent := supervisor.parent()) is not None and parent.pid not in (1, os.getpid()):
-        supervisor = parent
-    os.kill(supervisor.pid, signal.SIGKILL)
-    await eventually(lambda: not child.is_running())
 
 
 async def test_submissions_take_turns_in_a_slot(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -359,30 +345,6 @@ async def test_an_item_that_is_deleted_looks_for_its_stop(
     await cluster.delete(names=[found.name])
     await final(batch)
     assert batch.states() == [wire.ItemState.CANCELLED]
-
-
-async def test_output_directories_that_stay_empty_disappear(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    def write(number: int) -> bool:
-        folder = Path(os.environ["KINETIC_OUTPUT_DIR"])
-        if number == 2:
-            (folder / "file").touch()
-        return folder.is_dir()
-
-    batch = Batch(tmp_path / "b", write, range(4))
-    outputs = tmp_path / "outputs" / "grp-000000000000"
-    await scale(cluster, batch, 2, outputs=str(outputs))
-    await final(batch)
-    assert all(batch.value(index) for index in range(4))
-    await eventually(lambda: [it.name for it in outputs.iterdir()] == ["2"])
-    (outputs / "2" / "file").unlink()
-
-    named = tmp_path / "mine"
-    again = Batch(tmp_path / "again", write, range(2))
-    await scale(cluster, again, 1, name="grp-000000000001-0", outputs=str(named))
-    await final(again)
-    assert sorted(it.name for it in named.iterdir()) == ["0", "1"], "they are the user's"
 
 
 async def test_a_worker_that_gets_other_gpus_shows_them_to_its_items(

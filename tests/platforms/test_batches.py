@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import wire
 from kinetic.job_status import JobStatus
 from kinetic.outcome import Cancelled, Failed, Lost, Succeeded
 
@@ -60,31 +59,6 @@ async def test_values_come_in_input_order(harness: Harness) -> None:
     assert await harness.objects(batch.group_id) == []
     assert [job for job in await harness.client.list_jobs() if job.group_id == batch.group_id] == []
     assert await batch.jobs[0].status() is JobStatus.NOT_FOUND  # type: ignore[union-attr]
-
-
-@behaviour
-async def test_what_somebody_changed_in_the_store_is_refused_and_can_be_removed(
-    harness: Harness,
-) -> None:
-    batch = await harness.map(square, range(2))
-    await batch.wait()
-    store, scope = harness.ports.store, f"batches/{batch.group_id}/"
-    slot = wire.input_key(scope, 0)
-    genuine = await store.get(slot)
-    await store.delete([slot])
-    await store.create(slot, genuine.body.replace(b"digests", b"digestz"), genuine.metadata)
-    async with aio.Client() as other:
-        found = await other.attach_batch(batch.group_id)
-        seen = {item.index: (item.input, item.outcome.unwrap()) async for item in found.outcomes()}
-        assert seen == {0: (None, 0), 1: (None, 1)}
-    manifest = await store.get(f"{scope}manifest")
-    await store.delete([manifest.name])
-    await store.create(manifest.name, manifest.body.replace(b'"uri": "', b'"uri": "another/'))
-    async with aio.Client() as other:
-        with pytest.raises(errors.WireError, match="is not what its submitter signed"):
-            await other.attach_batch(batch.group_id)
-        await other.cleanup(batch.group_id)
-    assert await harness.objects(batch.group_id) == []
 
 
 @behaviour
