@@ -65,14 +65,6 @@ class Custom(Exception):
     """An exception from this module, which stands for the user's project."""
 
 
-class Coded(Exception):
-    """An exception whose ``args`` don't match its ``__init__``."""
-
-    def __init__(self, code: int, *, where: str) -> None:
-        super().__init__(f"{code} at {where}")
-        self.code = code
-
-
 @behaviour
 async def test_values_are_what_they_were(harness: Harness) -> None:
     """Classes of the project, containers, and containers that hold themselves."""
@@ -124,30 +116,6 @@ async def test_the_users_exception_comes_back_as_itself(harness: Harness) -> Non
     assert await harness.objects(job.job_id)
     with pytest.raises(Custom):
         await other
-
-
-@behaviour
-async def test_an_exception_keeps_its_type_whatever_its_class_takes(harness: Harness) -> None:
-    def fail(code: int) -> None:
-        raise Coded(code, where="there")
-
-    def gather() -> None:
-        raise ExceptionGroup("some", [Coded(2, where="there"), KeyError("k")]) from Coded(
-            3, where="x"
-        )
-
-    single, group = await asyncio.gather(harness.submit(fail, 1), harness.submit(gather))
-    with pytest.raises(Coded, match="1 at there") as caught:
-        await single
-    assert caught.value.code == 1
-    with pytest.raises(ExceptionGroup) as grouped:
-        await group
-    first, second = grouped.value.exceptions
-    assert (type(first), type(second)) == (Coded, KeyError)
-    assert type(grouped.value.__cause__) is Coded
-    batch = await harness.map(fail, [4])
-    [error] = await batch.results(return_exceptions=True)
-    assert type(error) is Coded and error.code == 4
 
 
 @behaviour

@@ -97,13 +97,6 @@ def test_an_argument_that_cannot_be_pickled_becomes_its_repr() -> None:
     assert "lock" in received.args[1] and "args[1]" in received.__notes__[-1]
 
 
-def test_an_exception_that_refers_to_itself_arrives() -> None:
-    error = Coded(1, where="here")
-    error.root = error  # type: ignore[attr-defined]
-    received = transfer(error)
-    assert received.root is received
-
-
 def test_a_long_chain_of_exceptions_that_cannot_be_pickled_arrives() -> None:
     def fail(code: int) -> None:
         error = Coded(code, where="here")
