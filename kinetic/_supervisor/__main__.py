@@ -54,21 +54,13 @@ def become_supervisor(home: Path, environ: Mapping[str, str]) -> Supervisor | No
         slots = jobs.Slots(count_cpus(environ), gpu_ids(environ))
         kept_s = parse_seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S)
         table = Table(slots, kept_s, str(paths.work))
-        _clear_leftovers(paths)
+        with contextlib.suppress(OSError):  # there is no log yet
+            if paths.own_log.stat().st_size > MAX_LOG_BYTES:
+                os.truncate(paths.own_log, 0)
+        parents.discard_folders(paths)
         listener = _listen(paths)
     write_log(f"{slots.cpus} slots, GPUs {', '.join(slots.gpus) or 'none'}")
     return Supervisor(paths, listener, table, environ)
-
-
-def _clear_leftovers(paths: SupervisorPaths) -> None:
-    """Move the folders of earlier jobs to the trash, and empty a log above `MAX_LOG_BYTES`."""
-    with contextlib.suppress(OSError):
-        if paths.own_log.stat().st_size > MAX_LOG_BYTES:
-            os.truncate(paths.own_log, 0)
-    for folder in (paths.work, paths.spares):
-        for entry in os.scandir(folder):
-            with contextlib.suppress(OSError):
-                os.rename(entry.path, paths.trash / os.urandom(8).hex())
 
 
 def _listen(paths: SupervisorPaths) -> socket.socket:

@@ -294,9 +294,9 @@ class Sweeper:
                 return
         self._move_to_trash(folder)
 
-    def drop_spares(self, *, unused_s: float = SPARE_LIFETIME_S) -> None:
-        """Move the spares that no job has taken for *unused_s* seconds to the trash."""
-        cutoff = time.monotonic() - unused_s
+    def drop_spares(self) -> None:
+        """Move the spares that no job has taken for `SPARE_LIFETIME_S` to the trash."""
+        cutoff = time.monotonic() - SPARE_LIFETIME_S
         while self._spares and self._spares[0].since <= cutoff:
             self._move_to_trash(self._spares.pop(0).path)
 
@@ -319,6 +319,15 @@ class Sweeper:
                 self._sweeping_pid = processes.run_in_background(remove)
                 self.helper_pids.add(self._sweeping_pid)
                 self._trashed_folders = []
+
+
+def discard_folders(paths: SupervisorPaths) -> None:
+    """Move the folders of all jobs, none of which runs, and all spares to the trash."""
+    for folder in (paths.work, paths.spares):
+        with contextlib.suppress(OSError):  # a user has deleted the folder
+            for entry in _entries(str(folder)):
+                with contextlib.suppress(OSError):
+                    os.rename(entry, paths.trash / os.urandom(8).hex())
 
 
 def _entries(folder: str) -> list[str]:

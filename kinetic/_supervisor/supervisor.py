@@ -36,7 +36,7 @@ from kinetic._supervisor.jobs import (
     State,
     Table,
 )
-from kinetic._supervisor.parents import Change, Parent, Parents, Sweeper
+from kinetic._supervisor.parents import Change, Parent, Parents, Sweeper, discard_folders
 from kinetic._supervisor.protocol import JobHeader, Stream, SupervisorPaths
 from kinetic._supervisor.server import Connection, Server, ShuttingDown
 from kinetic.job_status import Reason
@@ -484,7 +484,7 @@ class Supervisor:
             self._selector.select(0.05)
             self._parents.reap()
         self._parents.kill_all()
-        self._sweeper.drop_spares(unused_s=0.0)
+        discard_folders(self._paths)
         with contextlib.suppress(OSError):  # a user has deleted the folder
             self._sweeper.sweep_all()
 
