@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic.configuration import DEBUG_PORT, DEBUG_WAIT_S
 
 if TYPE_CHECKING:
-    from kinetic.aio._engine.debugging import Forwarder
+    from kinetic.aio._debugging.attaching import Forwarder
     from kinetic.jobs import JobHandle
 
 __all__ = [
@@ -80,12 +80,12 @@ def start_port_forward(
     """
     from kinetic import configuration
     from kinetic._sync.portal import PORTAL
-    from kinetic.aio._engine import debugging
+    from kinetic.aio._debugging import attaching
 
-    debugging.require_port(local_port)
+    attaching.require_port(local_port)
     target = configuration.resolve(namespace=namespace or None)
-    address = debugging.DebuggerAddress(name=pod_name, host=0, port=remote_port)
-    forwarder, _ = PORTAL.call(debugging.forward, target, address, local_port)
+    address = attaching.DebuggerAddress(name=pod_name, host=0, port=remote_port)
+    forwarder, _ = PORTAL.call(attaching.forward, target, address, local_port)
     return forwarder
 
 
@@ -95,7 +95,7 @@ def print_attach_instructions(local_port: int, working_dir: str | None = None) -
     *working_dir* is the folder where the editor finds the project. None: the folder that is open in
     the editor.
     """
-    from kinetic.aio._engine.debugging import DebuggerAddress, instructions
+    from kinetic.aio._debugging.attaching import DebuggerAddress, instructions
 
     # To debugpy, a dot is the working directory of the program that is debugged.
     address = DebuggerAddress(name="the job", host=0, port=0, root=".")
@@ -110,6 +110,6 @@ def cleanup_port_forward(proc: subprocess.Popen[bytes] | None) -> None:
     """
     if proc is None:
         return
-    from kinetic.aio._engine.debugging import end
+    from kinetic.aio._debugging.attaching import end
 
     end(proc)

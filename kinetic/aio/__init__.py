@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kinetic.aio import _engine
+from kinetic.aio import _lazy
 
 if TYPE_CHECKING:
     from kinetic._packing.archive import Archive
@@ -79,7 +79,7 @@ async def _follow(record: JobRecord, *, whole: bool) -> JobRef:
     return await (await implicit_client()).follow_record(record, whole=whole)
 
 
-_engine.follow = _follow
+_lazy.follow = _follow
 
 
 async def load_result(path: str | os.PathLike[str]) -> Any:
@@ -113,7 +113,7 @@ async def content_hash(data: Data) -> str:
     """
     if data.is_gcs or data.is_hf:
         return data.content_hash()  # raises an error that says why there is none
-    from kinetic.aio._engine.data_upload import snapshot_of
+    from kinetic.aio._preparing.data_upload import snapshot_of
 
     return (await snapshot_of(data)).digest
 

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
 from kinetic._runner.protocol import wire
-from kinetic.aio._engine.ids import worker_name
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
+from kinetic.aio._submissions.ids import worker_name
 from kinetic.errors import NoLog, NotFound
 
 LAST_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from absl import logging
 from kinetic import configuration
 from kinetic._progress.steps import SHOW_FACTORY
 from kinetic._tasks import in_thread, release
-from kinetic.aio import _engine as engine
+from kinetic.aio import _lazy
 from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
 
 if TYPE_CHECKING:
@@ -167,9 +167,9 @@ def _report(message: str) -> None:
 
 async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
     """Submit a job, forward its debugger, and wait for its value; on failure, remove the job."""
-    engine.debugging.require_person()
+    _lazy.attaching.require_person()
     port = configuration.number("KINETIC_DEBUG_PORT", configuration.DEBUG_PORT)
-    engine.debugging.require_port(port)
+    _lazy.attaching.require_port(port)
     job = await _submit(submit)
     try:
         forwarder = await job.debug_attach(port)
@@ -182,4 +182,4 @@ async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
     try:
         return await _wait_owned(job, stream_logs=False)
     finally:
-        await release(in_thread(engine.debugging.end, forwarder), operation="ending the forwarder")
+        await release(in_thread(_lazy.attaching.end, forwarder), operation="ending the forwarder")

@@ -20,10 +20,11 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
-from kinetic.aio._engine import manifest
+from kinetic.aio import _lazy
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.iteration import Consumer
-from kinetic.aio._engine.progress import ShownProgress, counts_of, follow_batch, progress
+from kinetic.aio._reading.iteration import Consumer
+from kinetic.aio._reading.progress import ShownProgress, counts_of, follow_batch, progress
+from kinetic.aio._submissions import manifest
 from kinetic.aio.job import JobHandle, shown_status
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
@@ -43,7 +44,7 @@ from kinetic.progress import Progress
 from kinetic.worker import Worker
 
 if TYPE_CHECKING:
-    from kinetic.aio._engine.report import Snapshots
+    from kinetic.aio._reading.report import Snapshots
 
 __all__ = ["BatchHandle"]
 
@@ -494,9 +495,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """
         check(timeout=timeout)
         self._here().submission.refuse_removed()
-        from kinetic.aio._engine import metrics  # only few programs need it
-
-        async with contextlib.aclosing(metrics.of_batch(self._here(), timeout)) as reported:
+        async with contextlib.aclosing(_lazy.metrics.of_batch(self._here(), timeout)) as reported:
             async for metric in reported:
                 yield metric
 
@@ -588,9 +587,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         batches = [handle._here() for handle in (self, *compare)]
         for batch in batches:
             batch.submission.refuse_removed()
-        from kinetic.aio._engine.report import Snapshots  # a slow import that few programs need
-
-        return Snapshots(batches, direction=direction, metric=metric)
+        return _lazy.report.Snapshots(batches, direction=direction, metric=metric)
 
     async def records(self) -> list[dict[str, Any]]:
         """Return a flat dict for each item, as the batch is now, in the order of the inputs.
@@ -615,9 +612,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             print([row["input.rate"] for row in rows if row["state"] == "failed"])
         """
         self._here().submission.refuse_removed()
-        from kinetic.aio._engine import records  # few programs need it
-
-        return await records.read(self._here())
+        return await _lazy.records.read(self._here())
 
     async def to_dataframe(self) -> Any:
         """Return `records` as a ``pandas.DataFrame``, whose index is the items' ``index``.
@@ -633,9 +628,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
             print(frame.sort_values("result.loss").head())
         """
         self._here().submission.refuse_removed()
-        from kinetic.aio._engine import records  # few programs need it
-
-        return await records.to_dataframe(self._here())
+        return await _lazy.records.to_dataframe(self._here())
 
     async def best(
         self,
@@ -664,9 +657,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """
         check(direction=direction or "minimize", metric=metric)
         self._here().submission.refuse_removed()
-        from kinetic.aio._engine import records  # few programs need it
-
-        return await records.best(self._here(), metric, direction)
+        return await _lazy.records.best(self._here(), metric, direction)
 
     async def submitted(self) -> None:
         """Wait until this process has submitted every input, or has stopped submitting."""
@@ -790,10 +781,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
     async def _read_history(self, verified: Mapping[int, wire.Outcome]) -> Sequence[Any] | None:
         """Return what a report needs of each item; None if it can't be read."""
-        from kinetic.aio._engine import records  # only results() and report() need it
-
         try:
-            return await records.read_packed(self._here(), verified)
+            return await _lazy.records.read_packed(self._here(), verified)
         except KineticError as exc:
             logging.warning("a report about %s will have no items: %s", self.group_id, exc)
             return None

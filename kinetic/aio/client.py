@@ -28,7 +28,7 @@ from kinetic import _log_level, configuration
 from kinetic._messages import describe_error
 from kinetic._tasks import await_shared, in_thread, release, require_loop, running_loop
 from kinetic._tracebacks import own_frames_left_out
-from kinetic.aio import _engine as engine
+from kinetic.aio import _lazy
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
 from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
@@ -38,10 +38,10 @@ from kinetic.options import MapOptions, MapSettings, Options, check, settings_of
 if TYPE_CHECKING:
     from kinetic._progress.standing import Goal
     from kinetic.accelerators import Accelerator
-    from kinetic.aio._engine import Follow
     from kinetic.aio._engine.batch import Batch
-    from kinetic.aio._engine.prepare import Call
     from kinetic.aio._engine.session import JobRef, Session
+    from kinetic.aio._lazy import Follow
+    from kinetic.aio._preparing.calls import Call
     from kinetic.aio.batch import BatchHandle
     from kinetic.aio.job import JobHandle
     from kinetic.aio.ports import Store
@@ -205,23 +205,23 @@ class Client:
             job = await client.submit(train, 0.1)
             loss = await job
         """
-        return await self._submit(engine.prepare.single_call(function, args, kwargs, owned=False))
+        return await self._submit(_lazy.calls.single_call(function, args, kwargs, owned=False))
 
     async def submit_owned(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> JobHandle[Any]:
         """Submit a job that ends if this process dies and the platform notices; internal."""
-        return await self._submit(engine.prepare.single_call(function, args, kwargs, owned=True))
+        return await self._submit(_lazy.calls.single_call(function, args, kwargs, owned=True))
 
     async def _submit(self, call: Call) -> JobHandle[Any]:
         self._require_open()
         async with self._in_flight.block():
             async with self._packing_limit:
                 session, call = await self._open_for_call(call)
-                packed = await engine.prepare.pack(session, call)
+                packed = await _lazy.calls.pack(session, call)
             try:
-                uploaded = await engine.prepare.upload_call(session, packed)
-                record, job_ref = await engine.beginning.start_job(session, packed, uploaded)
+                uploaded = await _lazy.calls.upload_call(session, packed)
+                record, job_ref = await _lazy.beginning.start_job(session, packed, uploaded)
             finally:
                 shutil.rmtree(packed.spool, ignore_errors=True)
             return _job(record, job_ref)
@@ -343,12 +343,12 @@ class Client:
         from kinetic._progress import display
 
         check(inputs=inputs)
-        call = engine.prepare.batch_call(function, settings.project, settings.cluster)
+        call = _lazy.calls.batch_call(function, settings.project, settings.cluster)
         self._require_open()
         with display.showing_steps(settings.progress):
             async with self._in_flight.block():
                 session, call = await self._open_for_call(call)
-                batch = await engine.batches.start(session, call, inputs, settings, goal)
+                batch = await _lazy.batches.start(session, call, inputs, settings, goal)
         return _batch(batch, progress=settings.progress)
 
     async def sweep(
@@ -420,7 +420,7 @@ class Client:
         self, function: Callable[..., Any], project: str | None, cluster: str | None
     ) -> Store:
         """Return the store of batches of *function*; internal."""
-        call = engine.prepare.batch_call(function, project, cluster)
+        call = _lazy.calls.batch_call(function, project, cluster)
         session, _ = await self._open_for_call(call)
         return session.platform.store
 
@@ -446,12 +446,12 @@ class Client:
             print(await job.status())
         """
         check(job_id=job_id, project=project, cluster=cluster)
-        item = engine.ids.item_of(job_id)
+        item = _lazy.ids.item_of(job_id)
         session = await self._session_for_id(job_id, project, cluster)
         if item is not None:
-            batch = await engine.batches.attach(session, item[0])
+            batch = await _lazy.batches.attach(session, item[0])
             return await _batch(batch, attached=True).job(item[1])
-        manifest = await engine.manifest.read_manifest(session, job_id)
+        manifest = await _lazy.manifest.read_manifest(session, job_id)
         job_ref = await self._job_ref(session, job_id, manifest)
         return _job(manifest, job_ref)
 
@@ -480,9 +480,9 @@ class Client:
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
-        engine.ids.require_batch_id(group_id)
+        _lazy.ids.require_batch_id(group_id)
         session = await self._session_for_id(group_id, project, cluster)
-        batch = await engine.batches.attach(session, group_id)
+        batch = await _lazy.batches.attach(session, group_id)
         return _batch(batch, attached=True, poll_timeout=poll_timeout)
 
     async def full_id(self, prefix: str) -> str:
@@ -494,9 +494,9 @@ class Client:
             ConfigurationError: *prefix* can't begin an ID, or several IDs begin with it.
             NotFound: No ID in the store begins with *prefix*.
         """
-        if engine.ids.is_full_id(prefix):
+        if _lazy.ids.is_full_id(prefix):
             return prefix
-        return await engine.listing.full_id(await self._session_for_id(prefix, None, None), prefix)
+        return await _lazy.listing.full_id(await self._session_for_id(prefix, None, None), prefix)
 
     async def cleanup(
         self, submission: str, project: str | None = None, cluster: str | None = None
@@ -518,9 +518,9 @@ class Client:
         Cancelled: a part may be removed; call `cleanup` again to remove the rest.
         """
         check(submission=submission, project=project, cluster=cluster)
-        engine.ids.require_submission_id(submission)  # checks the ID before a platform opens
+        _lazy.ids.require_submission_id(submission)  # checks the ID before a platform opens
         session = await self._session_for_id(submission, project, cluster)
-        await engine.batches.remove(session, submission)
+        await _lazy.batches.remove(session, submission)
 
     async def list_batches(
         self,
@@ -543,7 +543,7 @@ class Client:
         """
         check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
         session = await self._open(self._settings(project=project, cluster=cluster))
-        found = await engine.batches.list_batches(session, name, tags, limit)
+        found = await _lazy.batches.list_batches(session, name, tags, limit)
         return [_batch(batch, attached=True) for batch in found]
 
     async def list_jobs(
@@ -575,7 +575,7 @@ class Client:
         session = await self._open(settings)
         names = BACKENDS[session.target.backend].same_cluster
         other_sessions = [await self._open({**settings, "backend": backend}) for backend in names]
-        found = await engine.listing.records(session, other_sessions, limit, items=items)
+        found = await _lazy.listing.records(session, other_sessions, limit, items=items)
         return [_job(record, self.follow_record) for record in found]
 
     async def collect(self, *, everything: bool = False) -> Collection:
@@ -613,7 +613,7 @@ class Client:
         platform, limits = session.platform, _collector.Limits.of(os.environ)
         store = _collector.directory_of(platform.store.url) or BlockingStore(platform.store)
         builds = BlockingStore(platform.builds) if platform.builds is not None else None
-        await in_thread(engine.scratch.sweep_scratch)
+        await in_thread(_lazy.scratch.sweep_scratch)
         home = configuration.home(os.environ)
         if everything:
             limits = _collector.NOTHING
@@ -633,20 +633,20 @@ class Client:
         location = (record.project or None, record.cluster_name or None)
         session = await self._session_for_id(record.group_id or record.job_id, *location)
         if record.group_id is not None:
-            find_batch = engine.batches.attach if whole else engine.batches.open_unread
+            find_batch = _lazy.batches.attach if whole else _lazy.batches.open_unread
             batch = await find_batch(session, record.group_id)
             return batch.job_ref(record.group_index or 0)
-        manifest = await engine.manifest.read_manifest(session, record.job_id)
+        manifest = await _lazy.manifest.read_manifest(session, record.job_id)
         return await self._job_ref(session, record.job_id, manifest)
 
     async def _job_ref(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
         """Follow a single job, and return a reference to it."""
         submission = session.find_followed(job_id)
         if submission is None:
-            identity = await engine.beginning.identity_of(session, job_id, manifest)
-            new_submission = engine.submission.Submission(identity, session.platform)
+            identity = await _lazy.beginning.identity_of(session, job_id, manifest)
+            new_submission = _lazy.submission.Submission(identity, session.platform)
             submission = session.follow(new_submission, is_own=False)
-        return engine.session.JobRef(session=session, submission=submission, index=0)
+        return _lazy.session.JobRef(session=session, submission=submission, index=0)
 
     async def _open_for_call(self, call: Call) -> tuple[Session, Call]:
         """Return the session of *call*, and the call with an accelerator that the platform has."""
@@ -705,8 +705,8 @@ class Client:
 
     async def _open_session(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)
-        await anyio.to_thread.run_sync(engine.scratch.sweep_scratch, abandon_on_cancel=True)
-        return engine.session.Session(target, platform, self._id, self.limit)
+        await anyio.to_thread.run_sync(_lazy.scratch.sweep_scratch, abandon_on_cancel=True)
+        return _lazy.session.Session(target, platform, self._id, self.limit)
 
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:

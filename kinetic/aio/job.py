@@ -23,11 +23,10 @@ from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
-from kinetic.aio import _engine as engine
-from kinetic.aio import _job_log
-from kinetic.aio._engine import results
-from kinetic.aio._engine.meter import Meter
+from kinetic.aio import _job_log, _lazy
 from kinetic.aio._log_printer import LogPrinter
+from kinetic.aio._submissions import results
+from kinetic.aio._submissions.meter import Meter
 from kinetic.aio.ports import Observation
 from kinetic.errors import (
     AuthError,
@@ -45,9 +44,9 @@ from kinetic.options import check
 from kinetic.prices import HOUR_S, Estimate, Price
 
 if TYPE_CHECKING:
-    from kinetic.aio._engine import Follow
-    from kinetic.aio._engine.debugging import DebuggerAddress
+    from kinetic.aio._debugging.attaching import DebuggerAddress
     from kinetic.aio._engine.session import JobRef
+    from kinetic.aio._lazy import Follow
     from kinetic.metric import JobMetric
 
 __all__ = ["JobHandle"]
@@ -133,7 +132,7 @@ class JobHandle(JobRecord, Generic[T]):
         Sends no request. Follows the job only if called on its loop.
         """
         if self._ref is not None and self._is_followed and not self._cleaned:
-            engine.progress.follow_job(self._ref)
+            _lazy.progress.follow_job(self._ref)
         return handle_bundle("JobHandle", self.facts())
 
     def facts(self) -> dict[str, object]:
@@ -187,7 +186,7 @@ class JobHandle(JobRecord, Generic[T]):
             NotFound: There is no such job.
         """
         if self._known() is None or not self._is_followed:
-            self._ref = await (self._find or engine.follow)(self, whole=True)
+            self._ref = await (self._find or _lazy.follow)(self, whole=True)
             self._is_followed = True
         assert self._ref is not None
         self._ref.submission.refuse_removed()
@@ -200,7 +199,7 @@ class JobHandle(JobRecord, Generic[T]):
             NotFound: There is no such job.
         """
         if self._known() is None and self.group_id is not None:
-            ref = await (self._find or engine.follow)(self, whole=False)
+            ref = await (self._find or _lazy.follow)(self, whole=False)
             self._ref = self._ref or ref  # another task may have followed the job meanwhile
         if self._ref is None:
             return await self._follow()
@@ -644,7 +643,7 @@ class JobHandle(JobRecord, Generic[T]):
         """
         check(timeout=timeout)
         ref = await self._follow()
-        async with aclosing(engine.metrics.of_job(ref, timeout)) as metrics:
+        async with aclosing(_lazy.metrics.of_job(ref, timeout)) as metrics:
             async for metric in metrics:
                 yield metric
 
@@ -779,7 +778,7 @@ class JobHandle(JobRecord, Generic[T]):
                 f"{timeout:g} s; it will be killed",
                 job_id=self.job_id,
             ) from None
-        await engine.removal.until_gone(ref.session, names, timeout)
+        await _lazy.removal.until_gone(ref.session, names, timeout)
 
     async def cleanup(
         self,
@@ -813,7 +812,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def _remove(
         self, ref: JobRef, *, jobs: bool, objects: bool, timeout: float, ended: bool = False
     ) -> None:
-        await engine.removal.remove(
+        await _lazy.removal.remove(
             ref.session,
             ref.submission.identity,
             names=self._attempt_names(ref),
@@ -849,13 +848,11 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: nothing is forwarded; the job keeps running.
         """
         process, debugger, port = await self.forward_debugger(local_port, worker)
-        instructions = engine.debugging.instructions(debugger, port, working_dir)
+        instructions = _lazy.attaching.instructions(debugger, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, instructions)
         except BaseException:  # the caller gets no process to end
-            await release(
-                in_thread(engine.debugging.end, process), operation="ending the forwarder"
-            )
+            await release(in_thread(_lazy.attaching.end, process), operation="ending the forwarder")
             raise
         return process
 
@@ -867,9 +864,9 @@ class JobHandle(JobRecord, Generic[T]):
         Return the process that forwards, the debugger's address, and the port of this machine.
         """
         self._require_debugger()
-        engine.debugging.require_port(local_port)
+        _lazy.attaching.require_port(local_port)
         debugger, target = await self.debugger(worker), (await self._follow()).session.target
-        process, port = await engine.debugging.forward(target, debugger, local_port)
+        process, port = await _lazy.attaching.forward(target, debugger, local_port)
         return process, debugger, port
 
     def _require_debugger(self) -> None:
@@ -886,7 +883,7 @@ class JobHandle(JobRecord, Generic[T]):
             ConfigurationError, ResultTimeout, JobError: As `debug_attach`.
         """
         self._require_debugger()
-        engine.debugging.require_worker(worker, self.accelerator, self.job_id)
+        _lazy.attaching.require_worker(worker, self.accelerator, self.job_id)
         ref = await self._follow()
 
         async def ended_error(item: wire.Item) -> Exception:
@@ -895,7 +892,7 @@ class JobHandle(JobRecord, Generic[T]):
                 message += f": {await self._failure(ref, item)}"
             return JobError(message, job_id=self.job_id)
 
-        return await engine.debugging.until_ready(ref, self.job_id, worker, ended_error, timeout)
+        return await _lazy.attaching.until_ready(ref, self.job_id, worker, ended_error, timeout)
 
     async def worker(self) -> str | None:
         """Return the name of the worker that has the item's last attempt, as `Worker.name`.
@@ -910,7 +907,7 @@ class JobHandle(JobRecord, Generic[T]):
         if not attempts:
             await ref.submission.refuse_collected()
         claimants = [it.worker for _, it in sorted(attempts.items()) if it.worker]
-        return engine.workers.name_of(claimants[-1]) if claimants else None
+        return _lazy.workers.name_of(claimants[-1]) if claimants else None
 
     @property
     def output_dir(self) -> str:

@@ -298,7 +298,7 @@ async def _debug(job: aio.JobHandle[Any], port: int, vscode: bool, as_json: bool
     """
     if as_json or vscode:
         from kinetic._tasks import in_thread
-        from kinetic.aio._engine.debugging import launch_configuration
+        from kinetic.aio._debugging.attaching import launch_configuration
         from kinetic.cli.vscode import ENTRY_NAME, write_launch
 
         _, debugger, port = await job.forward_debugger(port)

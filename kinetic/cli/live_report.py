@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kinetic import aio
     from kinetic._report.facts import BatchReport
-    from kinetic.aio._engine.report import Snapshots
+    from kinetic.aio._reading.report import Snapshots
 
 MIN_AGE_S, AGE_RATIO = 1.0, 4.0
 """A snapshot is read again after a second, and after 4 times as long as its reading took."""

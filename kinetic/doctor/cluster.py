@@ -11,8 +11,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from kinetic.aio._engine.submission import LABEL_SUBMISSION
 from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._submissions.submission import LABEL_SUBMISSION
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.manifests import Placement

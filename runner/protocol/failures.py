@@ -1,6 +1,6 @@
 """Pack the exception of a failed job: all of it, or as much as can be sent.
 
-`failure_of` in ``kinetic/aio/_engine/results.py`` decides which exception the client raises.
+`failure_of` in ``kinetic/aio/_submissions/results.py`` decides which exception the client raises.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pytest
 from kinetic._runner.job import namespace, workspace
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic.aio._engine import data_upload
+from kinetic.aio._preparing import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 

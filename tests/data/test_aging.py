@@ -14,7 +14,7 @@ import pytest
 
 from kinetic import aio
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine import data_upload
+from kinetic.aio._preparing import data_upload
 from kinetic.aio._shared_objects import DAY_S, RENEW_AFTER_S
 from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore

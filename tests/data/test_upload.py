@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from kinetic._runner.protocol import manifest
-from kinetic.aio._engine import data_upload
+from kinetic.aio._preparing import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 from kinetic.errors import DataError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kinetic._runner.job import namespace, views, workspace
 from kinetic._runner.protocol import manifest, stand_ins, wire
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic.aio._engine import data_upload
+from kinetic.aio._preparing import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 from tests.data.conftest import Machine, MakeTree, Ship

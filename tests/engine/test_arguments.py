@@ -16,7 +16,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic.aio._engine.manifest import uploaded_call_of
+from kinetic.aio._submissions.manifest import uploaded_call_of
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 from tests.engine.severed import on_loop_time

@@ -9,8 +9,8 @@ import pytest
 
 from kinetic import aio
 from kinetic._runner.protocol import signing, wire
-from kinetic.aio._engine.control_log import ControlLog
-from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
+from kinetic.aio._submissions.control_log import ControlLog
+from kinetic.aio._submissions.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform

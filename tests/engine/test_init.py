@@ -15,7 +15,7 @@ from kinetic import aio, errors
 from kinetic._runner.protocol import pickles
 from kinetic._runner.protocol.workers import Crew
 from kinetic._runner.worker.session import Session
-from kinetic.aio._engine.manifest import uploaded_call_of
+from kinetic.aio._submissions.manifest import uploaded_call_of
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec
 from kinetic.testing import MemoryCluster, carry_out, memory_platform

@@ -14,7 +14,7 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner.protocol import signing, wire
-from kinetic.aio._engine.control_log import ControlLog
+from kinetic.aio._submissions.control_log import ControlLog
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.job_status import JobStatus

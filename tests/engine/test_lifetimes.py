@@ -21,7 +21,7 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic.aio._engine.input_source import Source
+from kinetic.aio._preparing.input_source import Source
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 from kinetic.testing import Run, carry_out, memory_platform
@@ -366,7 +366,7 @@ async def test_a_sync_iterator_is_read_also_if_no_thread_can_start(monkeypatch: 
 def test_the_program_ends_although_an_iterator_blocks() -> None:
     code = """
     import asyncio, threading
-    from kinetic.aio._engine.input_source import Source
+    from kinetic.aio._preparing.input_source import Source
     from tests.engine.world import encoder
 
     blocks = threading.Event()

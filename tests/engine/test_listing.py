@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, configuration, errors
-from kinetic.aio._engine.submission import LABEL_SUBMISSION
+from kinetic.aio._submissions.submission import LABEL_SUBMISSION
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import open_platform
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase

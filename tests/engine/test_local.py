@@ -41,7 +41,7 @@ class Pair(NamedTuple):
     ],
 )
 def test_inputs_become_calls(mode: str, value: object, expected: object) -> None:
-    from kinetic.aio._engine.inputs import as_call
+    from kinetic.aio._preparing.inputs import as_call
 
     args, kwargs = as_call(value, mode)
     assert (args, kwargs) == expected

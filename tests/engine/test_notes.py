@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio
-from kinetic.aio._engine.inputs import FOOTER_BYTES
+from kinetic.aio._submissions.inputs import FOOTER_BYTES
 from kinetic.aio.ports import Object, Phase
 from kinetic.errors import WireError
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import aio, errors
-from kinetic.aio._engine.submission import LABEL_INDEX
+from kinetic.aio._submissions.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.outcome import Cancelled, Failed, Lost, Succeeded
@@ -348,7 +348,7 @@ async def test_of_two_consumers_the_slower_one_bounds_an_endless_input(gates: Ga
 
 
 async def test_few_values_are_held_at_once(client: aio.Client) -> None:
-    from kinetic.aio._engine.iteration import READ_AHEAD
+    from kinetic.aio._reading.iteration import READ_AHEAD
 
     batch = await client.run_async_map(square, range(300), max_concurrent=10)
     await batch.wait()

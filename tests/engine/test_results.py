@@ -12,7 +12,7 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner.protocol import frames, pickles, wire
-from kinetic.aio._engine.results import failure_of, value_of
+from kinetic.aio._submissions.results import failure_of, value_of
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import memory_platform

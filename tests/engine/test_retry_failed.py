@@ -12,7 +12,7 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic.aio import _lease
-from kinetic.aio._engine.submission import LABEL_INDEX
+from kinetic.aio._submissions.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus

@@ -12,7 +12,7 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic._runner.protocol.workers import Crew
-from kinetic.aio._engine.submission import LABEL_ROUND
+from kinetic.aio._submissions.submission import LABEL_ROUND
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.testing import memory_platform

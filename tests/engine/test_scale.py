@@ -11,7 +11,7 @@ import pytest
 
 from kinetic import aio
 from kinetic._runner.protocol import frames, wire
-from kinetic.aio._engine.iteration import ITEMS_PER_TURN
+from kinetic.aio._reading.iteration import ITEMS_PER_TURN
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, Run, memory_platform
 from kinetic.testing.attempts import commit

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from kinetic._runner.protocol import outcomes, wire
-from kinetic.aio._engine.inputs import Encoder
+from kinetic.aio._preparing.inputs import Encoder
 from kinetic.aio.platforms import Platform
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 from tests.engine.severed import on_loop_time

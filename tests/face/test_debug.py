@@ -18,7 +18,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic.aio._engine import debugging
+from kinetic.aio._debugging import attaching
 from tests.conftest import processes_of
 from tests.face.editor import Editor, attached
 from tests.scripts import Script, listener
@@ -103,7 +103,7 @@ async def test_the_function_stops_where_the_editor_says(
         with pytest.raises(errors.ConfigurationError, match=f"port {port} .* local_port="):
             await job.debug_attach(local_port=port)
         await asyncio.to_thread(kinetic.debug.cleanup_port_forward, first)
-        debugging.require_port(port)
+        attaching.require_port(port)
         forwarder, configuration = await attached(job)
         assert listening_addresses(home) == {"127.0.0.1"}
         (frame, variables), (later, _) = await asyncio.to_thread(stop_twice)

@@ -9,8 +9,8 @@ import pytest
 import kinetic
 from kinetic import aio, configuration
 from kinetic._runner.protocol import signing, wire
-from kinetic.aio._engine.control_log import ControlLog
-from kinetic.aio._engine.ids import scope_of
+from kinetic.aio._submissions.control_log import ControlLog
+from kinetic.aio._submissions.ids import scope_of
 from kinetic.aio.platforms import open_platform
 from tests.cluster.fixtures import IMAGE, Namespace
 

@@ -10,7 +10,7 @@ from kinetic._messages import format_duration, format_size, one_line
 from kinetic._progress.tally import Pace, State, Tally
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Kind
-from kinetic.aio._engine.progress import state_of
+from kinetic.aio._reading.progress import state_of
 from kinetic.job_status import JobStatus
 from kinetic.progress import Progress
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic.aio._engine.progress import ShownProgress, progress
+from kinetic.aio._reading.progress import ShownProgress, progress
 from kinetic.progress import Progress
 
 

@@ -12,7 +12,7 @@ import pytest
 from kinetic import aio
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
-from kinetic.aio._engine.report import CurveReader
+from kinetic.aio._reading.report import CurveReader
 from kinetic.errors import ConfigurationError, Pruned
 from kinetic.sweeps import Choice, GridSearch
 from kinetic.testing import Run, memory_platform

@@ -18,8 +18,8 @@ from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
 from kinetic._runner.protocol import frames, wire
 from kinetic._runner.protocol.workers import EXIT_DONE
-from kinetic.aio._engine import report
-from kinetic.aio._engine.submission import LABEL_INDEX
+from kinetic.aio._reading import report
+from kinetic.aio._submissions.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.errors import ConfigurationError, NotFound, WireError
 from kinetic.testing import MemoryStore, Run, carry_out, memory_platform

@@ -26,7 +26,8 @@ from kinetic._runner.pod.follower import order_name
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.wire import Kind
 from kinetic._runner.protocol.workers import EXIT_SURPLUS, WorkerId
-from kinetic.aio._engine.inputs import EncodedInput, chunk_body
+from kinetic.aio._preparing.inputs import EncodedInput
+from kinetic.aio._submissions.inputs import chunk_body
 from tests.runner.calls import KEY, SCOPE
 from tests.runner.pods import Pod, Pods, until, worker_variables
 

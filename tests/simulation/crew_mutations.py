@@ -14,16 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic.aio import _lease
-from kinetic.aio._engine import (
-    abandonment,
-    batch,
-    coordinator,
-    ending,
-    input_pump,
-    item_states,
-    workers,
-)
+from kinetic.aio._engine import abandonment, batch, coordinator, ending, input_pump, workers
 from kinetic.aio._engine.launcher import Launcher
+from kinetic.aio._submissions import item_states
 from tests.workers.actors import Odds as CrewOdds
 
 from .scenario import Event, Plan

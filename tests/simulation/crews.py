@@ -25,7 +25,7 @@ from kinetic._runner.protocol.workers import (
 from kinetic._runner.worker import pull
 from kinetic._supervisor.protocol import JobHeader
 from kinetic._supervisor.rounds import Rounds, Start
-from kinetic.aio._engine.submission import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION
+from kinetic.aio._submissions.submission import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason

@@ -9,7 +9,7 @@ import pytest
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.outcomes import Death
 from kinetic.aio._engine.ending import Ask, GiveUp, Step, decide
-from kinetic.aio._engine.submission import Evidence
+from kinetic.aio._submissions.submission import Evidence
 from kinetic.aio.ports import Observation, Phase
 
 NAME = "attempt"

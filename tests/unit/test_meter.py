@@ -8,7 +8,7 @@ import pytest
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Attempt, Kind, Outcome
-from kinetic.aio._engine.meter import Meter
+from kinetic.aio._submissions.meter import Meter
 
 
 def lasting(seconds: float) -> Attempt:

@@ -114,7 +114,8 @@ class Batch:
 
     def _store(self, inputs: Sequence[Any]) -> None:
         # Not in a worker's process: its forks would run the callbacks of asyncio's modules.
-        from kinetic.aio._engine.inputs import EncodedInput, chunk_body, first_chunk
+        from kinetic.aio._preparing.inputs import EncodedInput, first_chunk
+        from kinetic.aio._submissions.inputs import chunk_body
 
         contents = [frames.pack([pickle.dumps(((value,), {}))]) for value in inputs]
         rest = [EncodedInput(None, content, _sha256(content), "s") for content in contents]

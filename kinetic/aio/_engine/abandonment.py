@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending
-from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.recovery import read_inputs
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
+from kinetic.aio._submissions.inputs import InputIndex
+from kinetic.aio._submissions.submission import LABEL_SUBMISSION, Submission
 from kinetic.errors import KineticError, SubmitterLost, Unavailable
 
 

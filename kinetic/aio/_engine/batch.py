@@ -19,24 +19,14 @@ from kinetic._progress.standing import Goal, Standing
 from kinetic._runner.protocol import wire
 from kinetic._tasks import release
 from kinetic.aio import _lease
-from kinetic.aio._engine import ending, prepare, removal
+from kinetic.aio._engine import ending, removal
 from kinetic.aio._engine.abandonment import until_abandoned
 from kinetic.aio._engine.coordinator import BatchCoordinator
 from kinetic.aio._engine.in_flight import Places
-from kinetic.aio._engine.input_source import Source
-from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
-from kinetic.aio._engine.manifest import (
-    budget_seconds,
-    map_settings_of,
-    price_in,
-    stop_cause,
-    uploaded_call_of,
-)
 from kinetic.aio._engine.recovery import load_environment, read_inputs, recover
 from kinetic.aio._engine.requesting import request_prune, retry_request, scale_alone
 from kinetic.aio._engine.session import JobRef, Session
-from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._engine.workers import (
     count_workers,
     describe,
@@ -44,6 +34,17 @@ from kinetic.aio._engine.workers import (
     end_workers,
     fit,
 )
+from kinetic.aio._preparing import calls
+from kinetic.aio._preparing.input_source import Source
+from kinetic.aio._submissions.inputs import InputIndex
+from kinetic.aio._submissions.manifest import (
+    budget_seconds,
+    map_settings_of,
+    price_in,
+    stop_cause,
+    uploaded_call_of,
+)
+from kinetic.aio._submissions.submission import LABEL_SUBMISSION, Submission
 from kinetic.errors import (
     BackendError,
     ConfigurationError,
@@ -273,7 +274,7 @@ class Batch:
     def coordinate(
         self,
         lease: _lease.HeldLease,
-        uploaded: prepare.UploadedCall,
+        uploaded: calls.UploadedCall,
         source: Source,
         settings: MapSettings,
         *,
@@ -415,7 +416,7 @@ class Batch:
     async def _coordinate_again(
         self,
         lease: _lease.HeldLease,
-        uploaded: prepare.UploadedCall,
+        uploaded: calls.UploadedCall,
         inputs: Iterable[Any] | AsyncIterable[Any] | None,
         *,
         seal: bool,

@@ -17,16 +17,17 @@ from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
-from kinetic.aio._engine import beginning, prepare, removal
+from kinetic.aio._engine import beginning, removal
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.input_source import Source
-from kinetic.aio._engine.inputs import check_inputs
-from kinetic.aio._engine.manifest import batch_manifest, read_manifest
 from kinetic.aio._engine.recovery import read_inputs
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import Submission
 from kinetic.aio._engine.workers import end_leftovers
+from kinetic.aio._preparing import calls
+from kinetic.aio._preparing.input_source import Source
+from kinetic.aio._preparing.inputs import check_inputs
+from kinetic.aio._submissions.ids import Identity
+from kinetic.aio._submissions.manifest import batch_manifest, read_manifest
+from kinetic.aio._submissions.submission import Submission
 from kinetic.errors import AuthError, ConfigurationError, KineticError, NotFound, WireError
 from kinetic.options import MapSettings
 from kinetic.prices import budget_price, price_of
@@ -40,7 +41,7 @@ UNBOUNDED_WARNING_ABOVE = 100
 
 async def start(
     session: Session,
-    call: prepare.Call,
+    call: calls.Call,
     inputs: Iterable[Any] | AsyncIterable[Any],
     settings: MapSettings,
     goal: Goal | None = None,
@@ -62,9 +63,9 @@ async def start(
     find_price = price_of if settings.budget is None else budget_price
     target, accelerator = session.target, call.options.parsed_accelerator
     price = find_price(accelerator, target.zone, listed=target.backend != "local")
-    packed = await prepare.pack(session, replace(call, inputs=source.known_inputs or ()))
+    packed = await calls.pack(session, replace(call, inputs=source.known_inputs or ()))
     try:
-        uploaded = await prepare.upload_call(session, packed)
+        uploaded = await calls.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
     identity = await beginning.new_identity(
@@ -91,7 +92,7 @@ async def start(
 async def _create(
     session: Session,
     identity: Identity,
-    uploaded: prepare.UploadedCall,
+    uploaded: calls.UploadedCall,
     manifest: Mapping[str, Any],
 ) -> _lease.HeldLease:
     """Store the objects of a new batch, and take its lease.
@@ -108,7 +109,7 @@ async def _create(
     }
     await store.create(wire.group_key(identity.id), b"", entry)
     await beginning.store_manifest(session, identity, manifest)
-    await prepare.hold_shared(session, uploaded)
+    await calls.hold_shared(session, uploaded)
     return await _lease.begin(store, scope, session.platform.clock)
 
 

@@ -14,13 +14,14 @@ from absl import logging
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE, RetryBudgets
 from kinetic._tasks import release
-from kinetic.aio._engine import ending, job_spec, prepare
-from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
-from kinetic.aio._engine.manifest import manifest_of, record_of
+from kinetic.aio._engine import ending, job_spec
 from kinetic.aio._engine.session import JobRef, Session
-from kinetic.aio._engine.submission import Submission
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
+from kinetic.aio._preparing import calls
 from kinetic.aio._process_identity import ProcessIdentity
+from kinetic.aio._submissions.ids import BatchIdentity, Identity, scope_of
+from kinetic.aio._submissions.manifest import manifest_of, record_of
+from kinetic.aio._submissions.submission import Submission
 from kinetic.errors import Conflict, KineticError, SubmitterLost
 
 RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
@@ -28,7 +29,7 @@ RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
 
 
 async def start_job(
-    session: Session, packed: prepare.PackedCall, uploaded: prepare.UploadedCall
+    session: Session, packed: calls.PackedCall, uploaded: calls.UploadedCall
 ) -> tuple[dict[str, Any], JobRef]:
     """Start a single job, as soon as the client's limit of attempts allows it.
 
@@ -44,7 +45,7 @@ async def start_job(
         record = record_of(session, identity, uploaded)
         async with new_submission(session, uploaded, identity) as submission:
             await store_manifest(session, identity, manifest_of(record, identity, uploaded))
-            await prepare.hold_shared(session, uploaded)
+            await calls.hold_shared(session, uploaded)
             content = packed.pickled_arguments
             assert content is not None
             name = wire.input_key(identity.scope, 0)
@@ -148,7 +149,7 @@ async def _launch_again(
 
 @contextlib.asynccontextmanager
 async def new_submission(
-    session: Session, uploaded: prepare.UploadedCall, identity: Identity
+    session: Session, uploaded: calls.UploadedCall, identity: Identity
 ) -> AsyncGenerator[Submission]:
     """Follow a new submission while the block creates it; if the block fails, remove it."""
     submission = Submission(identity, session.platform)
@@ -167,7 +168,7 @@ async def new_submission(
         undoing = removal.undo(session, identity)
         await release(undoing, operation=f"removing the half-made {identity.id}")
         raise
-    prepare.log_choice(session, uploaded)
+    calls.log_choice(session, uploaded)
     logging.info("Started %s: %s", identity.id, uploaded.call.name)
 
 
@@ -180,7 +181,7 @@ async def store_manifest(session: Session, identity: Identity, fields: Mapping[s
 
 
 async def new_identity(
-    session: Session, uploaded: prepare.UploadedCall, kind: str, budgets: RetryBudgets
+    session: Session, uploaded: calls.UploadedCall, kind: str, budgets: RetryBudgets
 ) -> Identity:
     """Make the identity of a new submission; *kind* is ``job``, or ``grp`` for a batch."""
     submission_id = job_spec.new_id(kind, session.platform.id_marker)

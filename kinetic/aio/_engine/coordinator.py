@@ -20,14 +20,14 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.notes import ERROR
 from kinetic.aio import _shared_objects
 from kinetic.aio._engine import decisions, ending
-from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump
-from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.launcher import BatchContext, Launcher
 from kinetic.aio._engine.recovery import renew_shared
 from kinetic.aio._engine.workers import end_workers
 from kinetic.aio._lease import RENEW_S
 from kinetic.aio._net.retry import retry_forever
+from kinetic.aio._preparing.input_source import Source
+from kinetic.aio._submissions.control_log import KINDS
 from kinetic.errors import BackendError, InputsUnfinished, KineticError, SubmitterLost
 from kinetic.options import MapSettings
 

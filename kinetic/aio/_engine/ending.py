@@ -25,14 +25,14 @@ from kinetic._runner.protocol import outcomes, wire
 from kinetic._runner.protocol.outcomes import Death
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import for_each
-from kinetic.aio._engine.submission import (
+from kinetic.aio._net.retry import SILENCE_LIMIT_S, is_temporary
+from kinetic.aio._submissions.submission import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_SUBMISSION,
     Evidence,
     Submission,
 )
-from kinetic.aio._net.retry import SILENCE_LIMIT_S, is_temporary
 from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason

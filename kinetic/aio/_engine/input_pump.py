@@ -18,17 +18,13 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic._runner.protocol import frames, wire
-from kinetic.aio._engine import decisions, prepare
-from kinetic.aio._engine.input_source import Source
-from kinetic.aio._engine.inputs import (
-    CHUNK_ITEMS,
-    EncodedInput,
-    Encoder,
-    chunk_body,
-    first_chunk,
-)
+from kinetic.aio._engine import decisions
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._net.retry import create_object, retry_forever
+from kinetic.aio._preparing import calls
+from kinetic.aio._preparing.input_source import Source
+from kinetic.aio._preparing.inputs import CHUNK_ITEMS, EncodedInput, Encoder, first_chunk
+from kinetic.aio._submissions.inputs import chunk_body
 from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
 
 
@@ -326,7 +322,7 @@ class InputPump:
                 failed[position] = encoded.error
             elif encoded.data:
                 try:
-                    refs[position] = await prepare.upload_all(self._store, encoded.data, {})
+                    refs[position] = await calls.upload_all(self._store, encoded.data, {})
                 except SubmissionError as exc:
                     failed[position] = exc
         while True:

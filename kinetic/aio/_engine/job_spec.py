@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic import configuration
 from kinetic._runner.protocol import directory_urls, wire
-from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import (
+from kinetic.aio._net.retry import is_refusal
+from kinetic.aio._preparing.calls import UploadedCall
+from kinetic.aio._submissions.ids import Identity
+from kinetic.aio._submissions.submission import (
     LABEL_ATTEMPT,
     LABEL_CLIENT,
     LABEL_INDEX,
     LABEL_ROUND,
     LABEL_SUBMISSION,
 )
-from kinetic.aio._net.retry import is_refusal
 from kinetic.aio.ports import JobSpec
 from kinetic.errors import BackendError
 

@@ -21,11 +21,9 @@ from kinetic import configuration
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Terms
-from kinetic.aio._engine import decisions, ending, job_spec, prepare
+from kinetic.aio._engine import decisions, ending, job_spec
 from kinetic.aio._engine.in_flight import Places
-from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence, Submission
 from kinetic.aio._engine.workers import (
     Roster,
     count_workers,
@@ -44,6 +42,9 @@ from kinetic.aio._net.retry import (
     retry,
     retry_forever,
 )
+from kinetic.aio._preparing import calls
+from kinetic.aio._submissions.inputs import InputIndex
+from kinetic.aio._submissions.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence, Submission
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import (
     BackendError,
@@ -120,7 +121,7 @@ class BatchContext:
 
     session: Session
     submission: Submission
-    uploaded: prepare.UploadedCall
+    uploaded: calls.UploadedCall
     inputs: InputIndex
     lease: HeldLease
     places: Places

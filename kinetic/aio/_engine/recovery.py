@@ -10,14 +10,15 @@ from typing import Any
 from kinetic._runner.protocol.wire import DataRef
 from kinetic._tasks import for_each
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine import data_upload, ending, prepare
-from kinetic.aio._engine.inputs import InputIndex
-from kinetic.aio._engine.manifest import read_manifest
-from kinetic.aio._engine.prepare import UploadedCall
+from kinetic.aio._engine import ending
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import Submission
 from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import retry_forever
+from kinetic.aio._preparing import calls, data_upload
+from kinetic.aio._preparing.calls import UploadedCall
+from kinetic.aio._submissions.inputs import InputIndex
+from kinetic.aio._submissions.manifest import read_manifest
+from kinetic.aio._submissions.submission import Submission
 from kinetic.aio.ports import Store
 from kinetic.errors import NotFound
 
@@ -65,7 +66,7 @@ async def load_environment(
             return {}  # every item has ended, so no job needs the environment
         names: list[str] = manifest["placed"]["captured"]
         output_dir: str = manifest["output_dir"] or ""
-        return own or prepare.capture_again(session, batch, names, output_dir)
+        return own or calls.capture_again(session, batch, names, output_dir)
     environment: dict[str, str] = json.loads(content)
     return environment
 

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread
-from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._net.retry import growing_pauses
+from kinetic.aio._submissions.ids import Identity
+from kinetic.aio._submissions.submission import LABEL_SUBMISSION, Submission
 from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
 
 REMOVAL_TIMEOUT_S = 180.0

@@ -13,8 +13,8 @@ from absl import logging
 from kinetic._runner.protocol import metrics, signing, wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic.aio._engine.in_flight import Places
-from kinetic.aio._engine.submission import Submission
 from kinetic.aio._engine.workers import fit, stopped_round
+from kinetic.aio._submissions.submission import Submission
 from kinetic.aio.ports import Observation
 from kinetic.job_status import JobStatus
 

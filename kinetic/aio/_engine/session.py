@@ -1,4 +1,4 @@
-"""A client's connection to one platform, and its tasks that watch the submissions there.
+"""Watch the submissions that a client follows on one platform.
 
 A submission has items: a batch has many, a *single job* has one. Without the word *single*, a job
 is what the platform runs for one attempt at an item.
@@ -10,19 +10,19 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Collection, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from absl import logging
 
-from kinetic._packing.archive import Packer
-from kinetic._runner.protocol import signing, wire
-from kinetic._tasks import await_shared
+from kinetic._runner.protocol import wire
+from kinetic.aio._connection import Connection
 from kinetic.aio._engine import ending
 from kinetic.aio._engine.in_flight import AttemptLimit
-from kinetic.aio._engine.submission import (
+from kinetic.aio._net.retry import growing_pauses
+from kinetic.aio._submissions.submission import (
     LABEL_ATTEMPT,
     LABEL_CLIENT,
     LABEL_INDEX,
@@ -30,13 +30,10 @@ from kinetic.aio._engine.submission import (
     Evidence,
     Submission,
 )
-from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.configuration import Target
-from kinetic.errors import ConfigurationError, KineticError, NotFound
-
-T = TypeVar("T")
+from kinetic.errors import KineticError, NotFound
 
 RECONCILE_S = 10.0, 60.0
 """First and longest pause between two readings of a submission that has waiters, in seconds."""
@@ -71,8 +68,8 @@ class Submitter(Protocol):
         ...
 
 
-class Session:
-    """An open platform and the submissions that this client follows on it.
+class Session(Connection):
+    """A connection and the submissions that this client follows over it.
 
     One watch covers all jobs that this client starts, by their label. A submission
     of another process gets its own watch. The session keeps a batch or a submission
@@ -82,43 +79,19 @@ class Session:
     def __init__(
         self, target: Target, platform: Platform, client_id: str, limit: AttemptLimit
     ) -> None:
-        self.target = target
-        self.platform = platform
+        super().__init__(target, platform)
         self.client_id = client_id
         self.limit = limit
-        self.packer = Packer()
         self.batches: weakref.WeakValueDictionary[str, Submitter] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._reconciling: dict[str, asyncio.Task[None]] = {}
         self._queue: deque[tuple[Submission, Evidence]] = deque()
         self._ended: deque[tuple[Submission, Observation]] = deque()
         self._settlers = 0
         self._settler_scheduled = False
-        self._root_key: asyncio.Task[bytes] | None = None
-        self._closed = False
         self.loop = asyncio.get_running_loop()
-
-    async def key(self, scope: str) -> bytes:
-        """Return the key that signs the objects under *scope*."""
-        key_task = self._root_key
-        if key_task is None or (key_task.done() and (key_task.cancelled() or key_task.exception())):
-            key_task = self._root_key = self.spawn(
-                self.platform.cluster.root_key(), name="root key"
-            )
-        return signing.submission_key(await await_shared(key_task, "the client"), scope)
-
-    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task that is cancelled when the session closes."""
-        if self._closed:
-            work.close()
-            raise ConfigurationError("this client is closed; open another one")
-        task = asyncio.get_running_loop().create_task(work, name=f"kinetic {name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def aclose(self) -> None:
         """Stop submitting, end the watches, and close the platform; running jobs continue."""
@@ -126,23 +99,14 @@ class Session:
         try:
             await asyncio.gather(*(batch.leave("the client is closed") for batch in batches))
         finally:
-            await self._end()
-
-    async def _end(self) -> None:
-        self._closed = True
-        for submission in tuple(self._submissions.values()):
-            submission.abandon(
-                KineticError(
-                    f"the client was closed before {submission.identity.id} ended; to get the "
-                    "outcome, attach to it with another client"
+            for submission in tuple(self._submissions.values()):
+                submission.abandon(
+                    KineticError(
+                        f"the client was closed before {submission.identity.id} ended; to get the "
+                        "outcome, attach to it with another client"
+                    )
                 )
-            )
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self.packer.close()
-        await self.platform.aclose()
+            await super().aclose()
 
     # --- following ---
 

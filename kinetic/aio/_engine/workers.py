@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, WorkerId
-from kinetic.aio._engine.control_log import UNNAMED
-from kinetic.aio._engine.submission import (
+from kinetic.aio._submissions.control_log import UNNAMED
+from kinetic.aio._submissions.submission import (
     LABEL_INDEX,
     LABEL_ROUND,
     LABEL_SUBMISSION,

@@ -21,7 +21,7 @@ from absl import logging
 from kinetic import accelerators, configuration, errors
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
-from kinetic.aio._engine.forwarder import LOOPBACK, ForwardRequest, port_in_use_error
+from kinetic.aio._debugging.forwarder import LOOPBACK, ForwardRequest, port_in_use_error
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.configuration import Target
@@ -196,7 +196,7 @@ def _start_forwarder(request: ForwardRequest) -> Forwarder:
     source_root = str(Path(__file__).parents[3])
     import_paths = [source_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "kinetic.aio._engine.forwarder"],
+        [sys.executable, "-P", "-m", "kinetic.aio._debugging.forwarder"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(import_paths)},

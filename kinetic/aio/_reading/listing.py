@@ -15,10 +15,10 @@ from absl import logging
 from kinetic._collector import directory_of
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread
-from kinetic.aio._engine.ids import scope_of
-from kinetic.aio._engine.manifest import job_record, read_manifest
 from kinetic.aio._engine.session import Session
-from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
+from kinetic.aio._submissions.ids import scope_of
+from kinetic.aio._submissions.manifest import job_record, read_manifest
+from kinetic.aio._submissions.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
 
 MAX_READS = 32

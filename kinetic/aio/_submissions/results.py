@@ -16,7 +16,7 @@ import anyio.to_thread
 from kinetic._replacing import replacing
 from kinetic._runner.protocol import by_value, frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
-from kinetic.aio._engine.scratch import scratch
+from kinetic.aio._preparing.scratch import scratch
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import (
     BackendError,

@@ -20,7 +20,7 @@ from anyio.streams.stapled import MultiListener
 from kinetic import errors
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import WorkerId
-from kinetic.aio._engine.ids import attempt_of, scope_of, worker_name
+from kinetic.aio._submissions.ids import attempt_of, scope_of, worker_name
 from kinetic.aio.platforms import Platform, open_platform
 from kinetic.aio.ports import Cluster
 from kinetic.configuration import Target

@@ -23,8 +23,8 @@ from kinetic._runner.protocol import frames
 from kinetic._runner.protocol import metrics as protocol
 from kinetic._tasks import for_each, in_thread
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.metrics import READS_AT_ONCE, read_slot, read_tail
-from kinetic.aio._engine.records import read_items
+from kinetic.aio._reading.metrics import READS_AT_ONCE, read_slot, read_tail
+from kinetic.aio._reading.records import read_items
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
 MAX_QUOTED = 20

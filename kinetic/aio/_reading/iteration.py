@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
-from kinetic.aio._engine import results
+from kinetic.aio._submissions import results
 from kinetic.errors import (
     AuthError,
     JobCancelled,

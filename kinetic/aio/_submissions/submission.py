@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
-from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.item_states import ItemStates
 from kinetic.aio._net.retry import is_temporary
+from kinetic.aio._submissions.ids import Identity
+from kinetic.aio._submissions.item_states import ItemStates
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import KineticError, NotFound, WireError

@@ -19,9 +19,9 @@ from kinetic._runner.protocol import frames, metrics, wire
 from kinetic._runner.protocol.metrics import Reports
 from kinetic._tasks import for_each
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.iteration import Consumer
 from kinetic.aio._engine.session import JobRef
-from kinetic.aio._engine.submission import LABEL_ATTEMPT, Submission
+from kinetic.aio._reading.iteration import Consumer
+from kinetic.aio._submissions.submission import LABEL_ATTEMPT, Submission
 from kinetic.aio.ports import Phase
 from kinetic.errors import NotFound, ResultTimeout, WireError
 from kinetic.metric import JobMetric, Metric

@@ -32,9 +32,8 @@ from kinetic._runner.protocol.spool import Spooled
 from kinetic._tasks import all_or_none, in_thread
 from kinetic._tracebacks import of_the_caller
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine import data_upload
-from kinetic.aio._engine.scratch import scratch_folder
-from kinetic.aio._engine.session import Session
+from kinetic.aio._connection import Connection
+from kinetic.aio._preparing.scratch import scratch_folder
 from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import JOB_VARIABLE, Data
@@ -167,10 +166,10 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-async def pack(session: Session, call: Call) -> PackedCall:
+async def pack(connection: Connection, call: Call) -> PackedCall:
     """Discover the project, pickle the call and archive the tree, in a worker thread.
 
-    If the session has packed the project before, pack only what changed since.
+    If the connection has packed the project before, pack only what changed since.
 
     Raises:
         ConfigurationError: The platform can't fulfil the options.
@@ -178,12 +177,12 @@ async def pack(session: Session, call: Call) -> PackedCall:
 
     Cancelled: kinetic waits for the thread to end, and then removes the spool folder.
     """
-    _refuse_options(session, call.options)
+    _refuse_options(connection, call.options)
     spool = scratch_folder()
     try:
         with step(f"packing {call.name}") as packing_step:
             packed = await in_thread(
-                _pack, session.packer, call, spool, dict(os.environ), packing_step
+                _pack, connection.packer, call, spool, dict(os.environ), packing_step
             )
     except BaseException:
         shutil.rmtree(spool, ignore_errors=True)
@@ -257,7 +256,7 @@ def _data_in(value: Any, depth: int = 4) -> Iterator[Data]:
             yield from _data_in(element, depth - 1)
 
 
-async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
+async def upload_call(connection: Connection, packed: PackedCall) -> UploadedCall:
     """Upload the code, function, and data that the store lacks, and find the image.
 
     Raises:
@@ -268,10 +267,10 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     Cancelled: some content-addressed objects may already be in the store. They are complete, and
     the next submission uses them.
     """
-    store, options = session.platform.store, packed.call.options
-    target = session.target
+    store, options = connection.platform.store, packed.call.options
+    target = connection.target
     output_dir = options.output_dir or target.output_dir or ""
-    if _writes_to_cloud_storage(session, output_dir) and not output_dir.startswith("gs://"):
+    if _writes_to_cloud_storage(connection, output_dir) and not output_dir.startswith("gs://"):
         raise ConfigurationError(
             f"local jobs can't write to output_dir={output_dir!r}; name a directory of this "
             "machine or a gs:// prefix, leave output_dir out to use a directory in the store, or "
@@ -291,7 +290,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         _upload_function(store, packed.pickled_function),
         _upload_init(store, packed.pickled_init),
         upload_all(store, packed.data, packed.call.options.volumes or {}),
-        session.platform.images.resolve(request),
+        connection.platform.images.resolve(request),
     )
     return UploadedCall(
         call=packed.call,
@@ -303,14 +302,14 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         data_table=packed.data,
         image=image,
         resources=_resources(options),
-        environment=job_environment(session, packed.environment, output_dir),
+        environment=job_environment(connection, packed.environment, output_dir),
         captured_names=tuple(sorted(packed.environment)),
         client=_describe_client(),
     )
 
 
 def job_environment(
-    session: Session, captured: Mapping[str, str], output_dir: str
+    connection: Connection, captured: Mapping[str, str], output_dir: str
 ) -> dict[str, str]:
     """Return the environment of a job: *captured*, and what every job of the platform gets.
 
@@ -318,15 +317,15 @@ def job_environment(
     only *captured*, and the project that pays for its requests to a bucket.
     """
     base = environment.capture([wire.BILLING_PROJECT], os.environ)
-    if session.platform.capacity is not None:
+    if connection.platform.capacity is not None:
         base |= environment.base_environment(os.environ)
-    if _writes_to_cloud_storage(session, output_dir):
+    if _writes_to_cloud_storage(connection, output_dir):
         base |= environment.storage_environment(os.environ)
     return {**base, **captured}
 
 
 def capture_again(
-    session: Session, batch_id: str, names: Sequence[str], output_dir: str
+    connection: Connection, batch_id: str, names: Sequence[str], output_dir: str
 ) -> dict[str, str]:
     """Return the environment of a batch's jobs, with the variables *names* of this process.
 
@@ -342,12 +341,12 @@ def capture_again(
         message = "%s: captured these variables again, from this process: %s"
         logging.warning(message, batch_id, ", ".join(names))
     captured = {name: os.environ[name] for name in names}
-    return job_environment(session, captured, output_dir)
+    return job_environment(connection, captured, output_dir)
 
 
-def _writes_to_cloud_storage(session: Session, output_dir: str) -> bool:
+def _writes_to_cloud_storage(connection: Connection, output_dir: str) -> bool:
     """Return whether a job on this machine writes its outputs to Cloud Storage."""
-    return session.target.backend == "local" and "://" in output_dir
+    return connection.target.backend == "local" and "://" in output_dir
 
 
 async def upload_all(
@@ -356,6 +355,8 @@ async def upload_all(
     """Upload each `Data` once by content; return their references, the volumes first."""
     if not data:
         return ()
+    from kinetic.aio._preparing import data_upload  # most calls have no `Data`
+
     mounts = list(volumes)
     refs = await all_or_none(*(data_upload.upload(store, entry) for entry in data))
     return tuple(
@@ -398,14 +399,14 @@ async def _upload(store: Store, name: str, content: bytes | Path) -> None:
     logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
 
 
-async def hold_shared(session: Session, uploaded: UploadedCall) -> None:
+async def hold_shared(connection: Connection, uploaded: UploadedCall) -> None:
     """Make sure that the store still has what the new manifest of *uploaded* names.
 
     Raises:
         BackendError: A collection has removed a part.
     """
     data = [ref.uri for ref in uploaded.data if "://" not in ref.uri]
-    await _shared_objects.hold(session.platform.store, [*uploaded.shared_names, *data])
+    await _shared_objects.hold(connection.platform.store, [*uploaded.shared_names, *data])
 
 
 def _resources(options: Options) -> Resources:
@@ -429,11 +430,11 @@ def _describe_client() -> dict[str, str]:
     }
 
 
-def log_choice(session: Session, uploaded: UploadedCall) -> None:
+def log_choice(connection: Connection, uploaded: UploadedCall) -> None:
     """Log where a submission runs, and why; once per process, log what differs from the options."""
-    target, call, options = session.target, uploaded.call, uploaded.call.options
+    target, call, options = connection.target, uploaded.call, uploaded.call.options
     logging.info("%s runs on %s (%s)", call.name, target.backend, target.why)
-    substitute = _describe_substitute(options, session.platform.capacity)
+    substitute = _describe_substitute(options, connection.platform.capacity)
     if target.backend == "local" and substitute:
         # The user did not choose the default accelerator, so its substitute needs no warning.
         is_explicit = options.accelerator != DEFAULT_ACCELERATOR
@@ -474,9 +475,9 @@ def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
     )
 
 
-def _refuse_options(session: Session, options: Options) -> None:
+def _refuse_options(connection: Connection, options: Options) -> None:
     """Raise `ConfigurationError` if the platform can't run jobs with these options."""
-    if not session.platform.cluster.replaces and (
+    if not connection.platform.cluster.replaces and (
         options.isolation == "worker" or options.init is not None
     ):
         asked = "isolation='worker'" if options.isolation == "worker" else "init"
@@ -484,7 +485,7 @@ def _refuse_options(session: Session, options: Options) -> None:
             f"{asked} works on backend='local' and backend='gke' only, where a machine runs "
             "several items"
         )
-    if (capacity := session.platform.capacity) is not None:
+    if (capacity := connection.platform.capacity) is not None:
         _refuse_excess(capacity, options)
 
 

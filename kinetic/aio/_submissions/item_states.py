@@ -25,10 +25,10 @@ from absl import logging
 
 from kinetic._runner.protocol import signing, wire
 from kinetic._tasks import in_thread
-from kinetic.aio._engine import results
-from kinetic.aio._engine.control_log import ControlLog
-from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.meter import Meter
+from kinetic.aio._submissions import results
+from kinetic.aio._submissions.control_log import ControlLog
+from kinetic.aio._submissions.ids import Identity
+from kinetic.aio._submissions.meter import Meter
 from kinetic.aio.ports import Object, ObjectInfo, Store
 from kinetic.errors import NotFound, WireError
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 import anyio.to_thread
 
 from kinetic._tracebacks import of_the_caller
-from kinetic.aio._engine.inputs import CHUNK_BYTES, EncodedInput, Encoder
+from kinetic.aio._preparing.inputs import CHUNK_BYTES, EncodedInput, Encoder
 from kinetic.errors import ConfigurationError
 
 FLUSH_S = 0.001

@@ -22,7 +22,7 @@ from kinetic._runner.protocol.notes import ERROR, RESULT, Note, Scalar
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import in_thread
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.progress import state_of
+from kinetic.aio._reading.progress import state_of
 from kinetic.errors import ConfigurationError
 from kinetic.job_status import JobStatus
 

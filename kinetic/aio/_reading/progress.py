@@ -20,7 +20,7 @@ from kinetic._progress.entry import in_notebook
 from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import frames, wire
 from kinetic._tasks import running_loop
-from kinetic.aio._engine.iteration import Consumer
+from kinetic.aio._reading.iteration import Consumer
 from kinetic.errors import KineticError
 from kinetic.job_status import JobStatus
 from kinetic.progress import Progress
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kinetic._progress.entry import Entry
     from kinetic.aio._engine.batch import Batch
     from kinetic.aio._engine.session import JobRef, Session
-    from kinetic.aio._engine.submission import Submission
+    from kinetic.aio._submissions.submission import Submission
 
 ITEMS_PER_TURN = 500
 """Maximum number of items counted in one turn of the loop."""

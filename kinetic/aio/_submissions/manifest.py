@@ -14,10 +14,10 @@ from kinetic._binding import Binding
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
-from kinetic.aio._engine import ids
-from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.prepare import Call, UploadedCall
-from kinetic.aio._engine.session import Session
+from kinetic.aio._connection import Connection
+from kinetic.aio._preparing.calls import Call, UploadedCall
+from kinetic.aio._submissions import ids
+from kinetic.aio._submissions.ids import Identity
 from kinetic.aio.ports import Image, Object, Resources
 from kinetic.data import Data
 from kinetic.errors import NotFound, WireError
@@ -41,17 +41,17 @@ _PLACED_OPTIONS = (
 """The function's options that a manifest keeps, for a process that takes the batch over."""
 
 
-async def read_manifest(session: Session, submission_id: str) -> dict[str, Any]:
+async def read_manifest(connection: Connection, submission_id: str) -> dict[str, Any]:
     """Return the immutable description of a job or a batch, verified before it is parsed."""
-    name = ids.manifest_name_of(submission_id)
+    name, store = ids.manifest_name_of(submission_id), connection.platform.store
     try:
-        content = await session.platform.store.get(name)
+        content = await store.get(name)
     except NotFound:
         raise NotFound(
-            f"there is no {submission_id} in {session.platform.store.url}: it was cleaned up, or "
-            "belongs to another project, cluster or KINETIC_HOME"
+            f"there is no {submission_id} in {store.url}: it was cleaned up, or belongs to another "
+            "project, cluster or KINETIC_HOME"
         ) from None
-    body = await _verify(session, content, submission_id)
+    body = await _verify(connection, content, submission_id)
     try:
         manifest = cast("dict[str, Any]", json.loads(body))
     except MALFORMED as exc:
@@ -65,11 +65,11 @@ async def read_manifest(session: Session, submission_id: str) -> dict[str, Any]:
     return manifest
 
 
-async def _verify(session: Session, content: Object, submission_id: str) -> bytes:
+async def _verify(connection: Connection, content: Object, submission_id: str) -> bytes:
     """Verify the signature of a manifest; return the JSON without it."""
-    name, store = content.name, session.platform.store.url
+    name, store = content.name, connection.platform.store.url
     scope = f"{name.rpartition('/')[0]}/"
-    key, removal = await session.key(scope), f"kinetic.cleanup({submission_id!r}) removes it"
+    key, removal = await connection.key(scope), f"kinetic.cleanup({submission_id!r}) removes it"
     try:
         return signing.verified_json(key, scope, name, content.body)
     except KeyError as exc:
@@ -101,9 +101,9 @@ def job_record(manifest: Mapping[str, Any], submission_id: str, index: int) -> d
     }
 
 
-def record_of(session: Session, identity: Identity, uploaded: UploadedCall) -> dict[str, Any]:
+def record_of(connection: Connection, identity: Identity, uploaded: UploadedCall) -> dict[str, Any]:
     """Return the fields of the handle of the first item of a new submission."""
-    target, job_id = session.target, identity.job_id(0)
+    target, job_id = connection.target, identity.job_id(0)
     is_local = target.backend == "local"
     price = price_of(uploaded.call.options.parsed_accelerator, target.zone, listed=not is_local)
     record = JobRecord(
@@ -113,7 +113,7 @@ def record_of(session: Session, identity: Identity, uploaded: UploadedCall) -> d
         cluster_name="" if is_local else target.cluster,
         zone="" if is_local else target.zone,
         namespace="" if is_local else target.namespace,
-        bucket_name=session.platform.store.url.partition("://")[2],
+        bucket_name=connection.platform.store.url.partition("://")[2],
         k8s_name=identity.attempt_name(0, 1),
         image_uri=uploaded.image.uri,
         accelerator=uploaded.call.options.accelerator,
@@ -150,7 +150,7 @@ def manifest_of(
 
 
 def batch_manifest(
-    session: Session,
+    connection: Connection,
     identity: Identity,
     uploaded: UploadedCall,
     settings: MapSettings,
@@ -179,7 +179,7 @@ def batch_manifest(
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _uploaded_fields(uploaded),
         "parameters": Binding(function).positional if function is not None else [],
-        "record": record_of(session, identity, uploaded),
+        "record": record_of(connection, identity, uploaded),
     }
 
 
