@@ -78,20 +78,6 @@ async def test_a_delay_beyond_the_limit_ends_the_retries_at_once() -> None:
     assert work.times == [0]
 
 
-async def test_progress_restarts_the_limit() -> None:
-    done = 0
-
-    async def work() -> None:
-        nonlocal done
-        await asyncio.sleep(100)
-        if done < 10:
-            done += 1
-            raise unavailable()
-
-    await retry(work, RetryPolicy(), Outage("the server"), progress=lambda: done)
-    assert asyncio.get_running_loop().time() > 1000
-
-
 @pytest.mark.parametrize("failure", [AuthError("no"), Unavailable("no"), ValueError("a bug")])
 async def test_permanent_failures_are_not_retried(failure: Exception) -> None:
     work = Work(lambda n: failure)

@@ -98,21 +98,14 @@ class Pause(Outage):
 
 
 async def retry_while_refused(
-    call: Callable[[], Awaitable[T]],
-    pause: Pause,
-    *,
-    may_wait: Callable[[], bool],
-    progress: Callable[[], int] | None = None,
+    call: Callable[[], Awaitable[T]], pause: Pause, *, may_wait: Callable[[], bool]
 ) -> T:
-    """Await ``call()``; retry while the platform refuses it temporarily and ``may_wait()`` is true.
-
-    The time limit starts again whenever ``progress()`` has grown.
-    """
+    """Await ``call()``; retry while the platform refuses it for now and ``may_wait()`` is true."""
 
     def is_retryable(failure: Exception) -> bool:
         return isinstance(failure, KineticError) and failure.passing and may_wait()
 
-    return await retry(call, pause.policy, pause, should_retry=is_retryable, progress=progress)
+    return await retry(call, pause.policy, pause, should_retry=is_retryable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

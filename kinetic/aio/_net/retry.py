@@ -65,6 +65,10 @@ class RetryPolicy:
     warn_after_s: float = 5.0
 
 
+NO_RETRIES = RetryPolicy(total_s=0.0)
+"""The policy while a person waits, who can run the command again."""
+
+
 class Outage:
     """Logs one warning when *subject*, a service or operation, fails, and one when it works again.
 
@@ -117,12 +121,10 @@ async def retry(
     outage: Outage,
     *,
     should_retry: Callable[[Exception], bool] = is_retryable,
-    progress: Callable[[], int] | None = None,
 ) -> T:
     """Await ``call()`` until it succeeds; retry the failures that *should_retry* accepts.
 
-    The time limit starts with the first failure. It restarts whenever the number that *progress*
-    returns, such as the bytes sent, has grown. If a failure has ``retry_after``, the pause in
+    The time limit starts with the first failure. If a failure has ``retry_after``, the pause in
     seconds that the server asks for, this pause replaces the random pause.
 
     Raises:
@@ -138,9 +140,7 @@ async def retry(
         outage.report_success()
         return result
     with outage.failing():
-        result = await _retry_with_tenacity(
-            first_failure, call, policy, outage, should_retry, progress or (lambda: 0)
-        )
+        result = await _retry_with_tenacity(first_failure, call, policy, outage, should_retry)
     outage.report_success()
     return result
 
@@ -151,7 +151,6 @@ async def _retry_with_tenacity(
     policy: RetryPolicy,
     outage: Outage,
     should_retry: Callable[[Exception], bool],
-    progress: Callable[[], int],
 ) -> T:
     """Retry, with tenacity, a call whose first try has failed with *first_failure*.
 
@@ -165,7 +164,7 @@ async def _retry_with_tenacity(
     )
     # tenacity measures time by time.monotonic(), which the tests' virtual loop doesn't move.
     clock = asyncio.get_running_loop().time
-    limit_start, highest_progress = clock(), progress()
+    started = clock()
     pending_failures = [first_failure]
 
     async def raise_or_call() -> T:
@@ -177,21 +176,16 @@ async def _retry_with_tenacity(
         return isinstance(failure, Exception) and should_retry(failure)
 
     def wait(state: RetryCallState) -> float:
-        """Return the pause before the next try; tenacity calls this function before `stop`."""
-        nonlocal limit_start, highest_progress
-        if (reached := progress()) > highest_progress:
-            highest_progress, limit_start = reached, clock()
-            state.attempt_number = 1  # the random pauses start short again
         wait_s = getattr(_failure(state), "retry_after", None)
         if wait_s is None:
             return random_pause(state)
         return float(wait_s) + random.uniform(0, policy.first_pause_s)
 
     def stop(state: RetryCallState) -> bool:
-        return clock() + state.upcoming_sleep > limit_start + policy.total_s
+        return clock() + state.upcoming_sleep > started + policy.total_s
 
     def warn(state: RetryCallState) -> None:
-        failing_s = clock() - limit_start
+        failing_s = clock() - started
         if failing_s >= policy.warn_after_s:
             outage.warn(_failure(state), failing_s)
 
