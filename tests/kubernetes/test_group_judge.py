@@ -12,7 +12,6 @@ from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.multihost import (
     GroupTable,
-    ended_processes,
     judge_group,
     observation_of,
 )
@@ -117,14 +116,11 @@ def test_the_message_says_why_another_host_does_not_start() -> None:
     assert "host 2" in found.message
 
 
-def test_a_host_that_dies_is_reported_as_an_ended_process() -> None:
+def test_a_host_that_dies_gives_the_running_set_a_reason() -> None:
     """Its container already runs again; what counts is how it ended the first time."""
-    dead = host(1, RUNNING, last=ended(137, reason="OOMKilled"))
-    seen = group(ALL[0], dead, ALL[2])
-    found = observe(seen)
+    found = observed(ALL[0], host(1, RUNNING, last=ended(137, reason="OOMKilled")), ALL[2])
     assert brief(found) == (Phase.RUNNING, "pod-0a", Reason.OUT_OF_MEMORY)
     assert found.message.startswith("host 1 of 3: ")
-    assert ended_processes(seen, judge_group(seen)) == {"pod-1a"}
 
 
 def test_the_end_of_the_first_host_has_the_reason_of_the_host_that_failed_first() -> None:
@@ -141,7 +137,7 @@ def test_a_replaced_leader_does_not_make_the_job_run_again() -> None:
     assert (found.phase, found.executor) == (Phase.ENDED, "pod-0a")
 
 
-def test_a_set_that_is_deleted_counts_as_an_ended_process_while_its_pods_run() -> None:
+def test_a_set_that_is_deleted_runs_while_its_pods_run() -> None:
     going = the_set(deletionTimestamp="2026-01-01T00:02:00Z")
     for seen in (
         group(*ALL, of=going),
@@ -149,7 +145,6 @@ def test_a_set_that_is_deleted_counts_as_an_ended_process_while_its_pods_run() -
     ):
         found = observe(seen)
         assert (found.phase, found.executor) == (Phase.RUNNING, "pod-0a")
-        assert ended_processes(seen, judge_group(seen)) == {"set-a"}
     nothing = observe(
         JobFacts(deleted_job=the_set(), deleted_pods=[host(0, ended(0), phase="Succeeded")])
     )
@@ -278,24 +273,22 @@ def filled_table(*pods: Json) -> tuple[GroupTable, list[Phase]]:
     return table, [seen.phase for seen in table.news()]
 
 
-def test_the_end_of_a_host_is_reported_once_and_before_the_set() -> None:
+def test_the_end_of_a_host_is_reported_once() -> None:
     table, phases = filled_table(*ALL)
     assert phases == [Phase.RUNNING]
     dead = host(1, RUNNING, last=ended(1))
+    news: list[tuple[Phase, str]] = []
     for _ in range(2):
         table.feed(Changed(document=dead, deleted=False), pods=True)
-        news = [(seen.phase, seen.executor) for seen in table.news()]
-        if news:
-            assert news == [(Phase.ENDED, "pod-1a"), (Phase.RUNNING, "pod-0a")]
-    assert news == []
+        news += [(seen.phase, seen.executor) for seen in table.news()]
+    assert news == [(Phase.RUNNING, "pod-0a")]
 
 
 def test_a_set_is_gone_when_none_of_its_pods_is_left() -> None:
     table, _ = filled_table(*ALL)
     table.feed(Changed(document=the_set(), deleted=True), pods=False)
-    first, second = table.news()
-    assert (first.phase, first.executor) == (Phase.ENDED, "set-a")
-    assert second.phase is Phase.RUNNING
+    (going,) = table.news()
+    assert going.phase is Phase.RUNNING
     for pod in ALL:
         table.feed(Changed(document=pod, deleted=True), pods=True)
     (*_, last) = table.news()

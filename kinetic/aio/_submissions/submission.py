@@ -361,12 +361,7 @@ class Submission(ItemStates):
         if not observation.phase.is_over:
             self.worker_observations[observation.name] = observation
             return
-
-        known = self.worker_observations.get(observation.name)
-        if known is not None and observation.executor not in (known.executor, ""):
-            self._doubted.set()  # another process of a set has ended, which is only a hint
-            return
-        self.worker_observations.pop(observation.name, None)
+        known = self.worker_observations.pop(observation.name, None)
         if known is not None:
             self.worker_ends[known.executor] = observation
         is_lost = observation.exit_code not in (EXIT_DONE, EXIT_SURPLUS)

@@ -31,9 +31,9 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
 )
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.judge import pod_state, why_no_pod
-from kinetic.aio.kubernetes.manifests import HOSTS, JOB
+from kinetic.aio.kubernetes.manifests import HOSTS, JOB, RANK
 from kinetic.aio.kubernetes.observations import cause_of_end, observations
-from kinetic.aio.kubernetes.sets import LIFE, POD_INDEX, WORKER_INDEX
+from kinetic.aio.kubernetes.sets import LIFE, WORKER_INDEX
 from kinetic.aio.kubernetes.tables import Entry, Table
 from kinetic.aio.ports import Observation, Phase
 from kinetic.job_status import JobStatus, Reason
@@ -45,7 +45,7 @@ TERMINATED = (137, 143)
 def host_of(pod: Document) -> int | None:
     """Return the host number of *pod*; None if the pod has none."""
     labels, annotations = labels_of(pod), annotations_of(pod)
-    found = (labels.get(WORKER_INDEX), annotations.get(POD_INDEX), labels.get(POD_INDEX))
+    found = (labels.get(WORKER_INDEX), annotations.get(RANK), labels.get(RANK))
     return next((int(text) for value in found if (text := str(value)).isdecimal()), None)
 
 
@@ -55,17 +55,6 @@ def observation_of(facts: JobFacts, verdict: Diagnosis) -> Observation:
     job = facts.current_or_last_job or next(iter((*facts.pods, *facts.deleted_pods)), no_document)
     (observation,) = observations(JobFacts(job=job, name=facts.job_name), verdict)
     return observation
-
-
-def ended_processes(facts: JobFacts, verdict: Diagnosis) -> frozenset[str]:
-    """Return the uids of pods that ended, and of the set if it is deleted while pods run.
-
-    The result omits the pod of *verdict*. After each of these ends, the store may have an outcome.
-    """
-    uids = {pod.uid for pod, _ in _ends(facts) if pod.ran}
-    if facts.is_gone_or_deleting and facts.live_pods:
-        uids.add(uid(facts.current_or_last_job) or facts.job_name)
-    return frozenset(uids - {verdict.executor})
 
 
 def judge_group(facts: JobFacts) -> Diagnosis:
@@ -169,14 +158,12 @@ class GroupTable(Table):
     """A `Table` of sets instead of Jobs.
 
     A set's pods have a label with the set's name. Only pods that have *label* belong to this
-    kind of set. Before the state of a set, `news` yields an observation for each process that
-    ended. The attempt isn't always over then, but the store may have its outcome.
+    kind of set.
     """
 
     def __init__(self, label: str = "") -> None:
         super().__init__()
         self._label = label
-        self._hinted: dict[str, frozenset[str]] = {}
 
     def _job_name(self, document: Document, *, pods: bool) -> str:
         labels = labels_of(document)
@@ -195,17 +182,13 @@ class GroupTable(Table):
         return not current_set or annotations_of(pod).get(LIFE) == life
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
-        """Yield an end for each process that ended (a hint), then the set's state if it changed."""
+        """Yield the set's state if it changed since the last one that clients got."""
         pods = [pod for pod in entry.pods.values() if self._is_own(entry, pod)]
         entry.update_facts(pods)
         if not self._is_known(entry):
             return
         entry.verdict = judge_group(entry.facts)
         observation = observation_of(entry.facts, entry.verdict)
-        ended_uids = ended_processes(entry.facts, entry.verdict)
-        for executor in sorted(ended_uids - self._hinted.get(entry.name, frozenset())):
-            yield replace(observation, phase=Phase.ENDED, executor=executor)
-        self._hinted[entry.name] = ended_uids
         previous = entry.reported.get(observation.name)
         entry.reported[observation.name] = observation
         self._note_waiting(entry, observation)
@@ -213,7 +196,6 @@ class GroupTable(Table):
             self._note_held(entry)
         if observation.phase is Phase.GONE:
             del self.entries[entry.name]
-            self._hinted.pop(entry.name, None)
         if previous != observation:
             yield observation
 

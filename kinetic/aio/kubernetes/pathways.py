@@ -58,7 +58,7 @@ class PathwaysCluster(GkeCluster):
     def __init__(
         self,
         api: Api,
-        placement: Placement | None = None,
+        placement: Placement,
         *,
         kind: str = "lws",
         patience: Patience | None = None,
@@ -66,7 +66,7 @@ class PathwaysCluster(GkeCluster):
     ) -> None:
         super().__init__(api, placement, patience=patience, rhythm=rhythm)
         sets_by_name = {
-            name: _Sets(api, set_kind, self._placement.namespace, patience or Patience())
+            name: _Sets(api, set_kind, placement.namespace, patience or Patience())
             for name, set_kind in KINDS.items()
         }
         self._own_sets = sets_by_name.pop(kind)
@@ -174,11 +174,7 @@ class PathwaysCluster(GkeCluster):
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield the current state, then every change; see `Cluster.watch`.
-
-        When the pod of another host ends, or the set is deleted, also yield an end with that pod
-        or set as executor, because the first host may have written an outcome to the store.
-        """
+        """Yield the current state, then every change; see `Cluster.watch`."""
         selector = by_labels(labels)
         own_sets, *others = await self._kinds()
         kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others

@@ -13,6 +13,7 @@ from kinetic.aio.kubernetes.manifests import (
     JOB,
     KIND,
     NAME,
+    RANK,
     ROUND,
     Placement,
     item_name,
@@ -46,9 +47,6 @@ WORKER_INDEX = f"{LWS}/worker-index"
 HOST = "host"
 """The name of a JobSet's one replicated job; the name of the Job contains it."""
 
-POD_INDEX = "batch.kubernetes.io/job-completion-index"
-"""The annotation, and label, with the index of a Job's pod: the number of its host."""
-
 _SINGLE_HOST_VARIABLES = (
     "KINETIC_FAILURES",
     "KINETIC_DISRUPTIONS",
@@ -81,6 +79,11 @@ class Kind:
     body: Callable[[str, int, dict[str, Any], Placement], dict[str, Any]]
     stop: Mapping[str, Any]
     makers: Callable[[str], Sequence[tuple[str, str]]]
+
+    @property
+    def group(self) -> str:
+        """The API group of such sets."""
+        return self.api.partition("/")[0]
 
     def manifest(
         self,
@@ -229,7 +232,7 @@ KINDS: Mapping[str, Kind] = {
         home="https://jobset.sigs.k8s.io",
         label="jobset.sigs.k8s.io/jobset-name",
         exclusive="alpha.jobset.sigs.k8s.io/exclusive-topology",
-        host=f"metadata.annotations['{POD_INDEX}']",
+        host=f"metadata.annotations['{RANK}']",
         coordinator=lambda name: f"{name}-{HOST}-0-0.{name}",
         body=_job_set_spec,
         stop={"suspend": True},
