@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.images.dependencies import filter_requirements, find_dependencies
+from kinetic.aio.images import dependencies
+from kinetic.aio.images.dependencies import find_dependencies
 from kinetic.errors import PackError
 
 from .conftest import Make
@@ -14,8 +15,15 @@ from .conftest import Make
 SOURCE = Path("requirements.txt")
 
 
+def filter_text(text: str) -> dependencies.Dependencies:
+    """Return what goes into an image of a file with this text."""
+    found = dependencies._Reader(None, keep_accelerator=False)
+    found.read_lines(text, SOURCE)
+    return found.dependencies(SOURCE)
+
+
 def filter_lines(*lines: str) -> str:
-    return filter_requirements("\n".join(lines), SOURCE).text
+    return filter_text("\n".join(lines)).text
 
 
 def test_the_nearest_file_counts_and_requirements_come_before_pyproject(
@@ -299,7 +307,7 @@ def test_files_in_utf_16_with_windows_line_ends_are_read(tmp_path: Path) -> None
      "keras-kinetic", "Keras.Kinetic==1"],
 )  # fmt: skip
 def test_packages_that_the_image_has_are_dropped_with_a_notice(line: str) -> None:
-    found = filter_requirements(f"numpy\n{line}\n# end\n", SOURCE)
+    found = filter_text(f"numpy\n{line}\n# end\n")
     assert found.text == "numpy\n# end\n"
     (notice,) = found.notices
     assert "line 2" in notice
@@ -345,9 +353,9 @@ def test_paths_of_this_machine_are_refused_with_their_line(line: str) -> None:
 
 
 def test_a_notice_about_a_password_does_not_repeat_it() -> None:
-    found = filter_requirements("--index-url https://me:secret@example.com/simple\n", SOURCE)
+    found = filter_text("--index-url https://me:secret@example.com/simple\n")
     (notice,) = found.notices
     assert "password" in notice
     assert "secret" not in notice
     with_variables = "--index-url https://${USER}:${TOKEN}@example.com/simple\n"
-    assert filter_requirements(with_variables, SOURCE).notices == ()
+    assert filter_text(with_variables).notices == ()

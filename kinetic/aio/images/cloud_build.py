@@ -12,7 +12,6 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -97,32 +96,28 @@ class BuildLog:
             self._unfinished += body
 
 
-_STATUS_TEXTS = MappingProxyType(
-    {
-        "TIMEOUT": "took too long",
-        "CANCELLED": "was cancelled",
-        "EXPIRED": "waited too long in the queue; the project's quota of builds may be used up",
-        "INTERNAL_ERROR": "failed inside Cloud Build; try again",
-    }
-)
-_FAILURE_TEXTS = MappingProxyType(
-    {
-        "PUSH_FAILED": "the image was built but could not be pushed",
-        "PUSH_IMAGE_NOT_FOUND": "the build made no image to push",
-        "PUSH_NOT_AUTHORIZED": (
-            "the builds' service account lacks the permission to push: give it "
-            "roles/artifactregistry.writer on the repository"
-        ),
-        "LOGGING_FAILURE": (
-            "the builds' service account lacks the permission to write the log: give it "
-            "roles/storage.objectAdmin on the bucket of builds"
-        ),
-        "FETCH_SOURCE_FAILED": (
-            "the builds' service account lacks the permission to read the build's context: give it "
-            "roles/storage.objectAdmin on the bucket of builds"
-        ),
-    }
-)
+_STATUS_TEXTS = {
+    "TIMEOUT": "took too long",
+    "CANCELLED": "was cancelled",
+    "EXPIRED": "waited too long in the queue; the project's quota of builds may be used up",
+    "INTERNAL_ERROR": "failed inside Cloud Build; try again",
+}
+_FAILURE_TEXTS = {
+    "PUSH_FAILED": "the image was built but could not be pushed",
+    "PUSH_IMAGE_NOT_FOUND": "the build made no image to push",
+    "PUSH_NOT_AUTHORIZED": (
+        "the builds' service account lacks the permission to push: give it "
+        "roles/artifactregistry.writer on the repository"
+    ),
+    "LOGGING_FAILURE": (
+        "the builds' service account lacks the permission to write the log: give it "
+        "roles/storage.objectAdmin on the bucket of builds"
+    ),
+    "FETCH_SOURCE_FAILED": (
+        "the builds' service account lacks the permission to read the build's context: give it "
+        "roles/storage.objectAdmin on the bucket of builds"
+    ),
+}
 
 
 def build_error(build: cloudbuild_v1.Build, uri: str, lines: Sequence[str]) -> BuildError | None:

@@ -238,17 +238,6 @@ def _script_block(script: Path) -> dict[str, Any] | None:
     return content if "dependencies" in content else None
 
 
-def filter_requirements(text: str, source: Path, keep_accelerator: bool = False) -> Dependencies:
-    """Return the part of the requirements *text* that goes into an image. No I/O.
-
-    Raises:
-        PackError: A line isn't a requirement, or names a package that exists on this machine only.
-    """
-    found = _Reader(None, keep_accelerator)
-    found.read_lines(text, source)
-    return found.dependencies(source)
-
-
 @dataclass(slots=True)
 class _Reader:
     """Collect the lines of a project's files that go into an image.

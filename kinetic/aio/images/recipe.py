@@ -20,7 +20,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from kinetic.aio.images.dependencies import FILES, Dependencies
 from kinetic.aio.ports import ImageRequest
@@ -30,18 +29,14 @@ DISTRIBUTION = "kinetic-aio"
 PACKAGE = Path(__file__).parents[2]
 """The folder of the package kinetic; in a git clone, ``_runner`` in it is a symbolic link."""
 
-RUNNER_NEEDS: Mapping[str, str] = MappingProxyType(
-    {
-        "absl-py>=2.1": "absl",
-        "cloudpickle>=3.1.1": "cloudpickle",
-        "google-cloud-storage>=2.18": "google.cloud.storage",
-    }
-)
+RUNNER_NEEDS: Mapping[str, str] = {
+    "absl-py>=2.1": "absl",
+    "cloudpickle>=3.1.1": "cloudpickle",
+    "google-cloud-storage>=2.18": "google.cloud.storage",
+}
 """The runner's libraries, and a module of each."""
 
-CATEGORIES: Mapping[str, str] = MappingProxyType(
-    {"cpu": "jax", "gpu": "jax[cuda12]", "tpu": "jax[tpu]"}
-)
+CATEGORIES: Mapping[str, str] = {"cpu": "jax", "gpu": "jax[cuda12]", "tpu": "jax[tpu]"}
 """The categories of images, and the requirement that installs JAX in each."""
 
 JAX_FLAVOR, PLAIN = "jax", "plain"
