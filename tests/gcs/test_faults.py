@@ -13,7 +13,7 @@ import pytest
 
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.gcs.http import EMULATOR, Limits, Verb, refusal_error
+from kinetic.aio.gcs.http import EMULATOR, Limits, refusal_error
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import (
     AuthError,
@@ -162,7 +162,7 @@ async def test_a_missing_bucket_is_named(server: GcsServer, store: GcsStore) -> 
 )
 def test_a_missing_object_is_told_from_a_missing_bucket(message: str, says: str) -> None:
     refusal = HttpError(404, json.dumps({"error": {"code": 404, "message": message}}))
-    assert says in str(refusal_error(refusal, Verb.GET, "my-bucket", "x"))
+    assert says in str(refusal_error(refusal, "get", "my-bucket", "x"))
 
 
 async def test_create_succeeds_when_the_reply_to_it_is_lost(

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import enum
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kinetic._runner.protocol.gcs_names import BucketFolder
 from kinetic.aio._net import google
 from kinetic.aio._net.http import HttpClient, HttpError, proxy_for
-from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
+from kinetic.aio._net.retry import NO_RETRIES, Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.ports import ObjectInfo
 from kinetic.errors import (
@@ -44,15 +43,8 @@ kinetic then starts the upload again."""
 PRECONDITION_FAILED = 412
 
 
-class Verb(enum.Enum):
-    """An operation on an object, by its name in messages."""
-
-    CREATE = "create"
-    REPLACE = "replace"
-    GET = "get"
-    LIST = "list"
-    DELETE = "delete"
-    RENEW = "renew"
+Verb = Literal["create", "replace", "get", "list", "delete", "renew"]
+"""An operation on an object, by its name in messages."""
 
 
 class Location(BucketFolder):
@@ -99,6 +91,10 @@ class Limits:
     idle_s: float = 60.0
     piece_bytes: int = 1024 * 1024
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+ONE_TRY = Limits(retry=NO_RETRIES, idle_s=20.0)
+"""The limits while a person waits; see `NO_RETRIES`."""
 
 
 class BucketClient:
@@ -179,7 +175,7 @@ class BucketClient:
             Unavailable: The service didn't answer in time.
         """
         self._http.check_usable()
-        problem = f"cannot {verb.value} {name!r} in {self.location.url}"
+        problem = f"cannot {verb} {name!r} in {self.location.url}"
 
         async def send_once(_token: object = None) -> T:  # `work` asks `Credentials` for the token
             async with self._transfer_slots if large else nullcontext(), self._request_slots:
@@ -215,7 +211,7 @@ class BucketClient:
         Raises:
             NotFound: The object doesn't exist.
         """
-        return await self.perform(Verb.GET, name, lambda: self.read_metadata_once(name))
+        return await self.perform("get", name, lambda: self.read_metadata_once(name))
 
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
@@ -241,13 +237,13 @@ def refusal_error(
 ) -> BackendError | WireError:
     """Return kinetic's error for *refusal*; it says what failed and what to do next."""
     message = refusal.message
-    problem = f"cannot {verb.value} {name!r} in gs://{bucket}"
+    problem = f"cannot {verb} {name!r} in gs://{bucket}"
     match refusal.status:
         case 400 if _is_damaged(refusal):
             return WireError(
                 f"{problem}: checksum mismatch on upload ({message}); check the network"
             )
-        case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket does not exist" in message:
+        case 404 if verb in ("create", "list") or "bucket does not exist" in message:
             return NotFound(
                 f"{problem}: there is no bucket gs://{bucket}; create it, or set KINETIC_STORE "
                 "to one that exists"

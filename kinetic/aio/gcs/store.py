@@ -79,7 +79,7 @@ class GcsStore:
         client = self._client
         bucket = client.location.bucket
         return await client.perform(
-            Verb.GET,
+            "get",
             bucket,
             lambda: client.storage.get_bucket_metadata(bucket, timeout=client.timeout),
         )
@@ -98,18 +98,18 @@ class GcsStore:
         """
         used = _now() if shared else ""
         generation = await transfer.write(
-            self._client, Verb.CREATE, name, body, metadata or {}, generation=0, used=used
+            self._client, "create", name, body, metadata or {}, generation=0, used=used
         )
         return generation is not None
 
     async def begin(self, name: str, body: bytes) -> int | None:
         """Implement `Store.begin`."""
-        return await transfer.write(self._client, Verb.CREATE, name, body, {}, generation=0)
+        return await transfer.write(self._client, "create", name, body, {}, generation=0)
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         """Implement `Store.replace`."""
         new_generation = await transfer.write(
-            self._client, Verb.REPLACE, name, body, {}, generation=generation
+            self._client, "replace", name, body, {}, generation=generation
         )
         if new_generation is None:
             await self._client.read_metadata(name)  # raises NotFound if the object was deleted
@@ -135,7 +135,7 @@ class GcsStore:
             )
 
         while params.get("pageToken") != "":
-            answer = await self._client.perform(Verb.LIST, prefix, read_page)
+            answer = await self._client.perform("list", prefix, read_page)
             found += (
                 ObjectMetadata.from_resource(name, resource).info
                 for resource in answer.get("items") or ()
@@ -161,7 +161,7 @@ class GcsStore:
 
         async def renew(name: str) -> None:
             status = await self._request(
-                Verb.RENEW,
+                "renew",
                 name,
                 lambda: self._client.storage.patch_metadata(
                     self._client.location.bucket,
@@ -213,7 +213,7 @@ class GcsStore:
     async def _delete(self, name: str, condition: Mapping[str, str] | None = None) -> int:
         """Delete an object that meets *condition*; return 0, or the status of a refusal."""
         return await self._request(
-            Verb.DELETE,
+            "delete",
             name,
             lambda: self._client.storage.delete(
                 self._client.location.bucket,

@@ -187,7 +187,7 @@ async def write(
         if (stored.info.generation if stored is not None else 0) != generation:
             return None
     raise Refused(
-        f"cannot {verb.value} {name!r} in {client.location.url}: Cloud Storage answered "
+        f"cannot {verb} {name!r} in {client.location.url}: Cloud Storage answered "
         f"{refusal.status} ({refusal.message}), although nothing changed the object; ask the "
         "owner of the bucket what it requires",
         answer=refusal.body,
@@ -231,7 +231,7 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
             name=name, body=body or b"", metadata=info.metadata, generation=info.generation
         )
 
-    return await client.perform(Verb.GET, name, get_once)
+    return await client.perform("get", name, get_once)
 
 
 async def fetch(client: BucketClient, name: str, path: Path) -> None:
@@ -246,7 +246,7 @@ async def fetch(client: BucketClient, name: str, path: Path) -> None:
                 crc32c = extend_crc32c(crc32c, piece)
             _check(client, name, metadata, encode_crc32c(crc32c))
 
-    await client.perform(Verb.GET, name, download_once, large=True)
+    await client.perform("get", name, download_once, large=True)
 
 
 @contextlib.asynccontextmanager
