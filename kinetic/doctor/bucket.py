@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._store_check import check_listing, check_use
-from kinetic.aio.gcs.http import Limits
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.ports import Store
 from kinetic.doctor.checks import Check, Finding, failed, ok, skipped
 from kinetic.errors import BackendError
 
 GROUP = "store"
-
-LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
 
 
 def checks(name: str, store: Store, *, after: tuple[str, ...]) -> list[Check]:

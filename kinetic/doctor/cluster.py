@@ -11,26 +11,31 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.retry import NO_RETRIES
 from kinetic.aio._submissions.submission import LABEL_SUBMISSION
 from kinetic.aio.kubernetes.access import open_access
-from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.api import ONE_TRY, Api
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    annotations_of,
+    condition,
+    get_dict,
+    get_list,
+    labels_of,
+)
+from kinetic.aio.kubernetes.manifests import POD_SECURITY, Placement
 from kinetic.aio.kubernetes.pending import KUEUE
 from kinetic.aio.kubernetes.request import Forbidden
 from kinetic.aio.kubernetes.reviews import is_allowed, missing_rights, user_name
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights, role
+from kinetic.aio.kubernetes.sets import KINDS
 from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, State, failed, ok, skipped, warning
 from kinetic.errors import NotFound
 
 GROUP = "cluster"
 
-NO_RETRIES = RetryPolicy(total_s=0.0)
-LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
-"""Limits without retries: the doctor reports what fails now."""
-
-SET_API_GROUPS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"}
+SET_API_GROUPS = {name: kind.group for name, kind in KINDS.items()}
 """The API group of each value of KINETIC_MULTIHOST."""
 
 MAX_PENDING_S = 300.0
@@ -53,9 +58,6 @@ EVENT_REASONS = frozenset(
 )
 """The ``reason`` of Kubernetes events that concern jobs."""
 
-ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
-"""The label of a namespace with the Pod Security Standard that its pods must satisfy."""
-
 IDENTITY_ANNOTATION = "iam.gke.io/gcp-service-account"
 GPU_LABEL, GPU_RESOURCE = "cloud.google.com/gke-accelerator", "nvidia.com/gpu"
 
@@ -71,7 +73,7 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
         AuthError: There are no credentials, or the cluster or Google refuses them.
         Unavailable: The API server, or Google's API, doesn't answer.
     """
-    async with aclosing(Api(await open_access(target, environ, NO_RETRIES), LIMITS)) as api:
+    async with aclosing(Api(await open_access(target, environ, NO_RETRIES), ONE_TRY)) as api:
         right = Right(verb="list", group="batch", resource="jobs", namespace=target.namespace)
         await is_allowed(api, right)
 
@@ -125,7 +127,7 @@ class Cluster:
 
     async def _access(self) -> Finding:
         access = await open_access(self._target, self._environ, NO_RETRIES)
-        self._opened_api, self._group_kill_pools = Api(access, LIMITS), access.group_kill_pools
+        self._opened_api, self._group_kill_pools = Api(access, ONE_TRY), access.group_kill_pools
         return ok(f"{self._opened_api.cluster} at {self._opened_api.server}")
 
     async def _memory(self) -> Finding:
@@ -155,8 +157,8 @@ class Cluster:
             return failed(f"there is no namespace {name!r}")
         if answer.get("status", {}).get("phase", "") == "Terminating":
             return failed(f"{name!r} is being removed")
-        labels: dict[str, str] = answer["metadata"].get("labels") or {}
-        if labels.get(ENFORCE_LABEL) != "restricted" or self._placement.run_as_user:
+        standard = labels_of(answer).get(POD_SECURITY)
+        if standard != "restricted" or self._placement.run_as_user:
             return ok(f"{name!r} exists")
         evidence = f"{name!r} enforces the Pod Security Standard 'restricted'"
         if self._placement.run_as_user == 0:
@@ -214,8 +216,7 @@ class Cluster:
                 f"kubectl create serviceaccount {name} -n {namespace}, or set "
                 "KINETIC_SERVICE_ACCOUNT",
             )
-        annotations: dict[str, str] = answer["metadata"].get("annotations") or {}
-        if identity := annotations.get(IDENTITY_ANNOTATION):
+        if identity := annotations_of(answer).get(IDENTITY_ANNOTATION):
             return ok(f"{name!r} acts as {identity}")
         if self._target.kube_context is None:
             return warning(
@@ -250,22 +251,15 @@ class Cluster:
         if not nodes:
             advice = "add a node pool, unless the cluster adds nodes when pods need them"
             return warning("the cluster has no nodes", advice)
-        broken: list[str] = []
-        pressure: list[str] = []
-        for node in nodes:
-            name = node["metadata"]["name"]
-            statuses = {
-                condition["type"]: condition["status"]
-                for condition in node.get("status", {}).get("conditions") or ()
-            }
-            if statuses.get("Ready") != "True":
-                broken.append(name)
-            pressure += [
-                f"{name} has {kind}"
-                for kind, value in statuses.items()
-                if kind.endswith("Pressure") and value == "True"
-            ]
-        without_driver = [node["metadata"]["name"] for node in nodes if _lacks_driver(node)]
+        by_name: dict[str, Document] = {node["metadata"]["name"]: node for node in nodes}
+        broken = [name for name, node in by_name.items() if condition(node, "Ready") is None]
+        pressure = [
+            f"{name} has {found['type']}"
+            for name, node in by_name.items()
+            for found in get_list(get_dict(node, "status"), "conditions")
+            if found["type"].endswith("Pressure") and found["status"] == "True"
+        ]
+        without_driver = [name for name, node in by_name.items() if _lacks_driver(node)]
         evidence = f"{len(nodes) - len(broken)} of {len(nodes)} nodes are ready"
         if pressure:
             evidence += f"; {', '.join(pressure[:MAX_NAMES])}"
@@ -344,10 +338,9 @@ def _quote(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def _lacks_driver(node: dict[str, Any]) -> bool:
-    allocatable: dict[str, Any] = node.get("status", {}).get("allocatable") or {}
-    has_gpu_label = GPU_LABEL in (node["metadata"].get("labels") or {})
-    return has_gpu_label and str(allocatable.get(GPU_RESOURCE, "0")) == "0"
+def _lacks_driver(node: Document) -> bool:
+    allocatable = get_dict(get_dict(node, "status"), "allocatable")
+    return GPU_LABEL in labels_of(node) and str(allocatable.get(GPU_RESOURCE, "0")) == "0"
 
 
 def _age_s(pod: dict[str, Any]) -> float:

@@ -109,7 +109,7 @@ async def _cluster_checks(
         store_directory,
         store_url,
     )
-    from kinetic.aio.gcs.http import EMULATOR
+    from kinetic.aio.gcs.http import EMULATOR, ONE_TRY
     from kinetic.doctor import bucket
     from kinetic.doctor.cluster import Cluster
     from kinetic.doctor.google import Google
@@ -137,7 +137,7 @@ async def _cluster_checks(
         store_urls["bucket of builds"] = builds
     for name, url in store_urls.items():
         try:
-            store = await anyio.to_thread.run_sync(open_store, url, environ, bucket.LIMITS)
+            store = await anyio.to_thread.run_sync(open_store, url, environ, ONE_TRY)
         except KineticError as exc:  # for example, the directory doesn't exist
             checks.append(_finished_check(name, bucket.GROUP, failed_by(exc)))
             continue

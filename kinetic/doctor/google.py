@@ -8,7 +8,7 @@ from typing import Any
 
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError
-from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.retry import NO_RETRIES
 from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, failed, ok, skipped, warning
 from kinetic.errors import ConfigurationError
@@ -34,7 +34,7 @@ class Google:
 
     def __init__(self, target: Target, environ: Mapping[str, str]) -> None:
         self._target = target
-        self._client = GoogleClient(environ, RetryPolicy(total_s=0.0), idle_s=20.0)
+        self._client = GoogleClient(environ, NO_RETRIES, idle_s=20.0)
 
     def checks(self, *, project: bool) -> list[Check]:
         """Return the check of the credentials and, if *project* is true, those of the project."""

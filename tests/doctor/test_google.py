@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kinetic import configuration
+from kinetic.aio.gcs.http import ONE_TRY
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.doctor import bucket
 from kinetic.doctor import google as subject
@@ -172,7 +173,7 @@ async def test_the_doctor_writes_nothing_to_a_bucket_that_keeps_objects(
     store: GcsServer, settings: dict[str, Any], said: str, advice: str
 ) -> None:
     store.settings = settings
-    target = GcsStore("gs://kn-test", {"STORAGE_EMULATOR_HOST": store.url}, limits=bucket.LIMITS)
+    target = GcsStore("gs://kn-test", {"STORAGE_EMULATOR_HOST": store.url}, limits=ONE_TRY)
     try:
         report = await run_checks(bucket.checks("bucket", target, after=()))
         assert not store.requests["create"]
@@ -190,9 +191,7 @@ async def test_the_doctor_writes_nothing_to_a_bucket_that_keeps_objects(
 
 async def test_an_object_that_cannot_be_removed_fails_the_check() -> None:
     async with GcsServer() as server:
-        store = GcsStore(
-            "gs://kn-test", {"STORAGE_EMULATOR_HOST": server.url}, limits=bucket.LIMITS
-        )
+        store = GcsStore("gs://kn-test", {"STORAGE_EMULATOR_HOST": server.url}, limits=ONE_TRY)
         removing = server.fail("delete", times=1, stall=True)
         table = bucket.checks("bucket", store, after=())
         checks = [replace(check, limit_s=2.0) for check in table]

@@ -36,14 +36,10 @@ async def test_the_named_context_is_used_and_not_the_current_one(
 ) -> None:
     before = config.path.read_bytes(), config.path.stat().st_mtime_ns
     async with opened(config) as api:
-        assert (api.server, api.default_namespace) == (server.url, "default")
+        assert api.server == server.url
         await api.call("GET", PODS)
     assert authorizations(server) == ["Bearer first"]
     assert before == (config.path.read_bytes(), config.path.stat().st_mtime_ns)
-    config.context["namespace"] = "team"
-    config.write()
-    async with opened(config) as api:
-        assert api.default_namespace == "team"
 
 
 async def test_a_server_may_have_a_path(server: FaultServer, config: Config) -> None:

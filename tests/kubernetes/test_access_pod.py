@@ -23,13 +23,12 @@ def environ(account: Path) -> dict[str, str]:
 def account(tmp_path: Path) -> Path:
     certificates.make(tmp_path)
     (tmp_path / "token").write_text("one\n")
-    (tmp_path / "namespace").write_text("team")
     return tmp_path
 
 
 async def test_a_pod_gets_access_from_its_mounted_service_account(account: Path) -> None:
     access = await open_pod(environ(account))
-    assert (access.server, access.namespace) == ("https://10.96.0.1:443", "team")
+    assert access.server == "https://10.96.0.1:443"
     first = await access.credentials.get()
     assert first.authorization == "Bearer one"
     assert first.tls is not None and len(first.tls.get_ca_certs()) == 1

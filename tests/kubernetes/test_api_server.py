@@ -64,8 +64,9 @@ def test_kubernetes_accepts_any_name_and_label(control_plane: ControlPlane, name
 
 
 def test_kubernetes_accepts_a_secret_with_any_variable(control_plane: ControlPlane) -> None:
-    spec = order(environment={"A B": "1", "x-$(Y)": "ü\n"})
-    dry_run(control_plane, SECRETS, secret_manifest(spec, "s", "default", labels={"a": "ä"}))
+    labels = {"kinetic.dev/submission": "ä"}
+    spec = order(environment={"A B": "1", "x-$(Y)": "ü\n"}, labels=labels)
+    dry_run(control_plane, SECRETS, secret_manifest(spec, "s", "default"))
     dry_run(control_plane, JOBS, job_manifest(spec, AT))
 
 

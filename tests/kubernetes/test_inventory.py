@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from kinetic import configuration
 from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.compute_classes import COLLECTION, ComputeClasses
+from kinetic.aio.kubernetes.compute_classes import COLLECTION, find_class
 from kinetic.aio.kubernetes.inventory import layout_in, nodes_for
 from tests.kubernetes.faults import FaultServer, answer, status
 from tests.kubernetes.kubeconfigs import Config, opened
@@ -83,23 +82,21 @@ async def test_a_slice_gets_the_layout_of_a_node_or_pool_or_a_warning_names_the_
         await api.aclose()
 
 
-async def test_a_class_is_asked_for_once_a_minute(tmp_path: Path) -> None:
+async def test_a_class_is_found_by_the_name_of_its_accelerator(tmp_path: Path) -> None:
     async with FaultServer() as server, opened(Config(tmp_path, server.url)) as api:
-        classes = ComputeClasses(api)
         server.then(answer({"metadata": {"name": "gpu-l4-spot"}}), status(404, "NotFound"))
-        spot = parse("gpu-l4:spot")
-        assert await asyncio.gather(*(classes.find(spot) for _ in range(5))) == ["gpu-l4-spot"] * 5
-        assert await classes.find(parse("gpu-l4")) == ""
+        assert await find_class(api, parse("gpu-l4:spot")) == "gpu-l4-spot"
+        assert await find_class(api, parse("gpu-l4")) == ""
         assert [request.path for request in server.seen] == [
             f"{COLLECTION}/gpu-l4-spot",
             f"{COLLECTION}/gpu-l4",
         ]
         for name in ("cpu", "tpu-v6e-16"):
-            assert await classes.find(parse(name)) == ""
+            assert await find_class(api, parse(name)) == ""
         assert len(server.seen) == 2
 
 
 async def test_a_user_who_may_not_read_classes_has_none(tmp_path: Path) -> None:
     async with FaultServer() as server, opened(Config(tmp_path, server.url)) as api:
         server.then(status(403, "Forbidden", 'User "ada" cannot get resource "computeclasses"'))
-        assert await ComputeClasses(api).find(parse("gpu-l4")) == ""
+        assert await find_class(api, parse("gpu-l4")) == ""

@@ -13,32 +13,28 @@ import anyio.to_thread
 
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio._net.http import HttpError
-from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.retry import NO_RETRIES
 from kinetic.aio._store_check import check_listing, check_use
 from kinetic.aio.backends.gke import open_store, store_directory, store_url
-from kinetic.aio.gcs.http import Limits as StoreLimits
+from kinetic.aio.gcs import http as gcs_http
 from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.controllers import Controller, install, plan_install
 from kinetic.aio.infra.namespace import Manifest, apply, as_yaml, compare, manifests
 from kinetic.aio.infra.resources import Action, Change, Tell, silent
 from kinetic.aio.infra.site import NAMESPACE_NAME, Site
 from kinetic.aio.kubernetes.access import open_access
-from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.api import ONE_TRY, Api
+from kinetic.aio.kubernetes.diagnosis.documents import labels_of
+from kinetic.aio.kubernetes.manifests import POD_SECURITY
 from kinetic.aio.kubernetes.request import Forbidden, Request
 from kinetic.aio.kubernetes.reviews import missing_rights, user_name
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights
 from kinetic.configuration import DEFAULTS, Target, checked_zone
 from kinetic.errors import BackendError, ConfigurationError, NotFound, Refused
 
-NO_RETRIES = RetryPolicy(total_s=0.0)
-LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
-STORE_LIMITS = StoreLimits(connect_s=10.0, idle_s=20.0, retry=NO_RETRIES)
-"""kinetic doesn't retry these requests, because a person waits and can run the command again."""
-
 MIN_VERSION = (1, 29)
 """The first version of Kubernetes whose indexed Jobs can limit the failures of each index."""
 
-ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 NO_HOST_PATH = ("baseline", "restricted")
 """The Pod Security Standards that refuse pods with a hostPath volume."""
 
@@ -166,7 +162,7 @@ class Join:
         self._api: Api
 
     async def __aenter__(self) -> Self:
-        self._api = Api(await open_access(self._target, self._environ, NO_RETRIES), LIMITS)
+        self._api = Api(await open_access(self._target, self._environ, NO_RETRIES), ONE_TRY)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -265,8 +261,7 @@ class Join:
             document = await self._api.call("GET", f"/api/v1/namespaces/{name}")
         except (NotFound, Forbidden):
             return
-        labels: dict[str, str] = document["metadata"].get("labels") or {}
-        if (standard := labels.get(ENFORCE_LABEL)) in NO_HOST_PATH:
+        if (standard := labels_of(document).get(POD_SECURITY)) in NO_HOST_PATH:
             raise ConfigurationError(
                 f"the namespace {name!r} enforces the Pod Security Standard {standard!r}, which "
                 "refuses pods that mount a path of their node; name another namespace, or a "
@@ -275,7 +270,7 @@ class Join:
 
     async def _check_store(self) -> None:
         url = store_url(self._target)
-        store = await anyio.to_thread.run_sync(open_store, url, self._environ, STORE_LIMITS)
+        store = await anyio.to_thread.run_sync(open_store, url, self._environ, gcs_http.ONE_TRY)
         async with aclosing(store):
             await check_listing(store)
             if not await check_use(store):

@@ -12,9 +12,10 @@ from typing import Any
 from kinetic.aio.infra.resources import Action, Change, differences
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.rights import MANIFEST, binding_of, subject
+from kinetic.aio.kubernetes.sets import KINDS
 from kinetic.errors import NotFound
 
-SETS = ("leaderworkerset.x-k8s.io", "jobset.x-k8s.io")
+SETS = tuple(kind.group for kind in KINDS.values())
 """The API groups of the controllers that run jobs on several hosts."""
 
 NO_SETS_NOTE = (

@@ -28,13 +28,6 @@ SERVICES = tuple(
         "storage",
     )
 )
-SYSTEM_MACHINES = (
-    *("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-standard-4", "t2d-standard-4"),
-    *("c3-standard-4", "c3d-standard-4", "c2-standard-4", "c2d-standard-4", "n4-standard-4"),
-    *("c4-standard-4", "c4d-standard-4"),
-)
-"""Machine types for the cluster's own pods, the preferred one first; some zones lack e2 or n2."""
-
 HYPERDISK_FAMILIES = ("n4-", "c4-", "c4d-")
 """The beginnings of machine types that can't boot from a Persistent Disk."""
 
@@ -73,6 +66,9 @@ MACHINE_USD = {
     "c4d-standard-4": 0.193,
 }
 """Approximate US dollars per hour in us-central1; other regions differ."""
+
+SYSTEM_MACHINES = (*MACHINE_USD,)
+"""Machine types for the cluster's own pods, the preferred one first; some zones lack e2 or n2."""
 
 PARENT_NAME = re.compile("(organizations|folders)/[0-9]+", re.ASCII)
 Shape = Literal["standard", "autopilot"]

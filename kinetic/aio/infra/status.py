@@ -8,34 +8,32 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from kinetic.aio._net.google import GoogleClient
+from kinetic.aio._net.retry import NO_RETRIES
 from kinetic.aio.infra import classes, lookup
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.apply import Cloud
-from kinetic.aio.infra.join import LIMITS, NO_RETRIES
 from kinetic.aio.infra.namespace import Manifest, manifests
 from kinetic.aio.infra.resources import Document, Resource
 from kinetic.aio.infra.site import Site
 from kinetic.aio.kubernetes.access import Access, open_access
-from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import get_dict
-from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED, NAME
+from kinetic.aio.kubernetes.api import ONE_TRY, Api
+from kinetic.aio.kubernetes.diagnosis.documents import condition, get_dict, labels_of
+from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED, SUBMISSION
 from kinetic.aio.kubernetes.reflector import list_all
-from kinetic.aio.kubernetes.secrets import SUBMISSION
-from kinetic.aio.kubernetes.sets import NODE_POOL
+from kinetic.aio.kubernetes.sets import KINDS, NODE_POOL
 from kinetic.configuration import Target
 from kinetic.errors import KineticError, NotFound
 
 T = TypeVar("T")
 
 CONTROLLERS = {
-    "leaderworkerset.x-k8s.io": "LeaderWorkerSet",
-    "jobset.x-k8s.io": "JobSet",
+    **{kind.group: kind.name for kind in KINDS.values()},
     "kueue.x-k8s.io": "Kueue",
 }
 """The names of controllers, by the API group that each one adds to a cluster."""
@@ -81,16 +79,16 @@ class NodePool:
     kind: str
     machine: str
     accelerator: str
-    topology: str
-    min_nodes: int | None
-    max_nodes: int | None
+    topology: str = ""
+    min_nodes: int | None = None
+    max_nodes: int | None = None
     nodes: int | None
     used: int | None
-    spot: bool | None
-    reservation: str
-    status: str
+    spot: bool | None = None
+    reservation: str = ""
+    status: str = ""
     problem: str
-    usd_per_hour: float | None
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +236,7 @@ async def survey_target(target: Target, environ: Mapping[str, str], limit_s: flo
     """
     reader = _Reader(target.namespace, limit_s)
     access = await open_access(target, environ, NO_RETRIES)
-    async with aclosing(Api(access, LIMITS)) as api:
+    async with aclosing(Api(access, ONE_TRY)) as api:
         version = await api.call("GET", "/version")
         await reader.read_cluster(api)
         parts = [await reader.part(api, manifest) for manifest in manifests(target.namespace)]
@@ -346,24 +344,20 @@ class _Reader:
     async def part(self, api: Api, manifest: Manifest) -> Part:
         """Return whether the object of *manifest* exists."""
         kind, name = manifest.change.kind, manifest.change.name
-        try:
-            async with asyncio.timeout(self._limit_s):
+
+        async def look() -> bool:
+            with suppress(NotFound):
                 await api.call("GET", manifest.path)
-        except NotFound:
-            return Part(kind=kind, name=name, exists=False)
-        except TimeoutError:
-            self.failures.append(f"{kind} {name}: no answer within {self._limit_s:g} s")
-        except KineticError as exc:
-            self.failures.append(f"{kind} {name}: {str(exc).splitlines()[0]}")
-        else:
-            return Part(kind=kind, name=name, exists=True)
-        return Part(kind=kind, name=name, exists=None)
+                return True
+            return False
+
+        return Part(kind=kind, name=name, exists=await self.read(f"{kind} {name}", look()))
 
     def node_groups(self) -> list[NodePool]:
         """Return the nodes in groups: of one node pool, machine type, and accelerator."""
         groups: dict[tuple[str, str, str], list[Document]] = defaultdict(list)
         for node in self.nodes or ():
-            labels = get_dict(node["metadata"], "labels")
+            labels = labels_of(node)
             pool = next((str(labels[label]) for label in POOL_LABELS if label in labels), "")
             allocatable = get_dict(get_dict(node, "status"), "allocatable")
             devices = (f"{name} x{allocatable[name]}" for name in DEVICES if name in allocatable)
@@ -375,28 +369,16 @@ class _Reader:
         self, name: str, machine: str, accelerator: str, nodes: Sequence[Document]
     ) -> NodePool:
         unready = [
-            str(node["metadata"]["name"])
-            for node in nodes
-            if not any(
-                (condition.get("type"), condition.get("status")) == ("Ready", "True")
-                for condition in get_dict(node, "status").get("conditions") or ()
-            )
+            str(node["metadata"]["name"]) for node in nodes if condition(node, "Ready") is None
         ]
         return NodePool(
             name=name,
             kind="nodes",
             machine=machine,
             accelerator=accelerator,
-            topology="",
-            min_nodes=None,
-            max_nodes=None,
             nodes=len(nodes),
             used=self._count_used({str(node["metadata"]["name"]) for node in nodes}),
-            spot=None,
-            reservation="",
-            status="",
             problem=f"not ready: {', '.join(unready)}" if unready else "",
-            usd_per_hour=None,
         )
 
     def node_pool(self, document: Document, zone: str, environ: Mapping[str, str]) -> NodePool:
@@ -412,7 +394,7 @@ class _Reader:
         """Return the ComputeClass in *document*, with its nodes."""
         summary = classes.summarize(document)
         nodes, used = self._count_nodes(COMPUTE_CLASS, summary["name"])
-        return NodePool(**summary, nodes=nodes, used=used, usd_per_hour=None)
+        return NodePool(**summary, nodes=nodes, used=used)
 
     def _count_nodes(self, label: str, value: str) -> tuple[int | None, int | None]:
         """Return how many nodes have the label, and how many of them run jobs; None if unknown."""
@@ -421,7 +403,7 @@ class _Reader:
         names = {
             str(node["metadata"]["name"])
             for node in self.nodes
-            if get_dict(node["metadata"], "labels").get(label) == value
+            if labels_of(node).get(label) == value
         }
         return len(names), self._count_used(names)
 
@@ -451,9 +433,8 @@ def _list_work(pods: Sequence[Document]) -> tuple[Work, ...]:
     """Return the jobs and batches of *pods* that haven't ended."""
     phases: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for pod in pods:
-        metadata: Document = pod["metadata"]
-        labels, annotations = get_dict(metadata, "labels"), get_dict(metadata, "annotations")
-        name = str(labels.get(SUBMISSION) or annotations.get(NAME) or metadata["name"])
+        labels, metadata = labels_of(pod), pod["metadata"]
+        name = str(labels.get(SUBMISSION) or metadata["name"])
         namespace, user = str(metadata.get("namespace") or ""), str(labels.get(USER) or "")
         phases[name, namespace, user][_phase(pod)] += 1
     return tuple(

@@ -114,19 +114,17 @@ class Access:
     """How one client reaches one cluster.
 
     ``server`` is the API server's URL, without a slash at the end; a URL may have a path.
-    ``name`` describes the cluster in messages. ``namespace`` is the default namespace.
-    ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
-    Each request carries ``headers``. ``pools`` has the machine type and TPU topology of each
-    node pool that Google's API named when the access was opened; a machine that is a slice by
-    itself has the topology "". ``group_kill_pools`` names those where the kernel kills a whole
-    container that runs out of memory. ``gke`` says whether this is GKE, which may have
-    ComputeClasses.
+    ``name`` describes the cluster in messages. ``tls_name`` is the name in the server's
+    certificate, if it differs from the URL's. Each request carries ``headers``. ``pools`` has the
+    machine type and TPU topology of each node pool that Google's API named when the access was
+    opened; a machine that is a slice by itself has the topology "". ``group_kill_pools`` names
+    those where the kernel kills a whole container that runs out of memory. ``gke`` says whether
+    this is GKE, which may have ComputeClasses.
     """
 
     server: str
     name: str
     credentials: TokenSource[ClusterCredentials]
-    namespace: str = "default"
     tls_name: str | None = None
     proxy: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
@@ -143,7 +141,6 @@ class Context:
     """One context of a kubeconfig, with the sections and the files of its cluster and user."""
 
     server: str
-    namespace: str
     cluster: ConfigNode
     user: ConfigNode
 
@@ -190,8 +187,7 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
             f"the context {name!r} of {kubeconfig} cannot be used ({_describe_failure(exc)}); fix "
             "the kubeconfig, or set KINETIC_KUBE_CONTEXT"
         ) from exc
-    namespace = context.safe_get("namespace") or "default"
-    return Context(server=server, namespace=str(namespace), cluster=cluster, user=user)
+    return Context(server=server, cluster=cluster, user=user)
 
 
 def _has_content(path: Path) -> bool:
@@ -293,7 +289,6 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
         server=first.server,
         name=f"the context {name!r}",
         credentials=token_cache,
-        namespace=first.namespace,
         tls_name=first.cluster.safe_get("tls-server-name"),
         proxy=proxy or proxy_for(first.server),
         headers=tuple((key, str(value)) for key, value in headers if value),
@@ -355,19 +350,17 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
 
     async def renew() -> FreshCredentials[ClusterCredentials]:
         reread_at = time.time() + REREAD_S
-        _, _, credentials = await anyio.to_thread.run_sync(_read_account, folder, environ)
+        _, credentials = await anyio.to_thread.run_sync(_read_account, folder, environ)
         return FreshCredentials(value=credentials, renew_from=reread_at)
 
-    server, namespace, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
+    server, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
     token_cache = TokenCache(renew, "the cluster of this pod")
     await token_cache.open()
-    return Access(
-        server=server, name="the cluster of this pod", credentials=token_cache, namespace=namespace
-    )
+    return Access(server=server, name="the cluster of this pod", credentials=token_cache)
 
 
-def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, ClusterCredentials]:
-    """Read the server, the namespace, and the credentials of the service account. Blocks."""
+def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, ClusterCredentials]:
+    """Read the server and the credentials of the service account. Blocks."""
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import ConfigException
     from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
@@ -388,13 +381,8 @@ def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, C
             f"process runs, but kinetic can't read it in {folder}: {exc}; run the process in a pod "
             "that mounts the token, or name a context of a kubeconfig"
         ) from exc
-    try:
-        namespace = (folder / "namespace").read_text().strip()
-    except OSError:
-        namespace = ""
     header = str(configuration.api_key["BearerToken"]).strip()
-    credentials = ClusterCredentials(authorization=header, tls=tls)
-    return str(configuration.host), namespace or "default", credentials
+    return str(configuration.host), ClusterCredentials(authorization=header, tls=tls)
 
 
 class _GoogleCredentials:

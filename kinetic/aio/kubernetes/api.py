@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kinetic.aio._net.http import HttpClient, HttpError, close_answer
-from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
+from kinetic.aio._net.retry import NO_RETRIES, Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import with_token
 from kinetic.aio.kubernetes.access import Access, ClusterCredentials
 from kinetic.aio.kubernetes.request import Forbidden, Request, translate_refusal
@@ -53,6 +53,10 @@ class Limits:
     rights_s: float = 15.0
 
 
+ONE_TRY = Limits(retry=NO_RETRIES, rights_s=0.0, idle_s=20.0)
+"""The limits while a person waits; see `NO_RETRIES`."""
+
+
 class Api:
     """Sends requests to one cluster, on one event loop.
 
@@ -68,7 +72,6 @@ class Api:
 
     def __init__(self, access: Access, limits: Limits | None = None) -> None:
         self.server = access.server
-        self.default_namespace = access.namespace
         self.cluster = access.name
         self._access = access
         self._limits = limits or Limits()

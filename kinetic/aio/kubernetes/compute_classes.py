@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 from absl import logging
@@ -14,10 +13,6 @@ from kinetic.errors import AuthError, NotFound
 GROUP, KIND = "cloud.google.com/v1", "ComputeClass"
 COLLECTION = f"/apis/{GROUP}/computeclasses"
 
-REUSED_S = 60.0
-"""How long kinetic reuses an answer, in seconds. Meanwhile, it doesn't notice new or removed
-classes."""
-
 
 def class_name(accelerator: Accelerator) -> str:
     """Return the name of the class for *accelerator*, such as ``gpu-l4-spot``."""
@@ -26,40 +21,23 @@ def class_name(accelerator: Accelerator) -> str:
     return f"{name}-spot" if accelerator.spot else name
 
 
-class ComputeClasses:
-    """Look up the classes of the cluster that *api* connects to, by accelerator."""
+async def find_class(api: Api, accelerator: Accelerator) -> str:
+    """Return the name of the cluster's class for *accelerator*, or "" if there is none.
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._cache: dict[str, tuple[float, str]] = {}
-        self._lock = asyncio.Lock()
+    CPUs and slices of several hosts use no class. If the credentials lack the permission to read
+    classes, the answer is also "".
 
-    async def find(self, accelerator: Accelerator) -> str:
-        """Return the name of the class for *accelerator*, or "" if there is none.
-
-        CPUs and slices of several hosts use no class. If the credentials lack the permission to
-        read classes, the answer is also "".
-
-        Raises:
-            Unavailable: The API server doesn't answer.
-        """
-        if accelerator.kind == "cpu" or accelerator.multi_host:
-            return ""
-        name = class_name(accelerator)
-        async with self._lock:
-            now = asyncio.get_running_loop().time()
-            until, found = self._cache.get(name, (0.0, ""))
-            if until < now:
-                found = name if await self._exists(name) else ""
-                self._cache[name] = (now + REUSED_S, found)
-        return found
-
-    async def _exists(self, name: str) -> bool:
-        try:
-            await self._api.call("GET", f"{COLLECTION}/{name}")
-        except NotFound:
-            return False
-        except AuthError as exc:
-            logging.info("can't read ComputeClasses, so jobs use node pools: %s", exc)
-            return False
-        return True
+    Raises:
+        Unavailable: The API server doesn't answer.
+    """
+    if accelerator.kind == "cpu" or accelerator.multi_host:
+        return ""
+    name = class_name(accelerator)
+    try:
+        await api.call("GET", f"{COLLECTION}/{name}")
+    except NotFound:
+        return ""
+    except AuthError as exc:
+        logging.info("can't read ComputeClasses, so jobs use node pools: %s", exc)
+        return ""
+    return name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._tasks import release
-from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.compute_classes import ComputeClasses
+from kinetic.aio.kubernetes.compute_classes import find_class
 from kinetic.aio.kubernetes.diagnosis.admission import refused_request
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import (
@@ -53,20 +51,12 @@ from kinetic.errors import (
     NotFound,
     Refused,
     Throttled,
-    Unavailable,
 )
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
     from kinetic._runner.protocol.workers import Crew
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
-"""The first and the longest pause between two checks whether an earlier Job is deleted, in
-seconds."""
-
-JOB_DELETION_S = 120.0
-"""How long to wait for the deletion of an earlier Job of the same name, in seconds."""
 
 
 async def create_job(
@@ -86,12 +76,18 @@ async def create_job(
     try:
         if is_shared:
             await secrets.ensure_for_batch(job, secret)
-        owner, is_new = await _create_or_get(api, paths, manifest)
+        found: dict[str, Any] | None = None
+        try:
+            created = await api.call("POST", paths.jobs, body=manifest, metadata_only=True)
+            owner = {**manifest, "metadata": get_dict(created, "metadata")}
+        except AlreadyThere:
+            name = manifest["metadata"]["name"]
+            owner = found = await api.call("GET", f"{paths.jobs}/{name}")
         if not is_shared:
             try:
                 await secrets.create_for_job(job, secret, owner)
             except BaseException:
-                if is_new:  # else the Job's pod would wait for the Secret
+                if found is None:  # else the Job's pod would wait for the Secret
                     path = f"{paths.jobs}/{owner['metadata']['name']}"
                     options = {
                         "propagationPolicy": "Background",
@@ -102,30 +98,7 @@ async def create_job(
                 raise
     except Refused as exc:
         raise _as_backend_error(exc, job.name) from exc
-    return None if is_new else owner
-
-
-async def _create_or_get(
-    api: Api, paths: Paths, manifest: dict[str, Any]
-) -> tuple[dict[str, Any], bool]:
-    """Return the Job, and whether this call created it; wait while an earlier Job is deleted."""
-    name = str(manifest["metadata"]["name"])
-    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
-    deadline = loop.time() + JOB_DELETION_S
-    while loop.time() < deadline:
-        with contextlib.suppress(AlreadyThere):
-            created = await api.call("POST", paths.jobs, body=manifest, metadata_only=True)
-            return {**manifest, "metadata": get_dict(created, "metadata")}, True
-        with contextlib.suppress(NotFound):
-            existing = await api.call("GET", f"{paths.jobs}/{name}")
-            if not get_dict(existing, "metadata").get("deletionTimestamp"):
-                return existing, False
-        await asyncio.sleep(next(pauses))
-    raise Unavailable(
-        f"Job {name} has been terminating for more than {JOB_DELETION_S:g} s, so "
-        "kinetic can't create a Job of this name; check the finalizers of the old Job",
-        retryable=True,
-    )
+    return found
 
 
 def _as_backend_error(refused: Refused, name: str) -> Exception:
@@ -141,8 +114,8 @@ def _as_backend_error(refused: Refused, name: str) -> Exception:
 class GkeCluster:
     """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
 
-    *placement* says where and how to place jobs; the default namespace is that of *api*. Creating
-    the object sends no request. Closing the cluster closes *api*; jobs keep running.
+    *placement* says where and how to place jobs. Creating the object sends no request. Closing the
+    cluster closes *api*; jobs keep running.
 
     Workers run all jobs. Kubernetes replaces the pod of a single job only if it disrupted that pod.
     With *use_compute_classes*, jobs use the ComputeClass for their accelerator, if the cluster has
@@ -155,20 +128,18 @@ class GkeCluster:
     def __init__(
         self,
         api: Api,
-        placement: Placement | None = None,
+        placement: Placement,
         *,
         use_compute_classes: bool = False,
         patience: Patience | None = None,
         rhythm: Rhythm | None = None,
     ) -> None:
-        placement = placement or Placement(namespace="")
-        namespace = placement.namespace or api.default_namespace
         self._api = api
-        self._placement = replace(placement, namespace=namespace)
-        self._paths = Paths(namespace)
+        self._placement = placement
+        self._paths = Paths(placement.namespace)
         self._secrets = secrets = Secrets(api, self._paths)
         self.root_key, self.keep_secret, self.secret = secrets.root_key, secrets.keep, secrets.kept
-        self._classes = ComputeClasses(api) if use_compute_classes else None
+        self._use_classes = use_compute_classes
         self._diagnostics = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
         self._bell = Bell()
@@ -282,9 +253,10 @@ class GkeCluster:
 
     async def _placement_of(self, job: JobSpec) -> Placement:
         placement = replace(self._placement, secret=submission_secret(job))
-        if self._classes is None:
+        if not self._use_classes:
             return placement
-        return replace(placement, compute_class=await self._classes.find(job.resources.accelerator))
+        name = await find_class(self._api, job.resources.accelerator)
+        return replace(placement, compute_class=name)
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None

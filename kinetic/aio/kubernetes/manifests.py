@@ -180,12 +180,7 @@ def secret_entries(spec: JobSpec) -> dict[str, str]:
 
 
 def secret_manifest(
-    spec: JobSpec,
-    name: str,
-    namespace: str,
-    *,
-    labels: Mapping[str, str] | None = None,
-    owner: Mapping[str, Any] | None = None,
+    spec: JobSpec, name: str, namespace: str, owner: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the Secret *name* for the submission of *spec*; all its jobs share the Secret.
 
@@ -200,7 +195,8 @@ def secret_manifest(
         key: spec.environment[name].encode(errors="surrogateescape")
         for name, key in secret_entries(spec).items()
     }
-    manifest = opaque_secret(name, namespace, {**content, KEY: spec.key}, labels or {})
+    submission = spec.labels.get(SUBMISSION, spec.name)
+    manifest = opaque_secret(name, namespace, {**content, KEY: spec.key}, submission)
     if owner is not None:
         reference = {key: owner["metadata"][key] for key in ("name", "uid")}
         reference |= {key: owner[key] for key in ("apiVersion", "kind")}
@@ -209,9 +205,9 @@ def secret_manifest(
 
 
 def opaque_secret(
-    name: str, namespace: str, content: Mapping[str, bytes], labels: Mapping[str, str]
+    name: str, namespace: str, content: Mapping[str, bytes], submission: str
 ) -> dict[str, Any]:
-    """Return a Secret with *content*.
+    """Return a Secret of *submission* with *content*.
 
     Raises:
         ConfigurationError: *content* is too large.
@@ -229,7 +225,8 @@ def opaque_secret(
         "metadata": {
             "name": name,
             "namespace": namespace,
-            "labels": {key: label_value(value) for key, value in labels.items()},
+            "labels": usual_labels(submission) | {SUBMISSION: label_value(submission)},
+            "annotations": {NAME: submission},
         },
         "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
     }
@@ -275,7 +272,7 @@ WORKER = "worker"
 """The value of the label `KIND` on a round of workers and its pods."""
 
 RANK = "batch.kubernetes.io/job-completion-index"
-"""The label and annotation with a pod's index in its Job: the rank of a worker."""
+"""The label and annotation with a pod's index in its Job: a worker's rank, or a host's number."""
 
 INDEX = "kinetic.dev/index"
 """The label with the number of the item that a Job was created for."""
@@ -283,8 +280,17 @@ INDEX = "kinetic.dev/index"
 ROUND = "kinetic.dev/round"
 """The label with the number of the round that a worker belongs to."""
 
+SUBMISSION = "kinetic.dev/submission"
+"""The label with the batch or the single job that an object belongs to."""
+
 ATTEMPT = "kinetic.dev/attempt"
 """The label with the number of the attempt that the Job was created for."""
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""The label with the name of a queue of Kueue."""
+
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+"""The label of a namespace with the Pod Security Standard that its pods must satisfy."""
 
 HOSTS = "kinetic.dev/hosts"
 """The annotation with the number of hosts, on a set for one job and on its Jobs and pods.
@@ -352,7 +358,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     labels = usual_labels(placement.secret) | own_labels | identity
     annotations = _kinetic_annotations(spec, placement)
     pod_annotations = {**placement.pod_annotations, **_pod_annotations(spec, annotations)}
-    queue = {"kueue.x-k8s.io/queue-name": placement.queue} if placement.queue else {}
+    queue = {QUEUE: placement.queue} if placement.queue else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
 
-from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Diagnosis, ended_state, waiting_state
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
@@ -44,15 +42,11 @@ def text_of_end(cause: Cause) -> str:
 
 def cause_of_end(job: Document | None) -> Cause | None:
     """Return why a client ended *job*, by its annotation; None if no client did."""
-    text = annotations_of(job).get(ENDED)
-    if not text:
+    if not (text := annotations_of(job).get(ENDED)):
         return None
-    try:
-        found = json.loads(str(text))
-        reason, message = Reason(found["reason"]), str(found["message"])
-    except (ValueError, KeyError, TypeError):
-        reason, message = Reason.LOST, one_line(str(text))
-    return Cause(summary=message, reason=reason, advice="")  # the message contains the advice
+    found = json.loads(text)
+    # The message contains the advice.
+    return Cause(summary=found["message"], reason=Reason(found["reason"]), advice="")
 
 
 def controller(pod: Document) -> Document:
@@ -66,23 +60,11 @@ def judge_job(facts: JobFacts) -> Diagnosis:
     """Decide the state of the job, also if a client ended its Job because it could not start."""
     verdict = judge(facts)
     cause = cause_of_end(facts.current_or_last_job)
-    if cause is None or any(_has_started(pod) for pod in facts.every_pod):
+    if cause is None or any(Pod(pod).ran for pod in facts.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
     return waiting_state(cause=cause) if facts.live_pods else ended_state(cause=cause)
-
-
-def _has_started(pod: Document) -> bool:
-    """Return whether the pod's program ran.
-
-    Only a running state or a start time proves this: a kubelet may also report an unknown end of
-    a program that never ran.
-    """
-    states = [get_dict(program.status, "state") for program in Pod(pod).programs]
-    return any(
-        "running" in state or get_dict(state, "terminated").get("startedAt") for state in states
-    )
 
 
 def has_job_ended(facts: JobFacts, verdict: Diagnosis) -> bool:
@@ -111,7 +93,7 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
     """
     documents = [facts.current_or_last_job, *facts.pods, *facts.deleted_pods]
     document = next((found for found in documents if NAME in annotations_of(found)), documents[0])
-    labels = _labels(document)
+    labels: Mapping[str, str] = json.loads(annotations_of(document).get(LABELS) or "{}")
     name = str(annotations_of(document).get(NAME) or facts.job_name)
     is_worker = labels.get(KIND) == WORKER
     first = 0 if is_worker else 1
@@ -174,7 +156,7 @@ def _current_attempt(
         return first
     last = max(pods)
     # If a pod never started, a client may have ended its Job, which the Job's next state says.
-    if verdict.phase is Phase.PENDING and not facts.live_pods and _has_started(pods[last]):
+    if verdict.phase is Phase.PENDING and not facts.live_pods and Pod(pods[last]).ran:
         return last + 1  # the Job is about to create its pod
     matching = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
     return next(matching, last)
@@ -204,16 +186,6 @@ def _observation(
         last=last,
         receipt=receipt_of(pod),
     )
-
-
-def _labels(document: Document) -> Mapping[str, str]:
-    try:
-        found: Any = json.loads(str(annotations_of(document).get(LABELS)))
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return cast("dict[str, str]", found)
-    return {key: str(value) for key, value in labels_of(document).items()}
 
 
 def unstarted_ends(

@@ -8,7 +8,6 @@ import binascii
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 from kinetic._tasks import for_each
@@ -23,11 +22,11 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
 from kinetic.aio.kubernetes.manifests import (
     LABEL_LENGTH,
     NAME,
+    SUBMISSION,
     Paths,
     object_name,
     opaque_secret,
     secret_manifest,
-    usual_labels,
 )
 from kinetic.aio.ports import JobSpec
 from kinetic.errors import AlreadyThere, ConfigurationError, Conflict, NotFound
@@ -43,9 +42,6 @@ ROOT_KEY_ENTRY = "key"
 
 CONTENT_ENTRY = "content"
 """The entry with what `Secrets.keep` stored, in the Secret for one name."""
-
-SUBMISSION = "kinetic.dev/submission"
-"""The label with the submission that a Secret belongs to."""
 
 FENCE = "kinetic.dev/fence"
 """The annotation with the fence, a number that grows when another client takes over a batch."""
@@ -103,7 +99,8 @@ class Secrets:
             return _decode_root_key(await self._read(ROOT_KEY))
         except NotFound:
             pass
-        manifest = self._manifest(ROOT_KEY, {ROOT_KEY_ENTRY: os.urandom(ROOT_BYTES)}, ROOT_KEY)
+        content = {ROOT_KEY_ENTRY: os.urandom(ROOT_BYTES)}
+        manifest = opaque_secret(ROOT_KEY, self._paths.namespace, content, ROOT_KEY)
         try:
             secret = await self._create(manifest | {"immutable": True})
         except AlreadyThere:  # another client, or an earlier try of this request, created it
@@ -117,7 +114,8 @@ class Secrets:
             ConfigurationError: *content* is too large.
         """
         secret_name = _kept_secret_name(name)
-        manifest = self._manifest(secret_name, {CONTENT_ENTRY: content}, name)
+        namespace = self._paths.namespace
+        manifest = opaque_secret(secret_name, namespace, {CONTENT_ENTRY: content}, name)
 
         async def replace_content() -> bool:
             await self._api.call("PUT", self._path(secret_name), body=manifest)
@@ -165,15 +163,11 @@ class Secrets:
     async def ensure_for_batch(self, job: JobSpec, name: str) -> None:
         """Create the Secret of a batch before its first job; concurrent calls create it once."""
         key = name, job.order.fence
-        if key not in self._creations:
+        creation = self._creations.get(key)
+        if creation is None or (creation.done() and (creation.cancelled() or creation.exception())):
             creation = asyncio.create_task(self._create_for_batch(job, name), name="kinetic secret")
-            creation.add_done_callback(partial(self._forget_failure, key))
             self._creations[key] = creation
-        await asyncio.shield(self._creations[key])
-
-    def _forget_failure(self, key: tuple[str, int], creation: asyncio.Task[None]) -> None:
-        if creation.cancelled() or creation.exception() is not None:
-            self._creations.pop(key, None)
+        await asyncio.shield(creation)
 
     async def aclose(self) -> None:
         """Cancel creations in progress."""
@@ -188,8 +182,8 @@ class Secrets:
         then doesn't delete the Secret.
         """
         fence = job.order.fence
-        manifest = secret_manifest(job, name, self._paths.namespace, labels=self._labels(job))
-        manifest["metadata"]["annotations"] = {FENCE: str(fence)}
+        manifest = secret_manifest(job, name, self._paths.namespace)
+        manifest["metadata"]["annotations"][FENCE] = str(fence)
 
         async def mark() -> bool:
             existing = await self._read(name)
@@ -204,8 +198,7 @@ class Secrets:
 
     async def create_for_job(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
         """Create the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
-        labels = self._labels(job)
-        manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
+        manifest = secret_manifest(job, name, self._paths.namespace, owner)
 
         async def check_owner() -> bool:
             existing = await self._read(name)
@@ -236,16 +229,6 @@ class Secrets:
                     return
             except (NotFound, Conflict):
                 continue  # another client removed or changed the Secret: start over
-
-    def _labels(self, job: JobSpec) -> dict[str, str]:
-        submission = job.labels.get(SUBMISSION, job.name)
-        return usual_labels(submission) | {SUBMISSION: submission}
-
-    def _manifest(self, name: str, content: Mapping[str, bytes], submission: str) -> dict[str, Any]:
-        labels = usual_labels(submission) | {SUBMISSION: submission}
-        manifest = opaque_secret(name, self._paths.namespace, content, labels)
-        manifest["metadata"]["annotations"] = {NAME: submission}
-        return manifest
 
     async def _create(self, manifest: Mapping[str, Any]) -> Document:
         return await self._api.call("POST", self._paths.secrets, body=manifest)

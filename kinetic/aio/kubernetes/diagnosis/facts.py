@@ -15,6 +15,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     labels_of,
     uid,
 )
+from kinetic.aio.kubernetes.manifests import CONTAINER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +181,6 @@ def _event_key(event: Document) -> tuple[object, ...]:
 OUTCOME = "kinetic"
 """The field that `trim` adds to a container's end: the reason in the outcome of the attempt."""
 
-CONTAINER = "kinetic"
-"""The same as in `manifests`: the container that runs the function."""
-
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that mean that its program never started."""
 
@@ -314,7 +312,7 @@ class Pod:
         """Whether a program of the pod ever started."""
         return any(
             program.state("running") is not None
-            or (program.end or {}).get("reason") not in (None, *START_ERRORS)
+            or (program.end is not None and program.end.get("reason") not in START_ERRORS)
             for program in self.programs
             if not program.never_started
         )

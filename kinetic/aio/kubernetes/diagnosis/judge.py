@@ -28,15 +28,13 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
 from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_failure
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.placing import placement_cause
-from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queue_cause
+from kinetic.aio.kubernetes.diagnosis.queues import queue_cause
 from kinetic.aio.kubernetes.diagnosis.starting import REPLACED, container_obstacle, why_not_started
+from kinetic.aio.kubernetes.manifests import FAILURE_COUNTS, QUEUE
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
 _STOPPING = "is being stopped"
-
-FAILURES = "batch.kubernetes.io/job-index-failure-count"
-"""The annotation of a pod with how many pods of its index failed before; not disrupted ones."""
 
 
 def judge(facts: JobFacts) -> Diagnosis:
@@ -196,19 +194,16 @@ class _Pods:
 def _is_replaced(facts: JobFacts, pod: Pod, state: Diagnosis) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
-    The Job's rules decide. A failure that no rule covers counts towards the Job's limits. A Job
-    that allows failures may replace any such pod until a condition says that the Job failed.
+    The Job's rules decide; see `failure_rules`. A failure that no rule covers counts towards the
+    Job's limits. A Job that allows failures may replace any such pod until a condition says that
+    the Job failed.
     """
     if state.status is JobStatus.SUCCEEDED:
         return False
     for rule in get_list(get_dict(facts.spec, "podFailurePolicy"), "rules"):
         if _covers(rule, pod):
-            if rule.get("action") in ("FailIndex", "FailJob"):
-                return False
-            if rule.get("action") == "Ignore":
-                return True
-            break
-    failures = int(annotations_of(pod.document).get(FAILURES) or 0)
+            return bool(rule["action"] == "Ignore")
+    failures = int(annotations_of(pod.document).get(FAILURE_COUNTS[0]) or 0)
     per_index, all_failures = facts.spec.get("backoffLimitPerIndex"), facts.spec.get("backoffLimit")
     return all_failures != 0 and (per_index is None or failures < per_index)
 
@@ -217,16 +212,10 @@ def _covers(rule: Document, pod: Pod) -> bool:
     """Return whether a rule of a Job's ``podFailurePolicy`` covers the failure of *pod*."""
     wanted = get_dict(rule, "onExitCodes")
     if not wanted:
-        types = [it.get("type") for it in get_list(rule, "onPodConditions")]
-        return "DisruptionTarget" in types and pod.disruption is not None
-    name = wanted.get("containerName")
-    codes = [
-        int(container.end["exitCode"])
-        for container in pod.containers
-        if container.end and container.end.get("exitCode") and name in (None, container.name)
-    ]
+        return pod.disruption is not None
+    codes = [(program.end or {}).get("exitCode") for program in pod.programs]
     is_listed = wanted.get("operator") == "In"
-    return any((code in get_list(wanted, "values")) is is_listed for code in codes)
+    return any(code and (code in get_list(wanted, "values")) is is_listed for code in codes)
 
 
 def _settled_state(facts: JobFacts, pods: _Pods) -> Diagnosis:

@@ -14,9 +14,9 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     labels_of,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
+from kinetic.aio.kubernetes.manifests import QUEUE
 from kinetic.job_status import Reason
 
-QUEUE = "kueue.x-k8s.io/queue-name"
 _GATE = "kueue.x-k8s.io/admission"
 
 
