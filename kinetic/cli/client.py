@@ -156,12 +156,21 @@ def with_target_options(command: Command) -> Command:
         options = TargetOptions(**{name: kwargs.pop(name) for name in TargetOptions._fields})
         return command(*args, options=options, **kwargs)
 
-    decorated: Any = wrapper
-    for name, (help_text, default_value) in reversed(OPTIONS.items()):
-        variable = f"KINETIC_{name.replace('-', '_').upper()}"
-        help_text += f" Default: {variable}, then the profile, then {default_value}."
-        decorated = click.option(f"--{name}", metavar="TEXT", help=help_text)(decorated)
-    return cast("Command", decorated)
+    return cast("Command", with_options(*OPTIONS)(wrapper))
+
+
+def with_options(*names: str) -> Callable[[Callable[..., Any]], Any]:
+    """Give a command those of the shared options that have these *names*."""
+
+    def decorate(command: Callable[..., Any]) -> Any:
+        for name in reversed(names):
+            help_text, default_value = OPTIONS[name]
+            variable = f"KINETIC_{name.replace('-', '_').upper()}"
+            help_text += f" Default: {variable}, then the profile, then {default_value}."
+            command = click.option(f"--{name}", metavar="TEXT", help=help_text)(command)
+        return command
+
+    return decorate
 
 
 def with_client(command: AsyncCommand) -> Callable[..., Any]:

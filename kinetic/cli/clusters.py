@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import Command, Group, json_option, run_async
+from kinetic.cli.client import Command, Group, json_option, run_async, with_options
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 
 MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "…"}
 
-SITE_OPTIONS = {
-    "project": "Google Cloud project. Default: KINETIC_PROJECT, then the profile.",
-    "zone": "Zone of the GKE cluster. Default: us-central1-a.",
-    "cluster": "Name of the GKE cluster. Default: kinetic-cluster.",
-    "namespace": "Kubernetes namespace of the jobs. Default: default.",
-}
-"""The options that name a cluster, and their help."""
+SITE_OPTIONS = ("project", "zone", "cluster", "namespace")
+"""The options that name a cluster."""
 
 LIST_COLUMNS = (
     *("name", "kind", "machine", "accelerator", "topology", "min_nodes", "max_nodes", "spot"),
@@ -71,14 +66,7 @@ def with_site(command: Command) -> Command:
         )
         return command(site=site, **kwargs)
 
-    return cast("Command", _site_options(wrapper))
-
-
-def _site_options(command: Callable[..., Any]) -> Any:
-    """Give *command* an option for each of `SITE_OPTIONS`."""
-    for name, help_text in reversed(SITE_OPTIONS.items()):
-        command = click.option(f"--{name}", metavar="TEXT", help=help_text)(command)
-    return command
+    return cast("Command", with_options(*SITE_OPTIONS)(wrapper))
 
 
 node_zone_option = click.option(
@@ -265,16 +253,9 @@ def down(site: Site, delete_results: bool, **flags: bool) -> None:
     help="Context of the kubeconfig instead of a GKE cluster. Default: KINETIC_KUBE_CONTEXT, then "
     "the profile, unless you pass --project, --zone, or --cluster.",
 )
-@_site_options
+@with_options(*SITE_OPTIONS)
 @json_option
-def status(
-    kube_context: str | None,
-    project: str | None,
-    zone: str | None,
-    cluster: str | None,
-    namespace: str | None,
-    as_json: bool,
-) -> None:
+def status(kube_context: str | None, as_json: bool, **options: Any) -> None:
     """Show the cluster that jobs use: what exists and runs, and on GKE what it costs per hour."""
     from dataclasses import replace
 
@@ -285,15 +266,8 @@ def status(
     environ.pop("GOOGLE_CLOUD_PROJECT", None)
     if kube_context is not None:
         environ["KINETIC_KUBE_CONTEXT"] = kube_context
-    target = configuration.resolve(
-        backend="local",
-        project=project,
-        zone=zone,
-        cluster=cluster,
-        namespace=namespace,
-        environ=environ,
-    )
-    if kube_context is None and (project or zone or cluster):
+    target = configuration.resolve(backend="local", environ=environ, **options)
+    if kube_context is None and any(options[name] for name in ("project", "zone", "cluster")):
         target = replace(target, kube_context=None)
     report = run_async(infra.status(target))
     content = report.to_dict()
