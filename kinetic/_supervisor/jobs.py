@@ -140,7 +140,8 @@ class Job:
     ``item`` is what a worker runs: an entry of its own, which has the ``worker`` and takes no slot.
     ``heard`` says that a client that looks for this job has received its end.
     ``log`` is where the output of an item is: the worker's name, the first byte in its log, the
-    store and the name of the outcome, and at last the end of the output.
+    store and the name of the outcome, and at last the end of the output. ``keeps_log`` says that
+    the log of a deleted job stays.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
     the outcome is stored, while the process still runs and has its slots.
     """
@@ -168,6 +169,7 @@ class Job:
     worker: Job | None = None
     item: Job | None = None
     log: list[Any] | None = None
+    keeps_log: bool = True
 
     def view(self) -> dict[str, Any]:
         """Return the description of the job for clients."""
@@ -206,7 +208,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class RemoveLog:
-    """Remove the log of a deleted job."""
+    """Remove the log of a job that was removed."""
 
     name: str
 
@@ -420,15 +422,17 @@ class Table:
             return self._end(job, now, *end)
         return self._end(job, now, reason, message)
 
-    def delete(self, job: Job) -> list[Action]:
+    def delete(self, job: Job, *, keep_log: bool = False) -> list[Action]:
         """Delete *job*; if it is running, ask it to end, and let `_end` remove it later."""
+        job.keeps_log &= keep_log
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []
             already_stopping = job.stopping is not None
             job.stopping = Stop.DELETED
             # If the supervisor dies before the job has ended, no other process knows its log.
-            actions: list[Action] = [RemoveLog(job.name), Report(job)]
+            # If the supervisor dies before the job has ended, no other process knows its log.
+            actions = self._drop(job)
             return actions if already_stopping else [*actions, *self._ask_to_end(job)]
         if job.state is State.QUEUED:
             job.reason, job.message = Reason.CANCELLED, "deleted before it started"
@@ -506,12 +510,15 @@ class Table:
         return [*actions, Report(job)]
 
     def _remove(self, job: Job) -> list[Action]:
-        """Remove *job* from the table, and its log."""
+        """Remove *job* from the table."""
         self._release(job)
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
         self._ended_jobs.pop(job.name, None)
-        return [RemoveLog(job.name), Report(job)]
+        return self._drop(job)
+
+    def _drop(self, job: Job) -> list[Action]:
+        return [Report(job)] if job.keeps_log else [RemoveLog(job.name), Report(job)]
 
     def _release(self, job: Job) -> None:
         """Free the slots of *job*; if it is queued, subtract it from the count of queued jobs.

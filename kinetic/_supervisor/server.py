@@ -101,11 +101,11 @@ class Server:
         self,
         table: Table,
         launch: Callable[[JobHeader, bytes], Job],
-        delete: Callable[[Job], None],
+        delete: Callable[[Job, bool], None],
         remove_logs: Callable[[Collection[str], str], None],
         scale: Callable[[JobHeader, bytes, int, int], int],
         grow: Callable[[str, int], int],
-        end_rounds: Callable[[Collection[str], Mapping[str, str] | None], None],
+        end_rounds: Callable[[Collection[str], Mapping[str, str] | None, bool], None],
         perform: Callable[[Iterable[Action]], None],
     ) -> None:
         self.connections: set[Connection] = set()
@@ -193,20 +193,22 @@ class Server:
 
     def _on_delete(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         names = [str(name) for name in header.get("names") or ()]
+        keep_logs = bool(header.get("keep_logs"))
         for name in names:
             for waiting_connection, held_header, _ in self._held_launches.pop(name, ()):
                 # Answer the held launch as accepted; its job is deleted before it starts.
                 self._reply(waiting_connection, {"id": held_header["id"]})
-        self._end_rounds(names, header.get("labels"))
+        self._end_rounds(names, header.get("labels"), keep_logs)
         for job in self._select_jobs(names, header.get("labels")):
-            self._delete(job)
+            self._delete(job, keep_logs)
         # An item of a worker may not be known yet. Its worker finds the request to stop it.
         unknown = {name.rsplit("-", 2)[0] for name in names if name not in self._table.jobs}
         for other in self.connections:
             if other.worker is not None and other.worker.labels.get(SUBMISSION) in unknown:
                 other.channel.send({"news": True})
-        labels: Mapping[str, str] = header.get("labels") or {}
-        self._remove_logs(names, labels.get(SUBMISSION, ""))
+        if not keep_logs:
+            labels: Mapping[str, str] = header.get("labels") or {}
+            self._remove_logs(names, labels.get(SUBMISSION, ""))
         self._reply(connection, {"id": header["id"]})
 
     def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:

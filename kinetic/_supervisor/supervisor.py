@@ -210,10 +210,12 @@ class Supervisor:
             self._launch(start.header, start.body)
         return self._rounds.count(name)
 
-    def _end_rounds(self, names: Collection[str], labels: Mapping[str, str] | None) -> None:
+    def _end_rounds(
+        self, names: Collection[str], labels: Mapping[str, str] | None, keep_logs: bool
+    ) -> None:
         for name in self._rounds.delete(names, labels):
             if (worker := self._table.jobs.get(name)) is not None:
-                self._delete(worker)
+                self._delete(worker, keep_logs)
 
     def _on_signals(self, wakeup: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -295,11 +297,11 @@ class Supervisor:
         self._server.notify(job)
         return job
 
-    def _delete(self, job: Job) -> None:
+    def _delete(self, job: Job, keep_log: bool = False) -> None:
         if job.worker is not None:  # the worker finds the request that stops its item
             self._server.tell_worker(job.worker, {"news": True})
         else:
-            self._perform(self._table.delete(job))
+            self._perform(self._table.delete(job, keep_log=keep_log))
 
     def _remove_logs(self, names: Collection[str], submission: str) -> None:
         """Remove the logs of the jobs *names* and of *submission*, but keep those of known jobs."""

@@ -519,7 +519,7 @@ class JobHandle(JobRecord, Generic[T]):
                     return
                 await asyncio.sleep(1)
             names = [observation.name for observation in await self._running(ref)]
-            await ref.session.platform.cluster.delete(names=names)
+            await ref.session.platform.cluster.delete(names=names, keep_logs=True)
         except BackendError as exc:
             logging.warning("%s may still run; its cleanup() ends it: %s", self.job_id, exc)
 
@@ -698,8 +698,6 @@ class JobHandle(JobRecord, Generic[T]):
             cause = "its process ended before it could store one"
             if item.attempt == 1:  # no process has claimed the first attempt
                 cause = "it was cancelled before it began"
-            elif self.group_id is None:
-                cause = f"cancel() removed it, or {cause}"
             return NoLog(f"{self.job_id} has no log: {cause}")
         if item.outcome is not None and item.outcome.phase == "submission":
             return NoLog(f"{self.job_id} has no log: it was never sent; reason() says why")
@@ -768,7 +766,7 @@ class JobHandle(JobRecord, Generic[T]):
         # Name the attempts before the stop request: a later retry may add attempts.
         names = self._attempt_names(ref)
         await ref.submission.requests.stop_items((ref.index,), "cancel")
-        await ref.session.platform.cluster.delete(names=names)
+        await ref.session.platform.cluster.delete(names=names, keep_logs=True)
         await ref.submission.read_item(ref.index)
         try:
             await asyncio.wait_for(ref.session.until_final(ref.submission, ref.index), timeout)
@@ -778,7 +776,7 @@ class JobHandle(JobRecord, Generic[T]):
                 f"{timeout:g} s; it will be killed",
                 job_id=self.job_id,
             ) from None
-        await _lazy.removal.until_gone(ref.session, names, timeout)
+        await _lazy.removal.until_gone(ref.session, names, timeout, keep_logs=True)
 
     async def cleanup(
         self,

@@ -366,10 +366,15 @@ class Cluster(Workers, Protocol):
         ...
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
         """Stop and remove jobs by name, or all with *labels*; ignore names that don't exist.
 
+        With *keep_logs*, their logs stay until a call without it, unless a log is part of the job.
         Returns when the request is accepted; each process still gets its grace period.
         """
         ...

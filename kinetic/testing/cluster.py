@@ -226,9 +226,13 @@ class MemoryCluster:
         yield ""
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
-        """Implement `Cluster.delete`."""
+        """Implement `Cluster.delete`; a log ends with its job."""
         self.requests["delete"] += 1
         for job in self._select(names, labels):
             if job.task is None or job.ended:

@@ -38,9 +38,9 @@ class Guarded(MemoryCluster):
         self._guard()
         return await super().scale(job, crew, number=number, ranks=ranks)
 
-    async def delete(self, *, names: Any = (), labels: Mapping[str, str] | None = None) -> None:
+    async def delete(self, **selection: Any) -> None:
         self._guard()
-        await super().delete(names=names, labels=labels)
+        await super().delete(**selection)
 
     def _guard(self) -> None:
         if self.refusal is not None:

@@ -70,7 +70,11 @@ class Rounds:
         return found.size
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
         for it in self.rounds.values():
             if labels is not None and labels.items() <= it.labels.items():

@@ -149,6 +149,17 @@ def test_a_paused_worker_is_not_named_as_a_holder_of_slots() -> None:
     assert table.jobs["third"].message == "waiting for a slot: 2 of 2 busy with grp-2"
 
 
+def test_a_cancelled_job_keeps_its_log_until_a_cleanup() -> None:
+    table = Table(Slots(2))
+    cancelled, cleaned = (started(table, name=name, executor=name) for name in ("a", "b"))
+    for job in (cancelled, cleaned):
+        assert kinds(table.delete(job, keep_log=True)) == ["Report", "SendSignal", "SetTimer"]
+    table.delete(cleaned)  # while it ends
+    table.delete(cleaned, keep_log=True)
+    for job, actions in ((cancelled, ["Report"]), (cleaned, ["RemoveLog", "Report"])):
+        assert kinds(table.record_exit(job, 1.0, status=0, out_of_memory=False)) == actions
+
+
 def test_deleting_after_the_deadline_does_not_ask_twice() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0)

@@ -132,19 +132,24 @@ async def test_a_call_owns_its_job(harness: Harness) -> None:
 
 @behaviour
 async def test_a_cancelled_job_is_reported_as_cancelled(harness: Harness) -> None:
-    """The client that cancels and one that attaches later both report the cancellation."""
+    """The client that cancels and one that attaches later report it, and what the job printed."""
     gate = harness.gate()
     job = await harness.submit(wait_at, gate.path)
-    await gate.entered()
+    async for _ in job.logs(follow=True):
+        break
     await job.cancel()
     async with aio.Client() as other:
         for handle in (job, await other.attach(job.job_id)):
+            assert [line async for line in handle.logs()] == ["waiting"]
             assert await handle.status() is JobStatus.NOT_FOUND
             with pytest.raises(errors.JobCancelled, match=job.job_id):
                 await handle
             assert "cancelled" in await handle.reason()
         assert job not in await other.list_jobs()
     await job.cancel()
+    await job.cleanup()
+    with pytest.raises(errors.NoLog):
+        await job.tail()
 
 
 @behaviour

@@ -66,10 +66,14 @@ class Cluster(LocalCluster):
         step()
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
         step()
-        await super().delete(names=names, labels=labels)
+        await super().delete(names=names, labels=labels, keep_logs=keep_logs)
         step()
 
 

@@ -111,6 +111,7 @@ async def until_gone(
     timeout: float,
     *,
     labels: Mapping[str, str] | None = None,
+    keep_logs: bool = False,
 ) -> None:
     """Wait until the platform no longer has the jobs that were deleted."""
     deadline, pauses = time.monotonic() + timeout, growing_pauses(*CHECK_PAUSES_S, 1.5)
@@ -121,7 +122,7 @@ async def until_gone(
             )
         await asyncio.sleep(pause := next(pauses))
         if pause == CHECK_PAUSES_S[1]:  # another process may have launched more jobs
-            await session.platform.cluster.delete(names=names, labels=labels)
+            await session.platform.cluster.delete(names=names, labels=labels, keep_logs=keep_logs)
 
 
 async def _append_stop(session: Session, identity: Identity) -> None:

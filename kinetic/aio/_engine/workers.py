@@ -225,9 +225,8 @@ def name_of(worker: str) -> str:
 async def end_workers(submission: Submission) -> None:
     """End the workers of a batch whose stop request is stored.
 
-    Workers end the items themselves, and leave. Where `Workers.tell` reaches them, they aren't
-    deleted, because that would remove the logs of their items. Elsewhere, the platform asks them to
-    end, and they store the logs first.
+    Workers end the items themselves, and leave. Where `Workers.tell` reaches them, that is enough.
+    Elsewhere, the platform asks them to end, and they store the logs first.
 
     The request to delete them names their round. So if it reaches the platform late, it doesn't
     delete workers of items that were retried in the meantime.

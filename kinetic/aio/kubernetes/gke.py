@@ -259,9 +259,16 @@ class GkeCluster:
         return replace(placement, compute_class=name)
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
-        """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
+        """Delete jobs by name, or all that carry *labels*; their pods get their grace period.
+
+        A log ends with its pod, so *keep_logs* has no effect; the pod stores the last MiB before.
+        """
         selectors = [by_items(names)] if names else []
         selectors += [by_labels(labels)] if labels is not None else []
         for selector in selectors:

@@ -120,9 +120,16 @@ class PathwaysCluster(GkeCluster):
             ) from exc
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
-        """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
+        """Delete jobs by name, or all that carry *labels*; their pods get their grace period.
+
+        A log ends with its pod, so *keep_logs* has no effect; the pod stores the last MiB before.
+        """
         kinds = await self._kinds()
         query = {"propagationPolicy": "Background"}
 

@@ -187,13 +187,18 @@ class LocalCluster:
         }
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
-        """Stop and forget the jobs *names*, and all jobs with *labels*.
+        """Stop and forget the jobs *names*, and all jobs with *labels*; see `Cluster.delete`.
 
         A running job gets SIGTERM. After its grace period, its whole process tree is killed.
         """
-        await self._ask({"op": "delete", "names": [*names], "labels": labels})
+        header = {"op": "delete", "names": [*names], "labels": labels, "keep_logs": keep_logs}
+        await self._ask(header)
 
     async def find(
         self,
@@ -265,7 +270,7 @@ class LocalCluster:
     ) -> AsyncGenerator[str]:
         """Yield the lines of the job's output; with *follow*, until the job has ended.
 
-        The log exists until the job is deleted, even if the supervisor has forgotten the job. For
+        The log exists until `delete` removes it, even if the supervisor has forgotten the job. For
         an item of a worker, this works while the item runs; later, use `item_log`.
         """
         from kinetic._supervisor.protocol import SupervisorPaths
