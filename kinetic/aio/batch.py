@@ -267,6 +267,11 @@ class BatchHandle(NoSequence, Generic[T, X]):
         ]
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a stop came before the end of lazy inputs, as last read; internal."""
+        return self._batch.is_cut
+
+    @property
     def finished(self) -> bool:
         """Whether every item has its outcome, as far as this process has read the store.
 

@@ -249,7 +249,7 @@ class JobHandle(JobRecord, Generic[T]):
         observation = ref.submission.observations.get(ref.index)
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
-                return "cancelled"
+                return ref.submission.cancellation(ref.index)
             if (error := ref.submission.error(ref.index)) is not None:
                 return str(error)
             fallback = NOT_ON_PLATFORM if self.group_id is None else ""
@@ -416,7 +416,7 @@ class JobHandle(JobRecord, Generic[T]):
         ref = await self._follow()
         item = await self._wait_final(ref, timeout)
         if item.outcome is None:
-            raise JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
+            raise self._cancelled_error(ref)
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
         if item.state is not wire.ItemState.SUCCEEDED:
             message = f"{self.job_id} has no value: {results.reason_text(outcome, body)}"
@@ -591,10 +591,14 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def _failure(self, ref: JobRef, item: wire.Item) -> BaseException:
         if item.outcome is None:
-            return JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
+            return self._cancelled_error(ref)
         outcome, body = await ref.submission.outcome(ref.index, item.attempt)
         cause = await self._host_cause(ref, item)
         return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id, cause)
+
+    def _cancelled_error(self, ref: JobRef) -> JobCancelled:
+        cancellation = ref.submission.cancellation(ref.index)
+        return JobCancelled(f"{self.job_id} was {cancellation}", job_id=self.job_id)
 
     async def _host_cause(self, ref: JobRef, item: wire.Item) -> str:
         """Return how a host other than the first ended the job; empty if no such host is known."""

@@ -73,7 +73,7 @@ async def _batch_row(
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
     return {
         **fields,
-        "status": status_of(counts, finished=batch.finished),
+        "status": status_of(counts, finished=batch.finished, is_cut=batch.is_cut),
         "total": sum(counts.values()),
         "items": _format_counts(counts),
         "counts": counts,
@@ -83,13 +83,16 @@ async def _batch_row(
     }
 
 
-def status_of(counts: dict[str, int], *, finished: bool) -> str:
-    """Return the status of a batch, given how many of its items have each status."""
+def status_of(counts: dict[str, int], *, finished: bool, is_cut: bool = False) -> str:
+    """Return the status of a batch, given how many of its items have each status.
+
+    If it *is_cut*, a stop came before the end of its inputs.
+    """
     if not finished:
         return "RUNNING" if counts.keys() - {"PENDING"} else "PENDING"
     if counts.get("FAILED"):
         return "FAILED"
-    return "CANCELLED" if counts.get("CANCELLED") else "SUCCEEDED"
+    return "CANCELLED" if counts.get("CANCELLED") or is_cut else "SUCCEEDED"
 
 
 @batches.command("list")

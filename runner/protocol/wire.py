@@ -656,7 +656,7 @@ class Standing(NamedTuple):
         """
         if self.removing:
             return self  # no request reopens an item whose objects are being removed
-        if request.kind == "stop" and _is_named(request, index):
+        if request.kind == "stop" and is_named(request, index):
             unwanted = self.unwanted or not request.keep_running
             removing = request.cause == CLEANUP
             return self._replace(stopped=True, unwanted=unwanted, removing=removing)
@@ -762,7 +762,7 @@ def retry_base(
     return number if item_standing.stopped else number - 1
 
 
-def _is_named(request: Request, index: int | None) -> bool:
+def is_named(request: Request, index: int | None) -> bool:
     """Return whether a stop request names this item (binary search in up to 10,000 items)."""
     if request.items is None or index is None:
         return request.items is None

@@ -294,7 +294,8 @@ os.kill(os.getpid(), signal.SIGKILL)
         killed.end()
     cancelled = kinetic("batches", "cancel", group, "-y")
     assert f"{group} is cancelled: 3 succeeded" in cancelled.err
-    assert kinetic("batches", "status", group, "--json").json["reason"] == ""
+    shown = kinetic("batches", "status", group, "--json").json
+    assert (shown["status"], shown["reason"]) == ("CANCELLED", "")
 
 
 def test_the_cells_of_a_table_are_converted_to_the_types_of_the_parameters(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,44 @@ async def test_many_live_items_end_by_a_few_requests(client: aio.Client, world: 
 
 
 @VIRTUAL
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_stop_before_the_end_of_lazy_inputs_cuts_the_batch(
+    client: aio.Client, world: World, ends: bool
+) -> None:
+    async def inputs() -> AsyncIterator[int]:
+        yield 1
+        await (asyncio.sleep(1) if ends else asyncio.Event().wait())
+
+    world.gate.set()
+    batch = await client.run_async_map(same, inputs(), max_concurrent=1)
+    await until(lambda: batch.stored)
+    assert await (await batch.job(0)).result(cleanup=False) == 1
+    if ends:
+        await batch.wait()
+    await batch.cancel()
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        for handle in (batch, found):
+            assert await handle.status_counts() == {"SUCCEEDED": 1}
+            assert (handle.finished, handle.is_cut) == (True, not ends)
+
+
+@VIRTUAL
+async def test_the_error_of_a_cancelled_item_names_the_cause(
+    client: aio.Client, world: World
+) -> None:
+    batch = await client.run_async_map(same, range(2), max_concurrent=1)
+    await until(lambda: world.started == 1)
+    await (await batch.job(1)).cancel()
+    await batch.cancel()
+    errors_of = await batch.results(return_exceptions=True)
+    causes = "its batch was cancelled", "cancel() was called"
+    for index, (error, cause) in enumerate(zip(errors_of, causes, strict=True)):
+        assert str(error).endswith(f"was cancelled ({cause})")
+        assert await (await batch.job(index)).reason() == f"cancelled ({cause})"
+
+
+@VIRTUAL
 async def test_many_single_cancels_are_merged(client: aio.Client, world: World) -> None:
     batch = await client.run_async_map(same, range(60), max_concurrent=None)
     await until(lambda: world.started == 60)
@@ -43,6 +81,8 @@ async def test_many_single_cancels_are_merged(client: aio.Client, world: World) 
     world.gate.set()
     results = await batch.results(return_exceptions=True)
     assert {type(result) for result in results[:50]} == {errors.JobCancelled}
+    assert str(results[0]).endswith("was cancelled (cancel() was called)")
+    assert await jobs[0].reason() == "cancelled (cancel() was called)"
     assert results[50:] == [*range(50, 60)]
 
 
@@ -153,7 +193,10 @@ async def test_a_timeout_of_the_batch_outlives_its_submitter(world: World) -> No
         found = await second.attach_batch(batch.group_id)
         await found.resume()
         results = await found.results(return_exceptions=True)
+        reason = await (await found.job(0)).reason()
     assert {type(result) for result in results} == {errors.JobCancelled}
+    assert "batch_timeout=60 s was over" in str(results[0])
+    assert reason == "cancelled (timeout of its batch)"
 
 
 @VIRTUAL

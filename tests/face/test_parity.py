@@ -40,7 +40,7 @@ ONLY_ASYNC = {
         "shown_status",
     },
     "BatchHandle": {
-        *("bundle", "facts", "let_run", "resume_alone", "running_times", "show"),
+        *("bundle", "facts", "is_cut", "let_run", "resume_alone", "running_times", "show"),
         *("shown_statuses", "snapshots"),
     },
     "Sweep": {"abandon", "bundle", "facts", "follow", "is_over", "proposals", "read"},

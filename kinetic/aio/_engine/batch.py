@@ -314,6 +314,15 @@ class Batch:
         """Why kinetic stopped the batch; empty if a user stopped it, or nothing did."""
         return stop_cause(self.manifest, self.submission.requests.entries)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop has ended the inputs of an iterator, and no item was retried since."""
+        requests = self.submission.requests
+        whole = (it.kind for it in requests.entries if it.items is None)
+        first = next((kind for kind in whole if kind in ("stop", "sealed")), "")
+        is_lazy = self.manifest["total"] is None
+        return is_lazy and first == "stop" and requests.effect.all_stopped
+
     def estimate(self) -> Estimate:
         """Estimate the cost so far and in the end, from the items that this process has read."""
         meter, total = self.submission.meter, self.total

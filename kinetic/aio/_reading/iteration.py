@@ -312,8 +312,8 @@ async def outcome_of(
         item = await batch.session.until_final(submission, index)
     if item.outcome is None:
         job_id = submission.identity.job_id(index)
-        why = f" ({batch.cause})" if batch.cause else ""
-        return Cancelled(JobCancelled(f"{job_id} was cancelled{why}", job_id=job_id))
+        cancellation = submission.cancellation(index, batch.cause)
+        return Cancelled(JobCancelled(f"{job_id} was {cancellation}", job_id=job_id))
     try:
         outcome, body = await submission.outcome(index, item.attempt)
         if outcome.kind is wire.Kind.VALUE:

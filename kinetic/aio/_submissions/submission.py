@@ -251,6 +251,22 @@ class Submission(ItemStates):
         if self.removed:
             raise self.identity.gone_error
 
+    def cancellation(self, index: int, batch_cause: str = "") -> str:
+        """Return "cancelled" with the cause of the request that stopped an item.
+
+        *batch_cause* is the whole cause, if kinetic stopped the item's batch.
+        """
+        requests = self.requests.entries[self.requests.standing(index).retried :]
+        stop = next(it for it in requests if it.kind == "stop" and wire.is_named(it, index))
+        match stop.cause:
+            case "cancel" if stop.items is None:
+                cause = "its batch was cancelled"
+            case "cancel" | wire.CLEANUP:
+                cause = f"{stop.cause}() was called"
+            case _:
+                cause = batch_cause or f"{stop.cause} of its batch"
+        return f"cancelled ({cause})"
+
     def waiting_message(self) -> str:
         """Return the platform's message about a waiting item; empty if any item runs."""
         message = ""
