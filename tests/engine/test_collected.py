@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,12 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner.protocol import outcomes, wire
+from kinetic.aio._submissions.submission import LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Object, ObjectInfo
+from kinetic.aio.ports import Object, ObjectInfo, Observation
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-from tests.engine.world import VIRTUAL, dies
+from tests.engine.world import VIRTUAL, World, dies, platform_with
 
 KEPT = {"manifest", "collected", "lease"}
 CLOSED = "attempts/000000/00000001.0001.outcome"
@@ -309,6 +310,29 @@ async def test_a_process_that_dies_while_it_removes_them_loses_and_repeats_nothi
             await client.cleanup(batch.group_id)
         assert await names(store, batch) == set()
     assert changes > 9
+
+
+class Late(MemoryCluster):
+    """Show the workers of `shown` also after their end."""
+
+    shown: Sequence[Observation] = ()
+
+    async def find(self, **selection: Any) -> list[Observation]:
+        return [*self.shown] or await super().find(**selection)
+
+
+@VIRTUAL
+async def test_workers_that_the_platform_still_shows_are_not_listed_as_idle(world: World) -> None:
+    platform, cluster = platform_with(Late, world._work)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(double, range(2))
+        await world.until_started(2)
+        shown = await cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
+        assert len(await batch.workers()) == 2
+        world.gate.set()
+        assert await batch.results() == [0, 2]
+        cluster.shown = shown
+        assert await batch.workers() == []
 
 
 @VIRTUAL

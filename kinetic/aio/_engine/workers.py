@@ -179,7 +179,10 @@ async def fit(
 
 
 async def describe(submission: Submission, known: int) -> list[Worker]:
-    """Return the workers that wait or run; *known* is how many items there are."""
+    """Return the workers that wait or run; *known* is how many items there are.
+
+    Without the outcomes of a collected batch, nothing says what they have done, and they leave.
+    """
     await submission.requests.read()
     requests = submission.requests.effect
     found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
@@ -194,6 +197,8 @@ async def describe(submission: Submission, known: int) -> list[Worker]:
                 items[attempt.executor] = index
         writers = (it.outcome.writer for it in attempts.values() if it.outcome is not None)
         done.update(it.place for it in map(WorkerId.parse, writers) if it is not None)
+    if await submission.read_collected():  # the listing may lack outcomes that were removed
+        return []
     described: list[Worker] = []
     for worker, observation in sorted(living, key=lambda it: it.worker):
         waits = observation.phase is Phase.PENDING
