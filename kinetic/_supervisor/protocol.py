@@ -160,7 +160,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
     "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
     "round": (int,), "workers": (int,), "ended": (list,), "running": (list,), "urgent": (bool,),
-    "single": (bool,),
+    "single": (bool,), "keep_logs": (bool,), "message": (str,),
 }  # fmt: skip
 _ELEMENTS: Mapping[str, type] = {"protocol": int, "ended": list, "running": int}
 _LIMITS = (

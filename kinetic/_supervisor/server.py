@@ -21,6 +21,7 @@ from kinetic._supervisor.protocol import (
     OrderError,
     check,
 )
+from kinetic.job_status import Reason
 
 MAX_UNREAD_BYTES = 1 << 18
 """With this many unread bytes, a client gets no more changes, so it may miss some states."""
@@ -267,6 +268,13 @@ class Server:
         if connection.worker is not None:
             self._table.pause(connection.worker)
 
+    def _on_waits(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Note why the worker, the sender, can't go on; empty if it does. Send no answer."""
+        if (worker := connection.worker) is not None and worker.state is State.RUNNING:
+            worker.message = header["message"]
+            worker.reason = Reason.STORE_FULL if worker.message else ""
+            self.notify(worker)
+
     def tell_worker(self, job: Job, message: Mapping[str, Any]) -> None:
         """Send a message to the process of a worker, if it is connected."""
         for connection in self.connections:
@@ -325,6 +333,7 @@ class Server:
         "grow": _on_grow,
         "worker": _on_worker,
         "idle": _on_idle,
+        "waits": _on_waits,
         "items": _on_items,
         "news": _on_news,
     }

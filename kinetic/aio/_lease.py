@@ -151,19 +151,25 @@ class HeldLease:
     async def keep(self, period: float = RENEW_S) -> None:
         """Renew the lease every *period* seconds until cancelled; sooner after a failure.
 
+        Warn once of failures of one kind in a row.
+
         Raises:
             Refused: The bucket keeps each object as it is, so no later renewal can succeed.
         """
         pause = period
+        warned: type[BackendError] | None = None
         while True:
             await asyncio.sleep(pause)
             pause = period
             try:
                 await self.renew()
+                warned = None
             except BackendError as exc:
                 if isinstance(exc, Refused) and is_retained(exc.answer.get("error")):
                     raise
-                logging.warning("can't renew the lease of %s: %s", _batch_id(self.scope), exc)
+                if type(exc) is not warned:
+                    logging.warning("can't renew the lease of %s: %s", _batch_id(self.scope), exc)
+                warned = type(exc)
                 pause = min(period, RETRY_S)
 
     async def renew(self) -> None:

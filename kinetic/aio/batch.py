@@ -848,7 +848,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
             return str(error)
         if failed:
             return f"{failed[0].job_id}: {await failed[0].reason()}"
-        return self._here().submission.waiting_message()
+        # The news that a worker goes on may come after the end of its item.
+        return "" if self.finished else self._here().submission.waiting_message()
 
     async def failures(self) -> list[JobHandle[T]]:
         """Return the handles of jobs that failed or were lost.

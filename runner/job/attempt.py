@@ -490,7 +490,7 @@ class Attempt:
             create_patiently,
             self._objects,
             # Before the call, no work can be lost.
-            gives_up=lambda: self._stopping.requested or not was_called,
+            gives_up=lambda _: self._stopping.requested or not was_called,
         )
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
@@ -528,13 +528,13 @@ def create_patiently(
     content: bytes | Path,
     metadata: Mapping[str, str],
     *,
-    gives_up: Callable[[], bool],
+    gives_up: Callable[[OSError], bool],
     consume: bool = False,
 ) -> bool:
     """Create an object; return False if it exists.
 
     If the disk is full, retry for `DISK_FULL_RETRY_S`, so that the user can free space, unless
-    *gives_up* returns True. Don't retry if the object is larger than the disk.
+    *gives_up* returns True for the error. Don't retry if the object is larger than the disk.
     """
     deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
     while True:
@@ -542,7 +542,7 @@ def create_patiently(
             return objects.create(name, content, metadata, consume=consume)
         except OSError as exc:
             is_full = _is_disk_full(exc) and _can_hold(exc.filename or "/", content)
-            if not is_full or time.monotonic() >= deadline or gives_up():
+            if not is_full or time.monotonic() >= deadline or gives_up(exc):
                 raise
             if not warned:
                 _log(

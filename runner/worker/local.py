@@ -83,6 +83,7 @@ class Supervisor:
         self._running: tuple[int, int, int] | None = None
         self._ended: list[tuple[int, int, int | None, int | None]] = []
         self._told_at = -math.inf
+        self._cause = ""  # why the worker can't go on
         self.flush_at = math.inf
         """When to call `flush`, by the clock; infinite if there is nothing to report."""
         directory = os.environ.get(MARK, "").rpartition(":")[0]
@@ -154,6 +155,12 @@ class Supervisor:
             start, self._running = self._running[2], None
         self._ended.append((index, attempt, start, output))
         self.flush_at = min(self.flush_at, self._told_at + TELL_PAUSE_S)
+
+    def waits(self, cause: str) -> None:
+        """Report why the worker can't go on; an empty *cause*: it goes on."""
+        if cause != self._cause:
+            self._cause = cause
+            self._send({"op": "waits", "message": cause})
 
     def flush(self, *, urgent: bool = False) -> None:
         """Report which items began and ended; if *urgent*, clients get this immediately."""

@@ -194,6 +194,9 @@ class Channel(Protocol):
     def ended(self, index: int, attempt: int, output: int | None) -> None:
         """Note that an attempt has its outcome; its output ends at *output* bytes, if it began."""
 
+    def waits(self, cause: str) -> None:
+        """Report why the worker can't go on; an empty *cause*: it goes on."""
+
     def flush(self, *, urgent: bool = False) -> None:
         """Report what `started` and `ended` have noted; if *urgent*, also to clients."""
 
@@ -327,14 +330,18 @@ class Worker:
 
     def _put(self, name: str, content: bytes | Path, metadata: Mapping[str, str]) -> bool:
         """Create an object; if the disk is full, wait until there is space. Consume a file."""
-        return attempt.create_patiently(
+        created = attempt.create_patiently(
             self._objects, name, content, metadata, gives_up=self._gives_up, consume=True
         )
+        if self._channel is not None:
+            self._channel.waits("")
+        return created
 
-    def _gives_up(self) -> bool:
+    def _gives_up(self, problem: OSError) -> bool:
         """Return whether to wait no longer for space on the disk."""
         if self._channel is not None:
             self._channel.flush()
+            self._channel.waits(f"waiting for space on the disk of {problem.filename}")
         return self._terminating
 
     def _read(self, operation: pull.Read) -> tuple[bytes, Mapping[str, str]] | None:

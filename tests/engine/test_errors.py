@@ -266,6 +266,26 @@ async def test_an_automatic_stop_that_cannot_be_stored_is_reported(world: World)
         assert world.started == 2
 
 
+@VIRTUAL
+async def test_a_lease_that_cannot_be_renewed_is_named_once_per_cause(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> int:
+        return sum("can't renew the lease" in message for message in caplog.messages)
+
+    platform, store, _ = faulty(world)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(2))
+        await world.until_started(2)
+        for error, count in ((FULL, 1), (SILENT, 2), (None, 2), (SILENT, 3)):
+            store.fault = lambda verb, name, error=error: error if verb == "replace" else None
+            await asyncio.sleep(60)
+            assert warnings() == count
+        store.fault = lambda verb, name: None
+        world.gate.set()
+        assert await batch.results() == [0, 1]
+
+
 # --- damage ---
 
 

@@ -243,6 +243,35 @@ async def test_a_call_that_is_cancelled_on_a_full_disk_ends_its_job_and_leaves_n
         assert left_in(store) == []
 
 
+@pytest.mark.usefixtures("this_folder")
+async def test_a_batch_that_waits_for_space_says_so(disk: Disk, scene: Scene) -> None:
+    marks, store = scene.marks, str(disk.path / "store")
+
+    def wait_for_go(size: int) -> bytes:
+        (marks / "started").touch()
+        while not (marks / "go").exists():
+            time.sleep(0.005)
+        return bytes(size)  # a small outcome fits into the last block of the batch's file
+
+    async with (
+        aio.Client(backend="local", store=store) as client,
+        aio.Client(backend="local", store=store) as other,
+    ):
+        batch = await client.run_async_map(wait_for_go, [20_000])
+        found = await other.attach_batch(batch.group_id)
+        await soon((marks / "started").exists)
+        assert await found.reason() == ""
+        disk.fill()
+        (marks / "go").touch()
+        async with asyncio.timeout(DEADLINE_S):
+            for handle in (batch, found):
+                while f"waiting for space on the disk of {store}" not in await handle.reason():
+                    await asyncio.sleep(0.05)
+            disk.free()
+            assert await batch.results() == [bytes(20_000)]
+        assert await batch.reason() == await found.reason() == ""
+
+
 # --- no slot is free ---------------------------------------------------------------------------
 
 

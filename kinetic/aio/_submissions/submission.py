@@ -24,7 +24,7 @@ from kinetic.aio._submissions.item_states import ItemStates
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import KineticError, NotFound, WireError
-from kinetic.job_status import JobStatus
+from kinetic.job_status import JobStatus, Reason
 
 if TYPE_CHECKING:
     from kinetic.errors import Pruned
@@ -268,14 +268,14 @@ class Submission(ItemStates):
         return f"cancelled ({cause})"
 
     def waiting_message(self) -> str:
-        """Return the platform's message about a waiting item; empty if any item runs."""
-        message = ""
-        for observation in (*self.observations.values(), *self.worker_observations.values()):
-            if observation.phase is Phase.RUNNING:
-                return ""
-            if observation.phase is Phase.PENDING:
-                message = message or observation.message
-        return message
+        """Return the platform's message about an item that waits, or about a full disk.
+
+        Empty if an item runs and no worker waits for space.
+        """
+        seen = (*self.observations.values(), *self.worker_observations.values())
+        if running := [it for it in seen if it.phase is Phase.RUNNING]:
+            return next((it.message for it in running if it.reason is Reason.STORE_FULL), "")
+        return next((it.message for it in seen if it.phase is Phase.PENDING and it.message), "")
 
     # --- reading ---
 
