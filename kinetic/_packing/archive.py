@@ -534,7 +534,8 @@ def _read_changed(tree: Tree, summary: _PackSummary) -> dict[str, Change | None]
 def _own_folders(environ: Mapping[str, str]) -> list[Path]:
     """Return kinetic's own folders, which must not ship: a project may contain them, with keys."""
     store = environ.get("KINETIC_STORE", "")
-    return [configuration.home(environ), *([] if not store or "://" in store else [Path(store)])]
+    stores = [] if not store or "://" in store else [Path(store).expanduser()]
+    return [configuration.home(environ), *stores]
 
 
 def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackError:

@@ -215,6 +215,10 @@ class _Scan:
                 self._leave_out(directory.name, "is a virtual environment")
                 return []
             entries = _without_environment(entries)
+        # An earlier run may have made a home that KINETIC_HOME doesn't name now, with its key.
+        if directory.name and "key" in names and os.path.isdir(f"{directory.path}/local/v1"):
+            self._leave_out(directory.name, "is a KINETIC_HOME")
+            return []
         if directory.folder is not None:
             directory = directory._replace(folder=directory.folder.opened(directory.path, names))
         if directory.name:

@@ -172,6 +172,15 @@ def test_data_and_files_of_kinetic_are_not_packed(tmp_path: Path, make: Make, pa
     assert again.digest == packed.digest
 
 
+def test_the_home_of_an_earlier_run_is_not_packed(tmp_path: Path, make: Make, pack: Pack) -> None:
+    home = {"key": "secret", "local/v1/supervisor.log": "", "store/jobs/1/outcome": ""}
+    root = make(tmp_path / "project", {f"tools/home/{name}": text for name, text in home.items()})
+    make(root, {"m.py": "", "other/key": "", "other/local/x": ""})
+    environ = {"HOME": str(tmp_path), "KINETIC_HOME": str(tmp_path / "now")}
+    packed = names(pack(root, environ=environ))
+    assert packed == ["m.py", "other/", "other/key", "other/local/", "other/local/x", "tools/"]
+
+
 # --- errors ------------------------------------------------------------------------------
 
 
