@@ -323,7 +323,10 @@ class _Store:
             else:
                 remains = items_of(objects) if "collected" in names else []
             if remains and max(listed.used or 0.0 for listed in objects) < time.time() - DAY_S:
-                self.objects.delete([listed.name for listed in remains])
+                try:
+                    self.objects.delete([listed.name for listed in remains])
+                except OSError:  # their log grows by it, and the disk may be full
+                    continue
                 yield Unit(
                     "store/batches",
                     identity,

@@ -40,7 +40,10 @@ async def gc(client: aio.Client, everything: bool, as_json: bool) -> None:
         for folder, content in collection.freed.items()
     ]
     columns = ("folder", "files", "bytes")
-    output.table("gc", columns, rows, as_json=as_json, empty="nothing to remove")
+    empty = "nothing to remove"
+    if not everything:
+        empty += "; --all also removes what was used within a day, and the caches"
+    output.table("gc", columns, rows, as_json=as_json, empty=empty)
 
 
 @click.command(short_help="List what ships of a project, and why something doesn't.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,18 @@ def age(folder: Path, seconds: float = LONG_S) -> None:
 def files(folder: Path) -> set[str]:
     found = {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
     return {os.path.relpath(path, folder) for path in found if "/.tmp/" not in path}
+
+
+def test_a_full_disk_keeps_only_what_needs_space_for_its_removal(tmp_path: Path) -> None:
+    def fail(names: Iterable[str]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = Directory(tmp_path / "store")
+    for name in ("code/unused.zip", "batches/grp-1/late"):
+        store.objects.create(name, b"x")
+    age(tmp_path)
+    store.delete = fail  # the log of a batch grows by a deletion
+    assert {*collect(tmp_path, NOTHING, store).freed} == {"store/code"}
 
 
 # --- choosing what to remove ---

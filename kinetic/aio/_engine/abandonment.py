@@ -68,8 +68,14 @@ async def until_abandoned(
             "again"
         )
     else:
-        seal, option = ("", "") if is_sealed else ("seal=True", " --seal")
-        advice = (
+        seal, option, advice = "", "", ""
+        if not is_sealed:
+            seal, option = "seal=True", " --seal"
+            advice = (
+                f"To add the inputs from number {inputs.count} on, call "
+                f"kinetic.attach_batch({identity.id!r}).resume(inputs=...). "
+            )
+        advice += (
             f"To continue with the stored inputs, call "
             f"kinetic.attach_batch({identity.id!r}).resume({seal}), or run "
             f"`kinetic batches resume {identity.id}{option}`; no ended item runs again"

@@ -306,9 +306,10 @@ class BatchCoordinator:
         lost = self.error
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
             why = f": {type(lost).__name__}: {lost}" if lost is not None else ""
+            call = "resume()" if self.state.sealed else "resume(inputs=...) or resume(seal=True)"
             lost = SubmitterLost(
                 f"{batch} is not submitted any more{why}; to continue, attach to the batch and "
-                "call resume()",
+                f"call {call}",
                 job_id=batch,
             )
         self.error = self.error or lost
