@@ -350,7 +350,7 @@ async def _logs(
 ) -> None:
     """Print the last output lines of each item of a batch.
 
-    With --json, kinetic prints one object per line.
+    With --json, kinetic prints one object per line. The exit code is 3 if no item has a log.
     """
     from kinetic.errors import NotFound
 
@@ -360,15 +360,15 @@ async def _logs(
         return
     if follow:
         raise click.UsageError("--follow follows one item: name the item with --item")
-    printed, missing = False, ""
+    printed, missing = False, None
     for index, _ in await batch.statuses():
         try:
             job = await batch.job(index)
             printed |= await print_log(job, tail=tail, prefix=f"[{index}] ", as_json=as_json)
         except NotFound as exc:  # the job hasn't started, or its log was removed
-            missing = missing or str(exc)
-    if missing and not printed:
-        output.note(missing)
+            missing = missing or exc
+    if missing is not None and not printed:
+        raise missing
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")

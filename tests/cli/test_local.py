@@ -153,7 +153,7 @@ def test_a_batch_without_failures_has_no_logs_once_it_is_collected(
     assert kinetic("batches", "logs", group).out == "[0] doubling 1\n"
     programs.python("-c", f"import kinetic; kinetic.attach_batch({group!r}).results()")
     gone = kinetic("batches", "logs", group)
-    assert (gone.code, gone.out) == (0, "")
+    assert (gone.code, gone.out) == (3, "")
     assert f"{group}-0 no longer has a log: results() or result() removed it" in gone.err
 
 
