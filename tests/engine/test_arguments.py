@@ -330,6 +330,17 @@ async def test_a_list_with_an_input_that_does_not_fit_is_refused_before_anything
     assert await batch.results() == [({"lr": 0.1}, 1)]
 
 
+@pytest.mark.parametrize("inputs", [list, iter])
+async def test_an_empty_dict_or_tuple_is_no_argument(
+    client: aio.Client, inputs: Callable[[list[Any]], Any]
+) -> None:
+    def pair(n: Any = 1, m: int = 2) -> Any:
+        return n, m
+
+    batch = await client.run_async_map(pair, inputs([{"n": 5}, {}, (), {"m": 7}]))
+    assert await batch.results() == [(5, 2), (1, 2), (1, 2), (1, 7)]
+
+
 async def test_a_lazy_input_that_does_not_fit_fails_by_itself(client: aio.Client) -> None:
     batch = await client.run_async_map(train, iter([{"config": {}}, {"lr": 0.1}, {"config": {}}]))
     first, second, third = await batch.results(return_exceptions=True)

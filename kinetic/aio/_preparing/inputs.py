@@ -56,10 +56,8 @@ def call_mode_of(value: Any, mode: str) -> str:
     if mode != "auto":
         return mode
     kind: Any = value.__class__
-    if (
-        issubclass(kind, dict)
-        and value
-        and all(isinstance(it, str) and it.isidentifier() and not iskeyword(it) for it in value)
+    if issubclass(kind, dict) and all(
+        isinstance(it, str) and it.isidentifier() and not iskeyword(it) for it in value
     ):
         return "kwargs"
     return "args" if issubclass(kind, (list, tuple)) else "single"
