@@ -109,8 +109,9 @@ class Bucket:
             http.client.HTTPException,
             ConnectionError,
         )
-        self._client = self._open_client(environ)
-        weakref.finalize(self, self._client._http.close)
+        client = self._client = self._open_client(environ)
+        self._connect()
+        weakref.finalize(self, lambda: client._http.close())
         billing_project = environ.get(wire.BILLING_PROJECT) or None
         self._bucket = self._client.bucket(location.bucket, user_project=billing_project)
 
@@ -127,12 +128,17 @@ class Bucket:
             client = self._storage.Client("kinetic", anonymous, **options)
         else:
             client = self._retry_until_known(lambda: self._storage.Client("kinetic", **options))
-        adapter = self._requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
-        for scheme in ("http://", "https://"):
-            client._http.mount(scheme, adapter)
         # Without this, the library sends one more request per process, for its traces.
         client._bucket_metadata_cache = None
         return client
+
+    def _connect(self) -> None:
+        """Begin with new connections: a fork must not use those of its parent."""
+        self._pid = os.getpid()
+        self._client._http_internal = None  # the library makes another session
+        adapter = self._requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
+        for scheme in ("http://", "https://"):
+            self._client._http.mount(scheme, adapter)
 
     def _retry_until_known(self, make: Callable[[], T]) -> T:
         """Call *make*; in a new pod, retry until the node's metadata server knows the pod."""
@@ -267,6 +273,8 @@ class Bucket:
 
     def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
         """Make a *request*; repeat it if content arrives damaged, or an upload session is lost."""
+        if os.getpid() != self._pid:
+            self._connect()
         with self._translate_errors(operation):
             for _ in range(TRIES - 1):
                 try:

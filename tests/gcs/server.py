@@ -102,6 +102,7 @@ class GcsServer:
 
     ``requests`` counts requests by kind: create, begin, put, ask, metadata, media, list, delete,
     renew, token. ``tokens`` are the accepted ones; None accepts requests without a token.
+    ``peers`` are the addresses of the connections that had requests.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -113,6 +114,7 @@ class GcsServer:
         self.faults: list[Fault] = []
         self.tokens: set[str] | None = None
         self.proxied: set[str] = set()
+        self.peers: set[Any] = set()
         self.payers: list[str | None] = []
         self.busy = self.most = 0
         self.buckets = {"kn-test"}
@@ -152,6 +154,8 @@ class GcsServer:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         kind = self._kind(request)
         self.requests[kind] += 1
+        if request.transport is not None:
+            self.peers.add(request.transport.get_extra_info("peername"))
         header = request.headers.get("X-Goog-User-Project")
         self.payers.append(request.query.get("userProject") or header)
         self.proxied |= {request.headers.get("Proxy-Authorization", "")} - {""}

@@ -381,6 +381,26 @@ def test_a_refused_token_is_replaced_by_a_new_one_from_the_node(
             thread.join()
 
 
+FORKING = """
+import os, sys
+sys.path.insert(0, {root!r})
+from kinetic._runner.stores.gcs import GcsObjects
+objects = GcsObjects("gs://kn-test/jobs", {{"STORAGE_EMULATOR_HOST": {url!r}}})
+print(objects.create("a", b""), flush=True)
+if (pid := os.fork()) == 0:
+    print(objects.exists("a"), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(objects.exists("a"))
+"""
+
+
+def test_a_fork_uses_connections_of_its_own(server: GcsServer) -> None:
+    code = FORKING.format(root=str(Path(__file__).parents[2]), url=server.url)
+    assert programs.python("-c", code, timeout=50) == "True\n" * 3
+    assert len(server.peers) == 2, "the parent's connection stays, and the fork has another"
+
+
 NO_CREDENTIALS = """
 import sys
 sys.path.insert(0, {root!r})
