@@ -175,7 +175,12 @@ class DirectoryObjects:
         with self._open(name) as file:
             metadata, _, offset = _read_header(file)
             file.seek(offset + (start or 0))
-            return file.read(-1 if stop is None else stop - (start or 0)), metadata
+            if stop is None:
+                return file.read(), metadata
+            content = file.read(size := stop - (start or 0))
+            while len(content) < size and (more := file.read(size - len(content))):
+                content += more  # the kernel reads at most 2 GiB at once
+            return content, metadata
 
     def read(self, name: str, limit: int) -> tuple[Stored, bytes | None]:
         """Return an object and its content; the content is None above *limit* bytes."""

@@ -37,7 +37,8 @@ def encode_message(order: wire.Order, arguments: bytes, *, has_outputs: bool = F
     bare = pickles.bare_pickle(arguments)
     content = arguments if bare is None else bare
     fields = order.job_id, order.index, order.attempt, order.output_dir
-    return marshal.dumps((*fields, data, content, bare is not None, has_outputs))
+    head = marshal.dumps((*fields, data, len(content), bare is not None, has_outputs))
+    return head + content  # `marshal` takes at most 2 GiB
 
 
 def _decode_message(message: bytes, order: wire.Order) -> tuple[bytes, bool, bool]:
@@ -45,11 +46,9 @@ def _decode_message(message: bytes, order: wire.Order) -> tuple[bytes, bool, boo
 
     The third value says whether the output directory exists.
     """
-    job_id, index, attempt, output_dir, data, arguments, is_bare, has_outputs = marshal.loads(
-        message
-    )
+    job_id, index, attempt, output_dir, data, size, is_bare, has_outputs = marshal.loads(message)
     order.turn_to(job_id, index, attempt, output_dir, pickle.loads(data) if data else ())
-    return arguments, is_bare, has_outputs
+    return message[len(message) - size :], is_bare, has_outputs
 
 
 class ItemChild:

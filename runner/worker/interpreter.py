@@ -23,13 +23,13 @@ from ..job import processes
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` touches more memory
 
-COMMAND = struct.Struct("<cI")
+COMMAND = struct.Struct("<cQ")
 """A command: RUN or IMPORT; the length of the message that follows."""
 
 RUN, IMPORT = b"r", b"i"
 
-READ_BYTES = 4096
-"""How many bytes of commands to read at once; most are shorter."""
+READ_BYTES, PIPE_BYTES = 4096, 1 << 16
+"""How many bytes of commands to read at once: most are shorter, and a pipe holds so many."""
 
 EXIT_CANNOT_IMPORT = 3
 """The interpreter has said why its items must import packages themselves, and has ended."""
@@ -311,7 +311,7 @@ class _Messages:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._rest = b""
+        self._rest = bytearray()
 
     def next(self) -> tuple[bytes, bytes] | None:
         """Return the next command and its message; None if the I/O process has closed the pipe."""
@@ -321,8 +321,11 @@ class _Messages:
                 kind, size = COMMAND.unpack_from(data)
                 end = COMMAND.size + size
                 if len(data) >= end:
-                    self._rest = data[end:]
-                    return kind, data[COMMAND.size : end]
-            if not (more := os.read(self._fd, max(READ_BYTES, end - len(data)))):
+                    with memoryview(data) as view:
+                        message = bytes(view[COMMAND.size : end])
+                    del data[:end]
+                    return kind, message
+            wanted = min(max(READ_BYTES, end - len(data)), PIPE_BYTES)
+            if not (more := os.read(self._fd, wanted)):
                 return None
             data += more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import time
 import tracemalloc
@@ -313,3 +314,17 @@ async def test_a_cancelled_create_writes_nothing_afterwards(tmp_path: Path) -> N
     with pytest.raises(asyncio.CancelledError):
         await creating
     assert [info.name for info in await store.list("")] == ["a/b"]
+
+
+def test_a_part_is_whole_if_the_kernel_reads_only_some_of_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LimitedFile(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(size if size is None or size < 0 else min(size, 3))
+
+    objects = DirectoryObjects(tmp_path)
+    objects.create("name", b"0123456789")
+    monkeypatch.setattr("io.FileIO", LimitedFile)  # as for more than 2 GiB
+    assert objects.get("name", 1, 9)[0] == b"12345678"
+    assert objects.get("name", 1, 99)[0] == b"123456789"

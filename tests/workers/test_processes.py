@@ -157,6 +157,16 @@ def test_only_a_timeout_limits_how_long_an_item_may_take_to_be_called_and_run(
     assert not (guard.stopped or guard.timed_out)
 
 
+@pytest.mark.timeout(60)
+def test_the_time_for_a_large_input_grows_only_with_its_size(tmp_path: Path) -> None:
+    def size(content: bytes) -> int:
+        return len(content)
+
+    batch = Batch(tmp_path, size, [bytes(96 << 20)])
+    batch.run()
+    assert batch.value(0) == 96 << 20
+
+
 def test_a_worker_that_the_platform_ends_gives_its_item_back(tmp_path: Path) -> None:
     def wait(mark: str) -> str:
         first = not Path(mark).exists()
