@@ -406,6 +406,9 @@ def _is_of_environ(error: KeyError) -> bool:
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
 
+OUTAGE_RETRY_S, OUTAGE_PAUSE_S = 3600.0, 10.0
+"""Likewise, to a store that doesn't answer."""
+
 
 def main(order: Order, key: bytes, executor: str, place: JobPlace) -> int:
     """Carry out *order* in this process and return its exit code."""
@@ -491,6 +494,7 @@ class Attempt:
             self._objects,
             # Before the call, no work can be lost.
             gives_up=lambda _: self._stopping.requested or not was_called,
+            outage_s=OUTAGE_RETRY_S,
         )
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
@@ -530,27 +534,33 @@ def create_patiently(
     *,
     gives_up: Callable[[OSError], bool],
     consume: bool = False,
+    outage_s: float = 0.0,
 ) -> bool:
     """Create an object; return False if it exists.
 
     If the disk is full, retry for `DISK_FULL_RETRY_S`, so that the user can free space, unless
-    *gives_up* returns True for the error. Don't retry if the object is larger than the disk.
+    *gives_up* returns True for the error. Don't retry if the object is larger than the disk. If the
+    store doesn't answer, retry for *outage_s*; then an earlier try may have created the object.
     """
-    deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
+    began, warned = time.monotonic(), False
     while True:
         try:
             return objects.create(name, content, metadata, consume=consume)
         except OSError as exc:
-            is_full = _is_disk_full(exc) and _can_hold(exc.filename or "/", content)
-            if not is_full or time.monotonic() >= deadline or gives_up(exc):
+            limit, pause, advice = 0.0, 0.0, ""
+            if isinstance(exc, TimeoutError):
+                limit, pause = outage_s, OUTAGE_PAUSE_S
+            elif _is_disk_full(exc) and _can_hold(exc.filename or "/", content):
+                limit, pause, advice = DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S, "free some space: "
+            if time.monotonic() - began >= limit or gives_up(exc):
                 raise
             if not warned:
                 _log(
-                    f"the job has ended, but its result can't be written ({exc}); free some "
-                    f"space: kinetic retries for {DISK_FULL_RETRY_S:.0f} s"
+                    f"the job has ended, but its result can't be written ({exc}); {advice}kinetic "
+                    f"retries for {limit:.0f} s"
                 )
             warned = True
-            time.sleep(DISK_FULL_PAUSE_S)
+            time.sleep(pause)
 
 
 def without_value(outcome: wire.Outcome, problem: OSError) -> tuple[wire.Outcome, Spooled]:

@@ -158,9 +158,13 @@ class Watch:
         threading.Thread(target=self._check_regularly, name="kinetic-hosts", daemon=True).start()
 
     def all_done(self, count: int) -> bool:
-        """Return whether every host but the first has succeeded."""
+        """Return whether every host but the first has succeeded, as far as the store answers."""
         names = [self._order.part_name(host_done(index)) for index in range(1, count)]
-        return len(self._objects.look_up(names)) == len(names)
+        try:
+            return len(self._objects.look_up(names)) == len(names)
+        except TimeoutError as exc:
+            print(f"kinetic: {exc}", file=sys.stderr)
+            return False
 
     def stop(self) -> None:
         """End the checks: this host has finished."""

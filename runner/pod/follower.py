@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from .. import remote_runner
 from ..job import metrics, processes
-from ..job.attempt import Attempt
+from ..job.attempt import OUTAGE_RETRY_S, Attempt, create_patiently
 from ..job.hosts import HostCall, Hosts, Watch, host_done
 from ..job.opening import read_item
 from ..job.processes import Stopped
@@ -179,7 +179,11 @@ class _HostAttempt(Attempt):
         if outcome.kind is not wire.Kind.VALUE:
             return self._commit(self._outcome_under_stop(outcome), body)
         self._store_output()
-        self._objects.create(self._order.part_name(host_done(self.host)), b"")
+        create_patiently(
+            *(self._objects, self._order.part_name(host_done(self.host)), b"", {}),
+            gives_up=lambda _: self._stopping.requested,
+            outage_s=OUTAGE_RETRY_S,
+        )
         return wire.EXIT_VALUE
 
     def _store_output(self) -> None:

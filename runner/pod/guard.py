@@ -39,6 +39,9 @@ MAX_UNWRITTEN_BYTES = 1 << 20
 AFTER_KILL_S = 0.5
 """How long, in seconds, the memory of a killed process may take to become free."""
 
+LONGEST_POLL_S = 86400.0
+"""How long to wait at once, in seconds; the kernel takes no number above 24 days."""
+
 EXIT_TIMEOUT_S = 30.0
 """How long, in seconds, the job's process may take to end after it has committed its outcome."""
 
@@ -206,8 +209,7 @@ class Guard:
         if self._unwritten:
             poll.register(STANDARD_OUTPUT, select.POLLOUT)
         left_s = min(self._deadline, self._kill_at, self._look_at) - time.monotonic()
-        timeout_ms = None if left_s == math.inf else max(0.0, left_s) * 1000 + 1
-        for fd, _ in poll.poll(timeout_ms):
+        for fd, _ in poll.poll(min(max(0.0, left_s), LONGEST_POLL_S) * 1000 + 1):
             if fd == self._wake_read:
                 self._on_signals(os.read(fd, 4096))
             elif fd == self._channel.fileno():

@@ -75,6 +75,10 @@ class StorageError(OSError):
     """Cloud Storage, or the network, failed permanently or for longer than the retries last."""
 
 
+class StorageTimeout(StorageError, TimeoutError):
+    """Cloud Storage, or the network, failed for longer than the retries last; this may pass."""
+
+
 class Bucket:
     """A bucket; any number of threads may use it.
 
@@ -336,10 +340,13 @@ class Bucket:
             raise KeyError(operation.partition(" ")[2]) from exc
         except self._failures as exc:
             cause = getattr(exc, "cause", None)  # a RetryError has the last failure
-            raise self._as_storage_error(operation, cause or exc) from exc
+            kind = StorageTimeout if isinstance(exc, self._errors.RetryError) else StorageError
+            raise self._as_storage_error(operation, cause or exc, kind) from exc
 
-    def _as_storage_error(self, operation: str, exc: Any) -> StorageError:
-        """Return *exc* as a `StorageError` whose message says what to do."""
+    def _as_storage_error(
+        self, operation: str, exc: Any, kind: type[StorageError] = StorageError
+    ) -> StorageError:
+        """Return *exc* as an error of *kind* whose message says what to do."""
         advice, message, reasons = "", str(exc), frozenset[str]()
         if isinstance(exc, self._errors.GoogleAPICallError) and exc.response is not None:
             with suppress(KeyError, TypeError, ValueError):
@@ -363,7 +370,7 @@ class Bucket:
             message = f"Cloud Storage answered {exc.code} ({message})"
         elif isinstance(exc, self._corrupt):
             advice = "; checksum mismatch: check the network"
-        return StorageError(f"cannot {operation}: {' '.join(message.split())[:500]}{advice}")
+        return kind(f"cannot {operation}: {' '.join(message.split())[:500]}{advice}")
 
     def _url(self, object_name: str) -> str:
         return f"gs://{self.location.bucket}/{object_name}"

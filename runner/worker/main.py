@@ -284,21 +284,24 @@ class Worker:
     def run(self) -> int:
         """Work until nothing is left for this worker; return the exit code."""
         steps = self._pull.steps()
-        answer: Any = None
         try:
             self._is_opening = True
             if self._terminating:
                 raise processes.Stopped
+            operation = next(steps)
             while True:
-                operation = steps.send(answer)
                 try:
                     answer = self._operations[type(operation)](operation)
                 except OSError as exc:
-                    item.say(f"the worker ends, because the store doesn't answer: {exc}")
-                    return EXIT_REPLACE
+                    operation = steps.throw(exc)
+                else:
+                    operation = steps.send(answer)
         except StopIteration as end:
             code: int = end.value
             return code
+        except OSError as exc:
+            item.say(f"the worker ends, because the store doesn't answer: {exc}")
+            return EXIT_REPLACE
         except processes.Stopped:
             item.say("this process was asked to stop before its first job")
             return EXIT_REPLACE
@@ -322,23 +325,29 @@ class Worker:
     def _create(self, operation: pull.Create) -> bool:
         is_outcome = operation.name.endswith(".outcome")
         self._is_opening = self._is_opening and not is_outcome
-        created = self._put(operation.name, operation.body, operation.metadata)
+        outage_s = attempt.OUTAGE_RETRY_S if is_outcome else 0.0
+        created = self._put(operation.name, operation.body, operation.metadata, outage_s)
         if is_outcome and self._channel is not None:
             self._channel.ended(*wire.parse_attempt_key(operation.name), self._output_end)
             self._output_end = None
         return created
 
-    def _put(self, name: str, content: bytes | Path, metadata: Mapping[str, str]) -> bool:
-        """Create an object; if the disk is full, wait until there is space. Consume a file."""
+    def _put(
+        self, name: str, content: bytes | Path, metadata: Mapping[str, str], outage_s: float
+    ) -> bool:
+        """Create an object; see `attempt.create_patiently`. Consume a file."""
         created = attempt.create_patiently(
-            self._objects, name, content, metadata, gives_up=self._gives_up, consume=True
+            *(self._objects, name, content, metadata),
+            gives_up=self._gives_up,
+            consume=True,
+            outage_s=outage_s,
         )
         if self._channel is not None:
             self._channel.waits("")
         return created
 
     def _gives_up(self, problem: OSError) -> bool:
-        """Return whether to wait no longer for space on the disk."""
+        """Return whether to wait no longer for space on the disk, or for the store."""
         if self._channel is not None:
             self._channel.flush()
             self._channel.waits(f"waiting for space on the disk of {problem.filename}")
@@ -477,7 +486,8 @@ class Worker:
         found = item.result_of(guard.order, self._executor, end, left, log)
         if found.value_file is not None and found.outcome.value is not None:
             try:
-                self._put(found.outcome.value[0], found.value_file, {})
+                name = found.outcome.value[0]
+                self._put(name, found.value_file, {}, attempt.OUTAGE_RETRY_S)
             except OSError as exc:
                 found = item.unstorable(found, exc)
         if item.has_folder(guard.order):

@@ -221,7 +221,7 @@ class Pull:
 
         Raises:
             OSError: The caller has thrown it in, because the result of an operation is unknown. The
-                worker must then end with `EXIT_REPLACE`.
+                worker must then end with `EXIT_REPLACE`. Only a look while an item runs may fail.
         """
         try:
             if self.terms.single:
@@ -509,8 +509,11 @@ class Pull:
             if isinstance(news, Ended):
                 return news
             self.terminating = self.terminating or news is News.TERMINATE
-            yield from self._read_requests()
-            yield from self._stop_by_terms()
+            try:
+                yield from self._read_requests()
+                yield from self._stop_by_terms()
+            except OSError:
+                pass  # the item needs no store while it runs, and the next look may succeed
             unwanted = self.requests.standing(index).unwanted
             if not stopped and (self.terminating or unwanted):
                 stopped = True

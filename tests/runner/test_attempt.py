@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -311,3 +312,29 @@ def test_a_job_whose_setup_failed_does_not_wait_for_space(tmp_path: Path, reason
     result = failed, Spooled(b"", "", 0)
     attempt = Attempt(order, KEY, "e" * 32, objects, Stopping(), lambda: result)
     assert attempt.run() == wire.EXIT_STORE_FULL
+
+
+@pytest.mark.parametrize(("outage_s", "code"), [(3000, 0), (10_000, wire.EXIT_UNCOMMITTED)])
+def test_an_outcome_waits_an_hour_for_a_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage_s: float, code: int
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    class Away(DirectoryObjects):
+        def create(self, name: str, *content: Any, **options: Any) -> bool:
+            if name.endswith(".outcome") and now < outage_s:
+                raise TimeoutError("no answer")
+            return super().create(name, *content, **options)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    objects = Away(tmp_path)
+    objects.create("inputs", b"")
+    order = replace(order_of({}), arguments=NOTHING._replace(name="inputs"))
+    result = Outcome(Kind.VALUE), Spooled(b"", "", 0)
+    assert Attempt(order, KEY, "e" * 32, objects, Stopping(), lambda: result).run() == code
+    assert objects.exists(order.part_name("outcome")) == (code == 0)

@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -21,11 +21,12 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner.job.hosts import Hosts, host_done
+from kinetic._runner.job.hosts import Hosts, Watch, host_done
 from kinetic._runner.pod.follower import order_name
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.wire import Kind
 from kinetic._runner.protocol.workers import EXIT_SURPLUS, WorkerId
+from kinetic._runner.stores.directory import DirectoryObjects, Listing
 from kinetic.aio._preparing.inputs import EncodedInput
 from kinetic.aio._submissions.inputs import chunk_body
 from tests.runner.calls import KEY, SCOPE
@@ -101,7 +102,8 @@ def take(pods: Pods, order: wire.Order) -> None:
 
 
 def test_the_outcome_is_the_value_of_the_first_host(pods: Pods) -> None:
-    started = start_hosts(pods, order_of(pods, "value"))
+    order = replace(order_of(pods, "value"), timeout=40 * 86400.0)  # more than a poll may wait
+    started = start_hosts(pods, order)
     assert [pod.wait() for pod in started] == [0, 0, 0], [pod.output for pod in started]
     assert pods.value() == "of host 0"
     assert pods.outcome().executor == "uid-0"
@@ -135,6 +137,18 @@ def test_sigterm_ends_a_host_that_waits_for_the_others(pods: Pods) -> None:
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == wire.EXIT_RETRY
     assert pods.outcome().reason == "preempted"
+
+
+def test_an_outage_does_not_end_the_wait_for_the_others(tmp_path: Path) -> None:
+    class Away(DirectoryObjects):
+        def look_up(self, names: Iterable[str]) -> Listing:
+            raise TimeoutError("no answer")
+
+    nothing = wire.Input("", 0, 0, "")
+    order = wire.Order(
+        store="", scope=SCOPE, job_id="", index=0, attempt=1, function=nothing, arguments=nothing
+    )
+    assert not Watch(order, Away(tmp_path)).all_done(HOSTS)
 
 
 def test_the_death_of_one_host_is_the_outcome(pods: Pods) -> None:

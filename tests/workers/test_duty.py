@@ -282,6 +282,7 @@ class Store:
         self.age_s = age_s
         self.now = 0.0
         self.child_s = 10.0
+        self.outage = range(0)  # when reads fail, in seconds
         self.outcome = VALUE
         self.has_inputs = True
         self.ends_at: float | None = None  # the child, if one runs
@@ -306,13 +307,20 @@ class Store:
     def play(self, me: WorkerId = A, executor: str = "pod") -> int:
         """Return the exit code."""
         worker = pull.Pull(me, executor, KEY, SCOPE, self.terms, lambda: self.now, self.age_s)
-        steps, answer = worker.steps(), None
+        steps = worker.steps()
+        operation = next(steps)
         try:
             while True:
-                answer = self.answer(steps.send(answer))
-                assert self.now < 3600, "the worker never ends"
+                if self.fails(operation):
+                    operation = steps.throw(OSError("no answer"))
+                else:
+                    operation = steps.send(self.answer(operation))
+                assert self.now < 7200, "the worker never ends"
         except StopIteration as end:
             return end.value
+
+    def fails(self, operation: Any) -> bool:
+        return isinstance(operation, pull.Read) and int(self.now) in self.outage
 
     def answer(self, operation: Any) -> Any:
         match operation:
@@ -394,6 +402,13 @@ def test_the_second_process_of_a_single_job_asks_for_its_replacement() -> None:
     store.claim(A)
     assert store.play() == EXIT_REPLACE
     assert (store.names, store.now) == ([], pull.CLAIMANT_S)
+
+
+def test_an_item_survives_an_outage_of_the_store_while_it_runs() -> None:
+    store = Store(Terms())
+    store.child_s, store.outage = 3600.0, range(10, 3000)
+    assert store.play() == EXIT_DONE
+    assert [*store.kinds()] == ["value", "done all final"]
 
 
 def test_a_worker_of_a_batch_declares_its_round_over() -> None:
