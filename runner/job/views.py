@@ -265,7 +265,7 @@ def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects)
             file.write(body)
     else:
         if source is None:
-            objects.fetch(name, Path(target))
+            objects.fetch(name, Path(target), entry.size)
             os.chmod(target, entry.mode)
         else:
             workspace.copy_file(os.fspath(source), target, entry.mode)

@@ -201,8 +201,8 @@ class DirectoryObjects:
             whole = not isinstance(file, io.BytesIO) and _read_header(file)[2] == 0
             return Path(self._file_path(name)) if whole else None
 
-    def fetch(self, name: str, path: Path) -> None:
-        """Copy the content to a new file."""
+    def fetch(self, name: str, path: Path, size: int = 0) -> None:
+        """Copy the content, of *size* bytes if that is known, to a new file."""
         if name.startswith(BATCHES) and (record := self._record(name)) is not None:
             with open(path, "xb") as copy:
                 copy.write(record.body)

@@ -415,9 +415,12 @@ class GcsObjects:
             return b"", {}
         return self._bucket.read(self._location.object_name(name), start, stop), {}
 
-    def fetch(self, name: str, path: Path) -> None:
-        """Write the content to a new file, in constant memory."""
-        self._bucket.fetch(self._bucket.blob(self._location.object_name(name)), path)
+    def fetch(self, name: str, path: Path, size: int = 0) -> None:
+        """Write the content, of *size* bytes if that is known, to a new file in constant memory."""
+        object_name = self._location.object_name(name)
+        # Each part of a large object is a request with its own time limit.
+        found = size > PART_BYTES and self._bucket.find(object_name)
+        self._bucket.fetch(found or self._bucket.blob(object_name), path)
 
     def path(self, name: str) -> Path | None:
         """Return None: no object of a bucket is a local file."""

@@ -264,7 +264,7 @@ class RemoteObjects:
 
     def __init__(self, objects: DirectoryObjects) -> None:
         self._objects = objects
-        self.fetched: list[str] = []
+        self.fetched: list[int] = []
 
     def get(self, name: str, start: int | None = None, stop: int | None = None) -> Any:
         return self._objects.get(name, start, stop)
@@ -272,9 +272,9 @@ class RemoteObjects:
     def path(self, name: str) -> Path | None:
         return None
 
-    def fetch(self, name: str, path: Path) -> None:
-        self.fetched.append(name)
-        self._objects.fetch(name, path)
+    def fetch(self, name: str, path: Path, size: int = 0) -> None:
+        self.fetched.append(size)
+        self._objects.fetch(name, path, size)
 
 
 async def test_objects_of_a_remote_store_are_fetched(
@@ -287,7 +287,7 @@ async def test_objects_of_a_remote_store_are_fetched(
     view = Path(stand_ins.data_path(0))
     assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
     assert os.access(view / "large", os.X_OK)
-    assert len(objects.fetched) == 1
+    assert objects.fetched == [1 << 19]
 
 
 def test_only_large_trees_are_mounted() -> None:

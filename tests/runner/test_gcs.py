@@ -244,6 +244,15 @@ def test_a_download_resumes_after_a_cut(
     assert starts == sorted(starts) and 2 * MIB <= starts[0] <= 3 * MIB
 
 
+def test_each_part_of_a_large_object_is_a_request(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path
+) -> None:
+    server.objects["jobs/x"] = Stored(BODY, {}, 7)
+    objects.fetch("x", tmp_path / "x", len(BODY))
+    assert (tmp_path / "x").read_bytes() == BODY
+    assert server.requests["media"] == 2
+
+
 @pytest.mark.parametrize("operation", ["get", "fetch"])
 def test_content_damaged_in_a_download_is_read_again(
     server: GcsServer, objects: GcsObjects, tmp_path: Path, operation: str
