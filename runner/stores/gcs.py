@@ -325,7 +325,7 @@ class Bucket:
                 or "metadata" in str(exc).lower()
             )
         if isinstance(exc, self._requests.exceptions.SSLError):
-            return False
+            return "EOF occurred" in str(exc)  # the handshake was cut off
         is_temporary: bool = self._storage.retry.DEFAULT_RETRY._predicate(exc)
         return is_temporary
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -304,6 +306,28 @@ def test_retries_end(server: GcsServer) -> None:
     with pytest.raises(TimeoutError, match=r"503.*Backend Error"):
         objects.list("")
     assert fault.seen > 3
+
+
+def test_a_handshake_that_is_cut_off_is_tried_again() -> None:
+    accepted: list[int] = []
+
+    def cut_off() -> None:
+        with contextlib.suppress(OSError):  # the end of the test
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    accepted.append(len(connection.recv(4096)))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=cut_off)
+        thread.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        limits = Limits(total_s=1.0, first_s=0.01, longest_s=0.05)
+        with pytest.raises(TimeoutError, match="EOF occurred"):
+            GcsObjects("gs://kn-test", {EMULATOR: url}, limits).exists("a")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(accepted) > 3
 
 
 TOKENS = """
