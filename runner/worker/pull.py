@@ -56,6 +56,9 @@ LONGEST_BACKOFF_S, MOST_DOUBLINGS = 60.0, 20
 LOOKS = ((2.0, 2.0), (600.0, 10.0), (float("inf"), 30.0))
 """How often a running item's requests are read: until which age in seconds, and the pause."""
 
+PROBLEM_CHARACTERS = 500
+"""How much a registration has of the problem; a bucket takes metadata of 8 KiB at most."""
+
 FAILED_OPENINGS = 3
 """Ranks that can't open the submission until this ends it, once another rank has opened it."""
 
@@ -267,7 +270,8 @@ class Pull:
 
     def _register(self, failure: OpeningFailure | None) -> Steps:
         """Say that this worker has begun, which proves that those before it have ended."""
-        mine = Registration(self.me, self.executor, failure.message if failure else "")
+        problem = failure.message[:PROBLEM_CHARACTERS] if failure else ""
+        mine = Registration(self.me, self.executor, problem)
         name, metadata = mine.signed(self._key, self._scope)
         created = yield Create(name, b"", metadata)
         yield from self._read_registry()

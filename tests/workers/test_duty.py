@@ -282,6 +282,7 @@ class Store:
         self.age_s = age_s
         self.now = 0.0
         self.child_s = 10.0
+        self.failure: pull.OpeningFailure | None = None
         self.outage = range(0)  # when reads fail, in seconds
         self.outcome = VALUE
         self.has_inputs = True
@@ -332,6 +333,8 @@ class Store:
                 return True
             case pull.Read(name):
                 return self.objects.get(name)
+            case pull.Open():
+                return self.failure
             case pull.List(prefix):
                 names = sorted(name for name in self.objects if name.startswith(prefix))
                 return [(name, self.objects[name][1]) for name in names]
@@ -402,6 +405,15 @@ def test_the_second_process_of_a_single_job_asks_for_its_replacement() -> None:
     store.claim(A)
     assert store.play() == EXIT_REPLACE
     assert (store.names, store.now) == ([], pull.CLAIMANT_S)
+
+
+def test_a_long_problem_fits_into_a_registration() -> None:
+    store = Store(Terms())
+    store.failure = pull.OpeningFailure(ERROR, b"", "😀" * 30_000, passing=False)
+    assert store.play() == EXIT_DONE
+    assert [*store.kinds()] == ["error", "stop setup", "done all final"]
+    _, metadata = store.objects[f"{SCOPE}workers/{A.key}"]
+    assert sum(map(len, metadata.values())) < 8000, "as much as a bucket takes"
 
 
 def test_an_item_survives_an_outage_of_the_store_while_it_runs() -> None:
