@@ -179,8 +179,12 @@ class _HostAttempt(Attempt):
         if outcome.kind is not wire.Kind.VALUE:
             return self._commit(self._outcome_under_stop(outcome), body)
         self._store_output()
+        name = self._order.part_name(host_done(self.host))
         create_patiently(
-            *(self._objects, self._order.part_name(host_done(self.host)), b"", {}),
+            self._objects,
+            name,
+            b"",
+            {},
             gives_up=lambda _: self._stopping.requested,
             outage_s=OUTAGE_RETRY_S,
         )
