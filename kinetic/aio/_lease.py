@@ -1,8 +1,9 @@
 """The lease of a batch: an object in the store that names the one process that submits the batch.
 
-The holder renews the lease. An observer never compares clocks with the holder: it measures by its
-own clock how long the lease stays unchanged. That clock also runs while a laptop sleeps. An
-observer on the holder's machine also sees when the holder's process ends.
+The holder renews the lease, and knows by a clock that also runs while a laptop sleeps how old its
+last renewal is. An observer reads no clock: it counts in how many looks the lease is unchanged. So
+neither the sleep of its machine nor an outage makes a living holder look dead. An observer on the
+holder's machine also sees when the holder's process ends.
 
 kinetic overwrites no object except a lease. A process that has lost the lease may no longer
 start attempts.
@@ -257,16 +258,17 @@ async def acquire(
         Conflict: The holder is alive.
         NotFound: The batch was removed.
     """
-    observer = _Observer(store, scope, clock)
+    observer = _Observer(store, scope)
     await observer.read()
     while True:
         holder = _holder(observer.seen, submitter)
         if force or observer.expired or holder is None:
             if (held := await _take(store, scope, observer.seen, clock)) is not None:
                 return held
+            has_changed = await observer.read()
         else:
-            await holder.wait_for_end(LOOK_S)
-        if not await observer.read():
+            has_changed = await observer.look(holder)
+        if not has_changed:
             continue
         if observer.seen is None:
             raise NotFound(f"batch {_batch_id(scope)} was cleaned up meanwhile")
@@ -278,13 +280,12 @@ async def acquire(
             )
 
 
-async def is_free(store: Store, scope: str, clock: Clock) -> bool:
+async def is_free(store: Store, scope: str) -> bool:
     """Return whether no living process has the lease; wait until that is certain."""
-    observer = _Observer(store, scope, clock)
+    observer = _Observer(store, scope)
     await observer.read()
     while (holder := _holder(observer.seen, None)) is not None and not observer.expired:
-        await holder.wait_for_end(LOOK_S)
-        if await observer.read():  # the holder has renewed the lease, or released it
+        if await observer.look(holder):  # the holder has renewed the lease, or released it
             return _holder(observer.seen, None) is None
     return True
 
@@ -303,14 +304,13 @@ def _holder(seen: StoredLease | None, submitter: ProcessIdentity | None) -> Proc
 
 
 async def until_abandoned(
-    store: Store, scope: str, submitter: ProcessIdentity | None, clock: Clock
+    store: Store, scope: str, submitter: ProcessIdentity | None
 ) -> Lease | None:
     """Wait until no process submits the batch; return the last lease, if there was one."""
-    observer = _Observer(store, scope, clock)
+    observer = _Observer(store, scope)
     await observer.read()
     while (holder := _holder(observer.seen, submitter)) is not None and not observer.expired:
-        await holder.wait_for_end(LOOK_S)
-        if await observer.read() and observer.seen is None:
+        if await observer.look(holder) and observer.seen is None:
             return None  # the batch was removed
     if observer.seen is not None:
         return observer.seen[0]
@@ -320,25 +320,30 @@ async def until_abandoned(
 class _Observer:
     """Watch a lease without holding it."""
 
-    def __init__(self, store: Store, scope: str, clock: Clock) -> None:
+    def __init__(self, store: Store, scope: str) -> None:
         self.seen: StoredLease | None = None
         self._store = store
         self._scope = scope
-        self._clock = clock
-        self._since = clock()
+        self._unchanged = 0  # in how many looks in a row
 
     async def read(self) -> bool:
         """Read the lease; return whether it has changed."""
         current = await read(self._store, self._scope)
         if current == self.seen:
             return False
-        self.seen, self._since = current, self._clock()
+        self.seen, self._unchanged = current, 0
         return True
+
+    async def look(self, holder: ProcessIdentity) -> bool:
+        """Read the lease `LOOK_S` later, or when *holder* has ended; return whether it changed."""
+        await holder.wait_for_end(LOOK_S)
+        self._unchanged += 1
+        return await self.read()
 
     @property
     def expired(self) -> bool:
-        """Whether the lease was unchanged for `EXPIRY_S` seconds: its holder counts as dead."""
-        return self._clock() - self._since >= EXPIRY_S
+        """Whether looks found the lease unchanged for `EXPIRY_S`: its holder counts as dead."""
+        return self._unchanged * LOOK_S >= EXPIRY_S
 
 
 async def _take(

@@ -130,6 +130,31 @@ async def test_a_live_holder_keeps_its_lease(world: World) -> None:
 
 
 @VIRTUAL
+async def test_the_sleep_of_a_machine_does_not_end_the_lease_of_its_processes(world: World) -> None:
+    """After it, an observer may read the lease before the holder has renewed it."""
+    go_on = asyncio.Event()
+    loop, asleep = asyncio.get_running_loop(), 0.0
+
+    async def inputs() -> AsyncIterator[int]:
+        yield 0
+        await go_on.wait()
+        yield 1
+
+    world.gate.set()
+    platform = replace(world.platform, clock=lambda: loop.time() + asleep)
+    async with aio.Client(platform=platform) as first, aio.Client(platform=platform) as second:
+        batch = await first.run_async_map(square, inputs(), max_concurrent=1)
+        other = await second.attach_batch(batch.group_id)
+        waiting = asyncio.create_task(other.results(cleanup=False))
+        for _ in range(20):
+            await asyncio.sleep(61)
+            asleep += 8 * 3600.0
+        go_on.set()
+        assert await waiting == [0, 1]
+        assert await batch.results() == [0, 1]
+
+
+@VIRTUAL
 async def test_running_jobs_count_against_max_concurrent_after_a_resume(world: World) -> None:
     vanished, group = await abandoned(world, range(12), max_concurrent=3)
     world.gate.clear()

@@ -33,9 +33,7 @@ async def until_abandoned(
     """Wait until no process submits the batch; close attempts that have died."""
     identity, platform = submission.identity, session.platform
     lease = await retry_forever(
-        lambda: _lease.until_abandoned(
-            platform.store, identity.scope, identity.submitter, platform.clock
-        ),
+        lambda: _lease.until_abandoned(platform.store, identity.scope, identity.submitter),
         f"reading the lease of {identity.id}",
     )
     # Waiters depend on this answer, so every error that kinetic knows is retried.

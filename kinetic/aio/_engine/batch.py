@@ -470,11 +470,7 @@ class Batch:
         # `reopened` includes the items of a process that died before it started them.
         any_open = self.submission.unfinished(self.submission.requests.reopened)
         scope, platform = self.submission.identity.scope, self.session.platform
-        if (
-            any_open
-            and not self.submits
-            and await _lease.is_free(platform.store, scope, platform.clock)
-        ):
+        if any_open and not self.submits and await _lease.is_free(platform.store, scope):
             try:
                 await self.take_over()
             except Conflict:

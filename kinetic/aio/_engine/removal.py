@@ -176,7 +176,7 @@ async def _until_released(session: Session, identity: Identity) -> None:
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope
     try:
         async with asyncio.timeout(REMOVAL_TIMEOUT_S):
-            lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
+            lease = await _lease.until_abandoned(store, scope, identity.submitter)
             if lease is not None and lease.held:
                 # The holder's machine may be suspended. After the removal of the stop request, only
                 # the loss of the lease keeps the holder from submitting again.
