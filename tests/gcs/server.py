@@ -103,6 +103,7 @@ class GcsServer:
     ``requests`` counts requests by kind: create, begin, put, ask, metadata, media, list, delete,
     renew, token. ``tokens`` are the accepted ones; None accepts requests without a token.
     ``peers`` are the addresses of the connections that had requests.
+    ``logins`` are the refresh tokens for which this server has issued them.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -113,6 +114,7 @@ class GcsServer:
         self.ranges: list[str] = []
         self.faults: list[Fault] = []
         self.tokens: set[str] | None = None
+        self.logins: list[str] = []
         self.proxied: set[str] = set()
         self.peers: set[Any] = set()
         self.payers: list[str | None] = []
@@ -248,6 +250,7 @@ class GcsServer:
 
     async def _on_token(self, request: web.Request, fault: Fault) -> web.Response:
         assert self.tokens is not None
+        self.logins.append(str((await request.post())["refresh_token"]))
         token = f"token-{next(self._numbers)}"
         self.tokens.add(token)
         return web.json_response({"access_token": token, "expires_in": 3600})

@@ -66,6 +66,21 @@ async def test_a_revoked_login_fails_without_retries(server: GcsServer, store: G
     assert server.requests["token"] == 2
 
 
+async def test_a_later_login_is_used_after_a_refusal(
+    server: GcsServer, store: GcsStore, credentials: Path
+) -> None:
+    await store.create("x", b"")
+    assert server.tokens is not None
+    server.tokens.clear()
+    server.fail("token", times=1, status=400, text="invalid_grant: reauth related error")
+    with pytest.raises(AuthError, match="gcloud auth application-default login"):
+        await store.list("")
+    login = json.loads(credentials.read_text()) | {"refresh_token": "later"}
+    credentials.write_text(json.dumps(login))
+    assert [info.name for info in await store.list("")] == ["x"]
+    assert server.logins == ["r", "later"]
+
+
 async def test_a_failing_token_server_is_asked_again(server: GcsServer, store: GcsStore) -> None:
     server.fail("token", times=2, status=503)
     server.fail("token", times=2)

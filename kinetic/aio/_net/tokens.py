@@ -204,7 +204,7 @@ class Credentials(TokenCache[str]):
 
     @property
     def description(self) -> str:
-        """A description of the credentials; "unknown" before the first call of `get`."""
+        """A description of the credentials; "unknown" before `get` has returned some."""
         token = self._token
         if token is None:
             return "unknown"
@@ -247,7 +247,10 @@ class Credentials(TokenCache[str]):
         try:
             answer = await token.refresh(timeout=REFRESH_TIMEOUT_S)
         except Exception as exc:
-            raise _as_backend_error(exc, token) from exc
+            error = _as_backend_error(exc, token)
+            if isinstance(error, AuthError):
+                self._token = None  # read them again: the user may log in meanwhile
+            raise error from exc
         return schedule_renewals(answer.value, requested_at, requested_at + answer.expires_in)
 
     def _open_token(self) -> Token:
