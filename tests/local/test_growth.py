@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,24 @@ async def test_what_a_killed_client_left_half_read_is_removed_a_day_later(
     async with aio.Client(backend="local") as client:
         await client.list_jobs()
         assert [*scratch.iterdir()] == []
+
+
+def wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+async def test_a_submission_that_waits_for_days_keeps_its_arguments(
+    home: Path, tmp_path: Path
+) -> None:
+    async with aio.Client(backend="local", max_concurrent=1) as client:
+        first = await client.submit(wait_for, str(tmp_path / "go"))
+        waiting = asyncio.create_task(client.submit(len, os.urandom(2_000_000)))
+        [spool] = await eventually(lambda: [*(home / "cache" / "scratch").iterdir()])
+        await eventually(lambda: [*(home / "store" / "functions").iterdir()][1:])
+        os.utime(spool, (0, 0))
+        async with aio.Client(backend="local") as other:
+            await other.list_jobs()
+        (tmp_path / "go").touch()
+        await first
+        assert await (await waiting) == 2_000_000

@@ -14,7 +14,7 @@ from kinetic import configuration
 from kinetic._runner.protocol.private import make_folder
 
 STALE_S = 24 * 3600.0
-"""Above this age, in seconds, a folder counts as left by a killed process."""
+"""Above this age, in seconds, a folder counts as left by a killed process, unless that lives."""
 
 
 def scratch_folder() -> Path:
@@ -22,7 +22,7 @@ def scratch_folder() -> Path:
     parent = _parent()
     try:
         make_folder(parent)
-        return Path(tempfile.mkdtemp(dir=parent))
+        return Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="kinetic-scratch-"))
 
@@ -42,8 +42,21 @@ def sweep_scratch() -> None:
     with contextlib.suppress(OSError), os.scandir(_parent()) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # the folder's owner may have just removed it
-                if entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S:
+                is_old = entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S
+                # A submission may wait for days until `max_concurrent` lets it start.
+                if is_old and not _lives(entry.name.partition("-")[0]):
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _lives(pid: str) -> bool:
+    """Return whether the process *pid*, a text that may be no number, runs on this machine."""
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
+    except PermissionError:  # another user's process has this number now
+        return False
+    return True
 
 
 def _parent() -> Path:
