@@ -174,6 +174,22 @@ async def test_an_attached_client_reports_a_store_that_stays_silent(
         assert await attached.result(cleanup=False) == 3
 
 
+@VIRTUAL
+async def test_the_submitter_of_a_job_waits_while_its_outcome_may_not_be_read(world: World) -> None:
+    """A login may expire while a job runs for days."""
+    platform, store, _ = faulty(world)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(same, 3)
+        waiting = asyncio.create_task(job.result(cleanup=False))
+        await world.until_started(1)
+        store.fault = lambda verb, name: REFUSED if "attempts/" in name else None
+        world.gate.set()
+        await asyncio.sleep(3600)
+        assert not waiting.done()
+        store.fault = lambda verb, name: None
+        assert await waiting == 3
+
+
 # --- stops ---
 
 

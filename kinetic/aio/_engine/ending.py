@@ -158,7 +158,9 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
         now = asyncio.get_running_loop().time()
         evidence.since = now if evidence.since is None else evidence.since
         name = submission.identity.attempt_name(index, number)
-        waiter_error = error_for_waiters(f"the end of {name}", exc, now - evidence.since)
+        waiter_error = error_for_waiters(
+            f"the end of {name}", exc, now - evidence.since, patient=submission.is_own
+        )
         if waiter_error is not None:
             submission.set_error(index, waiter_error)
         if not _is_lasting(exc):
