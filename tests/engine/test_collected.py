@@ -13,9 +13,12 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner.protocol import outcomes, wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic.aio._submissions.ids import BatchIdentity
+from kinetic.aio._submissions.item_states import ItemStates
 from kinetic.aio._submissions.submission import LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Object, ObjectInfo, Observation
+from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo, Observation
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 from tests.engine.world import VIRTUAL, World, dies, platform_with
@@ -350,3 +353,15 @@ async def test_results_that_are_cancelled_amid_the_removal_are_not_lost(
             await collecting
         assert await batch.results() == [0, 2, 4]
         assert not [name for name in await names(store, batch) if name.startswith("values/")]
+
+
+async def test_the_record_of_a_batch_with_very_many_items_is_read() -> None:
+    identity = BatchIdentity(
+        id="grp-0123456789ab", key=b"k" * 32, budgets=RetryBudgets(), created=0.0
+    )
+    store = MemoryStore()
+    history = [((), {}, {"loss": "x" * RECORD_BYTES})]  # a large note instead of many
+    await ItemStates(identity, store).write_collected(1, history)
+    states = ItemStates(identity, store)
+    assert await states.read_collected()
+    assert len(await states.read_history()) == 1

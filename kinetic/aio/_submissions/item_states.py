@@ -301,7 +301,7 @@ class ItemStates:
     async def _read_collected_fields(self) -> dict[str, Any]:
         scope = self.identity.scope
         name = wire.collected_key(scope)
-        content = await self._store.get(name)
+        content = await self._store.get(name, limit=None)  # of a large batch, it is large
         if not signing.is_signed(content.metadata, self.identity.key, scope, name, content.body):
             raise WireError(f"{name} is forged or damaged; nothing of it was used")
         fields: dict[str, Any] = json.loads(content.body)
