@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,3 +216,11 @@ async def test_a_submission_that_waits_for_days_keeps_its_arguments(
         (tmp_path / "go").touch()
         await first
         assert await (await waiting) == 2_000_000
+
+
+async def test_a_client_remembers_no_single_job_that_is_gone() -> None:
+    async with aio.Client(backend="local") as client:
+        assert await asyncio.gather(*(client.run(len, "ab") for _ in range(3))) == [2, 2, 2]
+        [opening] = client._sessions.values()
+        cluster: Any = (await opening).platform.cluster
+        await eventually(lambda: not cluster._launched)

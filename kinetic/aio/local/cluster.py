@@ -93,7 +93,7 @@ class LocalCluster:
         self._closed = False
         self._reported_waits = set[tuple[str, str]]()
         self._launched = set[str]()
-        """The submissions whose jobs this client has launched."""
+        """The submissions that this client has launched, without single jobs that are gone."""
 
     def _log_wait(self, observation: Observation) -> None:
         """Log why a job waits, unless it waits for its own batch.
@@ -249,6 +249,9 @@ class LocalCluster:
                         missing.discard(observation.name)
                         if observation.phase is Phase.GONE:
                             known.pop(observation.name, None)
+                            submission = observation.labels.get(SUBMISSION, observation.name)
+                            if observation.name.endswith(submission):  # it is a single job
+                                self._launched.discard(submission)
                         else:
                             known[observation.name] = observation
                             self._log_wait(observation)
