@@ -22,6 +22,7 @@ from kinetic._tasks import one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _lazy
 from kinetic.aio._engine.batch import Batch
+from kinetic.aio._engine.coordinator import BatchCoordinator
 from kinetic.aio._reading.iteration import Consumer
 from kinetic.aio._reading.progress import ShownProgress, counts_of, follow_batch, progress
 from kinetic.aio._submissions import manifest
@@ -180,7 +181,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         submission = batch.submission
         try:
             await release(
-                self._end(),
+                self._end(batch.coordinator, level),
                 operation=f"cancelling batch {self.group_id}",
                 progress=lambda: submission.ended,
                 interrupted=interrupted,
@@ -195,15 +196,23 @@ class BatchHandle(NoSequence, Generic[T, X]):
                     self.group_id,
                 )
 
-    async def _end(self) -> None:
+    async def _end(self, coordinator: BatchCoordinator, level: int) -> None:
         """Cancel the batch, unless another process has taken it over."""
-        if (coordinator := self._here().coordinator) is not None:
-            with contextlib.suppress(BackendError):
-                await coordinator.is_replaced()
-            if coordinator.lease.lost is not None:
-                logging.warning("the batch continues: %s", coordinator.lease.lost)
-                return
+        with contextlib.suppress(BackendError):
+            await coordinator.is_replaced()
+        if coordinator.lease.lost is not None:
+            logging.warning("the batch continues: %s", coordinator.lease.lost)
+            return
         await self.cancel()
+        is_sweep = self._here().goal is not None  # it proposes its inputs itself
+        if coordinator.pump.is_cut_off and not is_sweep:
+            logging.log(
+                level,
+                "batch %s has taken %d inputs from their iterator, which may have more; to run the "
+                "rest, submit it as a new batch",
+                self.group_id,
+                self.stored,
+            )
 
     # --- items and their states ---
 
@@ -1072,12 +1081,13 @@ class BatchHandle(NoSequence, Generic[T, X]):
             return 0
         batch.coordinator.window.lift()
         pump = batch.coordinator.pump
-        is_cut_off = pump.has_iterator and not pump.finished
+        was_sealed = pump.finished
         await batch.seal()
-        if is_cut_off and batch.stored:
+        if pump.is_cut_off and not was_sealed:
             logging.warning(
                 "batch %s: this process ends, so it takes no more inputs from their iterator; the "
-                "batch has only the %d stored ones. To take all, call wait() before the end",
+                "batch has only the %d stored ones. To run the rest, submit it as a new batch; to "
+                "take all, call wait() before the end",
                 batch.group_id,
                 batch.stored,
             )

@@ -56,6 +56,25 @@ async def test_a_stop_before_the_end_of_lazy_inputs_cuts_the_batch(
 
 
 @VIRTUAL
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_block_that_ends_lazy_inputs_early_says_how_many_it_has_taken(
+    client: aio.Client, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    async def inputs() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        if not ends:
+            await asyncio.Event().wait()
+
+    batch = await client.run_async_map(same, inputs())
+    with pytest.raises(KeyboardInterrupt):
+        async with batch:
+            await until(lambda: batch.sealed if ends else batch.stored == 2)
+            raise KeyboardInterrupt
+    assert ("has taken 2 inputs from their iterator" in caplog.text) is not ends
+
+
+@VIRTUAL
 async def test_the_error_of_a_cancelled_item_names_the_cause(
     client: aio.Client, world: World
 ) -> None:

@@ -278,6 +278,21 @@ print(set(counts), counts["SUCCEEDED"] == len(os.listdir("done")) == len(batch.j
         assert process.end() == (0, "", "")
 
 
+def test_the_end_of_a_script_that_has_taken_no_input_yet_says_so(script) -> None:
+    code = """
+def inputs():
+    threading.Event().wait()
+    yield 1
+
+print(inverse.run_async_map(inputs(), progress=False).group_id)
+"""
+    with script(code) as process:
+        group = process.line()
+        status, _, err = process.end()
+    assert status == 0
+    assert f"{group}: this process ends" in err and "only the 0 stored ones" in err
+
+
 def test_at_the_end_of_a_script_the_window_no_longer_limits_a_batch(script, tmp_path: Path) -> None:
     """A started iteration limits the batch to its window, but not after the script has ended."""
     code = """

@@ -138,6 +138,11 @@ class InputPump:
         """Whether the inputs come from an iterator, not from a list."""
         return self._source.known_inputs is None
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether an iterator may have more inputs, once `run` has ended."""
+        return self.has_iterator and not self._source.has_ended
+
     def wake(self) -> None:
         """Let the pump check again whether it may pull more inputs, or must end."""
         self._room.set()

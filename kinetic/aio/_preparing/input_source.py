@@ -112,7 +112,15 @@ class Source:
         pull_task = self._pull_task
         if self._stopped or pull_task is None or not pull_task.done():
             return self._stopped
-        return pull_task.cancelled() or pull_task.exception() is not None or not pull_task.result()
+        return pull_task.cancelled() or pull_task.exception() is not None or self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an iterator has said that it has no more inputs."""
+        task = self._pull_task
+        if task is None or not task.done() or task.cancelled():
+            return False
+        return task.exception() is None and not task.result()
 
     def _take_known(self, wanted: int, encoder: Encoder) -> list[EncodedInput]:
         assert self._sync_iterator is not None
