@@ -292,7 +292,8 @@ async def test_a_batch_whose_inputs_did_not_end_says_how_to_end_them(platform: P
             await batch.results()
     async with aio.Client(platform=platform) as other:
         left = await other.attach_batch(batch.group_id)
-        with pytest.raises(errors.SubmitterLost, match=r"resume\(seal=True\).* --seal`"):
+        advice = r"number 1 on, .*resume\(inputs=.*If there are no more, .*seal=True\).* --seal`"
+        with pytest.raises(errors.SubmitterLost, match=advice):
             await left.results()
         await left.resume(seal=True)
         assert await left.results() == [1]

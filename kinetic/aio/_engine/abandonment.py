@@ -56,7 +56,8 @@ async def until_abandoned(
             return Abandonment(stuck, None, lacks_workers=True)
     else:
         is_sealed = is_sealed or inputs.total is not None or inputs.expected is not None
-    if not stuck and (is_sealed or submission.requests.all_stopped):
+    takes_inputs = not (is_sealed or submission.requests.all_stopped)
+    if not (stuck or takes_inputs):
         return Abandonment(stuck, None)
     missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
     missing += [] if is_sealed else ["the end of its inputs isn't known"]
@@ -66,16 +67,14 @@ async def until_abandoned(
             "again"
         )
     else:
-        seal, option, advice = "", "", ""
-        if not is_sealed:
-            seal, option = "seal=True", " --seal"
-            advice = (
-                f"To add the inputs from number {inputs.count} on, call "
-                f"kinetic.attach_batch({identity.id!r}).resume(inputs=...). "
-            )
+        seal, option = ("", "") if is_sealed else ("seal=True", " --seal")
+        resume = f"kinetic.attach_batch({identity.id!r}).resume"
+        advice, condition = "", "To continue with the stored inputs"
+        if takes_inputs:
+            advice = f"To add the inputs from number {inputs.count} on, call {resume}(inputs=...). "
+            condition = "If there are no more"
         advice += (
-            f"To continue with the stored inputs, call "
-            f"kinetic.attach_batch({identity.id!r}).resume({seal}), or run "
+            f"{condition}, call {resume}({seal}), or run "
             f"`kinetic batches resume {identity.id}{option}`; no ended item runs again"
         )
     holder = lease.holder_name if lease is not None else "its submitter"
