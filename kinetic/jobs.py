@@ -1019,8 +1019,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
 
         Raises:
             Conflict: Another process submits the batch; but not if workers have all inputs.
-            ConfigurationError: An argument is wrong; the batch has all its inputs, and you gave
-                more; or this process lacks a variable that the batch captured.
+            ConfigurationError: An argument is wrong; you gave inputs, but the batch has all, or was
+                cancelled; or this process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
             WireError: The batch has a format that this version can't read.
         """

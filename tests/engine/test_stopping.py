@@ -75,6 +75,27 @@ async def test_a_block_that_ends_lazy_inputs_early_says_how_many_it_has_taken(
 
 
 @VIRTUAL
+async def test_a_block_whose_inputs_raise_cancels_a_batch_that_then_takes_no_more(
+    client: aio.Client, world: World
+) -> None:
+    async def broken() -> AsyncIterator[int]:
+        yield 1
+        raise OSError("nfs")
+
+    world.gate.set()
+    batch = await client.run_async_map(same, broken())
+    with pytest.raises(OSError, match="nfs"):
+        async with batch:
+            await batch.results()
+    assert "resume" not in await batch.reason()
+    async with aio.Client(platform=world.platform) as other:
+        for handle in (batch, await other.attach_batch(batch.group_id)):
+            with pytest.raises(errors.ConfigurationError, match=r"was cancelled.* new batch"):
+                await handle.resume(inputs=[2])
+            assert await handle.status_counts() == {"SUCCEEDED": 1}
+
+
+@VIRTUAL
 async def test_the_error_of_a_cancelled_item_names_the_cause(
     client: aio.Client, world: World
 ) -> None:

@@ -380,13 +380,15 @@ class Batch:
         Raises:
             Conflict: Another process submits the batch; or this process does, and the caller has
                 passed an argument.
-            ConfigurationError: *inputs* are given, but the batch has all its inputs. Or this
-                process lacks a variable that the batch captured.
+            ConfigurationError: *inputs* are given, but the batch has all its inputs, or was
+                cancelled. Or this process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
             WireError: This version doesn't know the batch's format.
         """
         async with self._take_over_lock:
             await self.read_inputs()
+            if inputs is not None:
+                await self.submission.requests.read()
             self._refuse_more_inputs(inputs)
             if (coordinator := self.coordinator) is not None and self.submits:
                 if not await coordinator.is_replaced():
@@ -446,6 +448,11 @@ class Batch:
         self.coordinate(lease, uploaded, source, settings, ends_inputs=ends_inputs)
 
     def _refuse_more_inputs(self, inputs: object) -> None:
+        if inputs is not None and self.submission.requests.all_stopped:
+            raise ConfigurationError(
+                f"{self.group_id} was cancelled{self.cause and f' ({self.cause})'}, so it takes no "
+                "more inputs: submit these as a new batch. retry_failed() runs its cancelled items"
+            )
         if inputs is not None and self.inputs.total is not None:
             raise ConfigurationError(
                 f"{self.group_id} has all its {self.inputs.total} inputs: call resume() without "
@@ -615,6 +622,7 @@ class Batch:
         for index in range(self.known):
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
                 await self.session.until_final(self.submission, index)
+        self.submission.reclaim()  # nothing is left to submit
 
     async def delete_jobs(self, *, keep_logs: bool = False) -> None:
         """Delete all workers of the batch from the platform, unless reopened items need them.

@@ -235,7 +235,8 @@ class InputPump:
                     f"The iterator of the inputs of {self._batch} raised this. Running jobs "
                     f"continue, and kinetic submits nothing more. {self._inputs.count} inputs are "
                     "stored. resume(seal=True) runs the stored inputs only; resume(inputs=...) "
-                    "adds those that you give"
+                    "adds those that you give. But a `with` block cancels the batch, and a "
+                    "cancelled batch takes no more inputs"
                 )
                 raise
             if not values:
