@@ -818,7 +818,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         # Report the failure itself before the items that were cancelled because of it.
         first = min(without_value.keys() - cancelled or without_value)
         error = without_value[first].error
-        message = one_line(f"item {first}: {type(error).__name__}: {error}")
+        message = one_line(f"item {first}: {type(error).__name__}: {error}".removesuffix(": "))
         return BatchError(
             self.group_id,
             handles,

@@ -508,7 +508,8 @@ async def for_ever(x: Any) -> None:
 
 async def test_what_a_batch_timeout_has_cancelled_names_it(client: aio.Client) -> None:
     batch = await client.run_async_map(for_ever, [1, 2], batch_timeout=5)
-    with pytest.raises(errors.BatchError, match=r"2 were cancelled \(batch_timeout=5 s was over"):
+    cause = r": of 2 jobs, 2 were cancelled \(batch_timeout=5 s was over"
+    with pytest.raises(errors.BatchError, match=cause):
         await batch.results()
 
 
@@ -541,6 +542,17 @@ async def test_the_reason_of_a_failed_job_has_the_type_of_its_exception(client: 
     with pytest.raises(ZeroDivisionError):
         await job.result()
     assert "ZeroDivisionError: division by zero" in await job.reason()
+
+
+def raise_without_text(x: Any) -> None:
+    raise ValueError
+
+
+async def test_the_reason_of_an_exception_without_text_is_its_type(client: aio.Client) -> None:
+    batch = await client.run_async_map(raise_without_text, [1])
+    with pytest.raises(errors.BatchError, match=r"item 0: ValueError\. "):
+        await batch.results()
+    assert (await (await batch.job(0)).reason()).endswith(": ValueError")
 
 
 async def test_a_handle_is_shown_in_short_with_the_status_seen_last(client: aio.Client) -> None:

@@ -249,9 +249,9 @@ def _lost_error(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
 
 def _failure_text(outcome: wire.Outcome, error_fields: dict[str, str]) -> str:
     remote_type, message = error_fields.get("qualname", ""), error_fields.get("message", "")
-    description = (
-        f"{remote_type}: {message}" if outcome.phase == "execute" and remote_type else message
-    )
+    description = message
+    if outcome.phase == "execute" and remote_type:
+        description = f"{remote_type}: {message}" if message else remote_type
     return (
         f"{description}\nThe result was: {result_text}"
         if (result_text := error_fields.get("result_repr"))
