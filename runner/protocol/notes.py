@@ -93,6 +93,9 @@ def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
     if len(note) >= MAX_ENTRIES:
         return
     cls: type[Any] = type(cast("object", value))
+    if hasattr(cls, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # a scalar of NumPy, JAX, or PyTorch
+        cls = type(cast("object", value))
     name = path or RESULT
     if value is None or cls is bool:
         note[name] = value
@@ -123,6 +126,4 @@ def _named_elements(cls: Any, value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"[{position}]", element) for position, element in enumerate(elements)]
     if hasattr(cls, "__dataclass_fields__"):
         return [(key, getattr(value, key)) for key in cls.__dataclass_fields__ if key[:1] != "_"]
-    if hasattr(cls, "item") and getattr(value, "shape", None) == ():
-        return [("", value.item())]  # a scalar of NumPy, JAX, or PyTorch
     return ()

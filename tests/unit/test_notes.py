@@ -74,6 +74,8 @@ class Liar(float):
         (1 << 70, None),
         (b"bytes", None),
         (Zero(), {"result": 0.25}),
+        ({"loss": Zero(), "best": [Zero()]}, {"loss": 0.25, "best[0]": 0.25}),
+        ({"a": {"b": {"c": Zero()}}}, {"a.b.c": 0.25}),
         ({"loss": 0.1, "best": {"step": 3}, 7: 1}, {"loss": 0.1, "best.step": 3}),
         ({"history": [0.1] * 1000, "loss": None}, {"loss": None}),
         ((1, "a"), {"[0]": 1, "[1]": "a"}),
