@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -51,7 +51,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _OneLoopStream(AsyncGenerator[T, None]):
+class AsyncOnly:
+    """A base class whose sync ``with`` and ``for`` raise an error that names the async statement.
+
+    Type checkers don't see them, so they report such a mistake before the program runs.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError("kinetic.aio is for asyncio: write `async with` instead of `with`")
+
+        def __exit__(self, *exc_info: object) -> None:  # Python calls `__enter__` only if it exists
+            raise AssertionError("not entered")
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(
+                "kinetic.aio is for asyncio: write `async for` instead of `for`, and "
+                "`[x async for x in ...]` for a list"
+            )
+
+
+class _OneLoopStream(AsyncOnly, AsyncGenerator[T, None]):
     """Pass on the items of an async generator, on one event loop.
 
     `asyncio.run` closes the generators of its loop. Without this class, an iteration that continues

@@ -18,7 +18,7 @@ from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._no_sequence import NoSequence
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
-from kinetic._tasks import one_loop_stream, release, require_loop
+from kinetic._tasks import AsyncOnly, one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _lazy
 from kinetic.aio._engine.batch import Batch
@@ -52,7 +52,7 @@ __all__ = ["BatchHandle"]
 T = TypeVar("T")
 
 
-class BatchHandle(NoSequence, Generic[T, X]):
+class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
     """A batch: many jobs of one function.
 
     An ``async with`` block stops unfinished items when you leave it; `detach` lets them continue.

@@ -26,7 +26,7 @@ from absl import logging
 
 from kinetic import _log_level, configuration
 from kinetic._messages import describe_error
-from kinetic._tasks import await_shared, in_thread, release, require_loop, running_loop
+from kinetic._tasks import AsyncOnly, await_shared, in_thread, release, require_loop, running_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _lazy
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
@@ -61,7 +61,7 @@ MAX_PACKING = 8
 """Maximum number of calls packed at once; packing a thousand at once would block the loop."""
 
 
-class Client:
+class Client(AsyncOnly):
     """Submit functions from one event loop, and find jobs and batches.
 
     The client closes at the end of ``async with Client() as client:``. Jobs and detached batches

@@ -36,7 +36,7 @@ from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._progress.standing import Goal
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
-from kinetic._tasks import one_loop_stream, release
+from kinetic._tasks import AsyncOnly, one_loop_stream, release
 from kinetic._tracebacks import of_the_caller
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
@@ -104,7 +104,7 @@ class _Client(Protocol):
     ) -> Store: ...
 
 
-class Sweep:
+class Sweep(AsyncOnly):
     """A search for the arguments with the best value: the trials, and the batch that runs them.
 
     An ``async with`` block stops unfinished trials when you leave it. ``async for`` yields each

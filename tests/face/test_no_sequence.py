@@ -9,7 +9,12 @@ import pytest
 
 import kinetic
 from kinetic import aio
+from kinetic.sweeps import Int, RandomSearch
 from kinetic.testing import memory_platform
+
+
+def largest(x: int) -> int:
+    return x
 
 
 async def listed(batch: Any) -> list[Any]:
@@ -39,3 +44,19 @@ async def test_the_same_holds_in_asyncio(small_project: object) -> None:
         with pytest.raises(TypeError, match="outcomes"):
             list(batch)  # type: ignore[call-overload]
         assert batch and await batch.results() == [1]
+
+
+async def test_a_sync_statement_names_the_async_one(small_project: object) -> None:
+    space = RandomSearch({"x": Int(1, 9)})
+    async with aio.Client(backend="local", platform=memory_platform()) as client:
+        batch = await client.run_async_map(abs, [-1])
+        async with await client.sweep(largest, space, trials=1) as sweep:
+            handles: list[Any] = [client, batch, sweep]
+            for handle in handles:
+                with pytest.raises(TypeError, match="`async with`"), handle:
+                    pass
+            job = await batch.job(0)
+            streams: list[Any] = [batch.outcomes(), batch.as_completed(), job.logs(), sweep]
+            for stream in streams:
+                with pytest.raises(TypeError, match="`async for`"):
+                    list(stream)
