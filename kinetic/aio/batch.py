@@ -235,9 +235,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         check(index=index)
         self._here().submission.refuse_removed()
         await self._here().read_inputs()
-        total = self._here().total
-        if index < 0 or (total is not None and index >= total):
-            raise NotFound(f"batch {self.group_id} has no item {index}; it has {total}")
+        self._here().refuse_unknown(index, self._here().total)
         return self._handle(index)
 
     def _handle(self, index: int) -> JobHandle[T]:

@@ -99,14 +99,13 @@ class Int:
 
 
 def _check_range(space: Float | Int) -> None:
-    kinds = int if isinstance(space, Int) else (int, float)
+    kinds, kind = (int, "an int") if isinstance(space, Int) else ((int, float), "a finite number")
     step = 1 if space.step is None else space.step
     numbers: tuple[Any, ...] = space.low, space.high, step
-    if (
-        not all(isinstance(number, kinds) and math.isfinite(number) for number in numbers)
-        or space.low > space.high
-        or step <= 0
-    ):
+    for number in numbers:
+        if not (isinstance(number, kinds) and math.isfinite(number)):
+            raise ConfigurationError(f"{space}: {number!r} isn't {kind}")
+    if space.low > space.high or step <= 0:
         raise ConfigurationError(f"{space}: low must not exceed high, and step must exceed 0")
     if space.log and (space.low <= 0 or step != 1):
         raise ConfigurationError(f"{space}: log=True needs a low greater than 0, and no step")

@@ -240,6 +240,8 @@ async def test_a_batch_error_offers_no_retry_for_an_input_that_was_not_sent(
         ("kwargs", [{"x": 1}, {1: 2}], 'input_mode="kwargs".* keys, not int'),
         ("args", [1], 'input_mode="args".* lists or tuples, not int'),
         ("labelled", [(1, {}), 2], 'input_mode="labelled".* pairs .*, not int'),
+        ("labelled", [(1, {}), (2, 3.5)], 'input_mode="labelled".* dict after .*, not float'),
+        ("labelled", [(1, {}), (2, {3: 4})], 'input_mode="labelled".* keys, not int'),
         ("labelled", [(1, {}), (len, {})], "the label .* can't be written as JSON"),
     ],
 )
@@ -443,6 +445,32 @@ async def test_a_batch_that_is_found_knows_how_much_is_stored(platform: Platform
         assert found.stored == 3
         again = await other.attach_batch(batch.group_id)
         assert (again.stored, again.finished) == (3, True)
+
+
+async def test_an_index_out_of_range_names_the_items(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1, 2])
+    for index in (2, -1):
+        for read in (batch.job(index), batch.input(index), batch.retry_failed([index])):
+            with pytest.raises(
+                errors.NotFound, match=f"no item {index}: it has 2 items, numbered from 0$"
+            ):
+                await read
+    assert await batch.results() == [1, 2]
+
+
+async def test_an_index_beyond_the_inputs_taken_so_far_says_so(client: aio.Client) -> None:
+    gate = asyncio.Event()
+
+    async def inputs() -> AsyncIterator[int]:
+        yield 1
+        await gate.wait()
+
+    batch = await client.run_async_map(same, inputs())
+    assert (await anext(batch.as_completed())).job_id
+    with pytest.raises(errors.NotFound, match="no item 3: it has 1 item so far"):
+        await batch.input(3)
+    gate.set()
+    assert await batch.results() == [1]
 
 
 async def test_cancelling_what_has_ended_keeps_the_logs(client: aio.Client) -> None:

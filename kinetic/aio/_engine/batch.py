@@ -144,6 +144,16 @@ class Batch:
         """How many inputs are stored, or were stored until `results()` removed them."""
         return max(self.inputs.count, self.submission.collected or 0)
 
+    def refuse_unknown(self, index: int, count: int | None) -> None:
+        """Raise `NotFound` unless *index* is that of one of *count* items (None: of any number)."""
+        if index < 0 or (count is not None and index >= count):
+            items = "1 item" if self.known == 1 else f"{self.known} items"
+            so_far = " so far" if self.total is None else ""
+            raise NotFound(
+                f"batch {self.group_id} has no item {index}: it has {items}{so_far}, "
+                "numbered from 0"
+            )
+
     def submitted(self, index: int) -> bool:
         """Return whether the item's input is stored, so that a worker may take it.
 
@@ -224,6 +234,7 @@ class Batch:
         if (own_input := await self.own_input_of(index)) is not None:
             return own_input[0]
         await self.read_inputs()
+        self.refuse_unknown(index, self.known)
         return await self.inputs.value(index)
 
     async def own_input_of(self, index: int) -> tuple[Any] | None:
@@ -468,8 +479,8 @@ class Batch:
             raise self.submission.identity.gone_error
         await self.read_inputs()
         wanted = {*range(self.known)} if indices is None else {*indices}
-        if unknown := [index for index in wanted if not 0 <= index < self.known]:
-            raise NotFound(f"batch {self.group_id} has no item {unknown[0]}; it has {self.known}")
+        for index in wanted:
+            self.refuse_unknown(index, self.known)
         count = await self._request_retry(wanted)
         coordinator = self.coordinator if self.submits else None
         if coordinator is not None and (coordinator.closing or await coordinator.is_replaced()):
@@ -589,8 +600,7 @@ class Batch:
                 "prunable=True to run_async_map"
             )
         await self.read_inputs()
-        if index < 0 or (self.total is not None and index >= self.total):
-            raise NotFound(f"batch {self.group_id} has no item {index}; it has {self.total}")
+        self.refuse_unknown(index, self.total)
         # A platform may replace an attempt, and only the store knows it.
         item = await submission.read_item(index)
         if item.state.final or (number is not None and number != item.attempt):

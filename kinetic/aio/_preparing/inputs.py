@@ -65,25 +65,23 @@ def call_mode_of(value: Any, mode: str) -> str:
 
 def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and keyword arguments for one input."""
-    kind: Any = value.__class__
-    type_name = kind.__name__
     mode = call_mode_of(value, mode)
-    if mode == "labelled":
-        value = _without_label(value)
-        mode, kind = "kwargs", value.__class__
-    if mode == "kwargs":
-        if not issubclass(kind, dict):
-            raise ConfigurationError(f'input_mode="kwargs" needs dicts, not {type_name}')
-        for key in value:
-            if not isinstance(key, str):
-                key_type = type(key).__name__
-                raise ConfigurationError(f'input_mode="kwargs" needs string keys, not {key_type}')
-        return (), {**value}
+    if mode == "single":
+        return (value,), {}
+    needs = f'input_mode="{mode}" needs'
+    arguments = _without_label(value) if mode == "labelled" else value
+    kind: Any = arguments.__class__
     if mode == "args":
         if not issubclass(kind, (list, tuple)):
-            raise ConfigurationError(f'input_mode="args" needs lists or tuples, not {type_name}')
-        return (*value,), {}
-    return (value,), {}
+            raise ConfigurationError(f"{needs} lists or tuples, not {kind.__name__}")
+        return (*arguments,), {}
+    if not issubclass(kind, dict):
+        needed = "a dict after the label" if mode == "labelled" else "dicts"
+        raise ConfigurationError(f"{needs} {needed}, not {kind.__name__}")
+    for key in arguments:
+        if not isinstance(key, str):
+            raise ConfigurationError(f"{needs} string keys, not {type(key).__name__}")
+    return (), {**arguments}
 
 
 def _without_label(value: Any) -> Any:

@@ -243,7 +243,7 @@ class InputIndex:
             stored = self._chunks[chunk_number]
             if index < stored.first + stored.count:
                 return stored
-        raise NotFound(f"no input {index} is stored under {self._scope}")
+        raise NotFound(f"the input of item {index} isn't stored")
 
     async def _read_footer(self, stored: _StoredChunk) -> array[int]:
         """Read the chunk, and keep its inputs' offsets, digests, `Data`, and errors in *stored*."""
