@@ -24,7 +24,7 @@ from ..protocol.workers import EXIT_DONE, EXIT_REPLACE, EXIT_SURPLUS
 from ..stores.objects import Objects, open_store
 from ..worker import pull
 from ..worker.interpreter import Report
-from ..worker.main import Submission, Worker
+from ..worker.main import Worker
 from .environment import Pod, begin_child, make_place
 from .follower import close_restarted, read_order, store_order, store_output, write_receipt
 from .guard import Channel, last_lines
@@ -76,9 +76,7 @@ def _make_worker(pod: Pod, folder: str, channel: Channel, objects: Objects) -> P
     variables = temporary.make(str(place.work), pod.executor, {wire.SHARED_TMPDIR: folder})
     os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
     tempfile.tempdir = None  # the guard has found another folder
-    order = replace(pod.order, grace=job_grace(pod.order.grace))
-    submission = Submission.of(order, pod.key, pod.crew, pod.hosts)
-    return PodWorker(pod, submission, place, channel, objects)
+    return PodWorker(pod, place, channel, objects)
 
 
 class PodWorker(Worker):
@@ -89,17 +87,12 @@ class PodWorker(Worker):
     each; see `mark`.
     """
 
-    def __init__(
-        self,
-        pod: Pod,
-        submission: Submission,
-        place: JobPlace,
-        channel: Channel,
-        objects: Objects,
-    ) -> None:
-        super().__init__(pod.me, pod.executor, objects, submission, place)
+    def __init__(self, pod: Pod, place: JobPlace, channel: Channel, objects: Objects) -> None:
+        order = replace(pod.order, grace=job_grace(pod.order.grace))
+        worker = pod.me, pod.executor, objects, order, pod.key, pod.crew, place
+        super().__init__(*worker, hosts=pod.hosts)
         self._pod = pod
-        self._has_one_item = submission.terms.single or submission.hosts is not None
+        self._has_one_item = pod.crew.terms.single or pod.hosts is not None
         self._guard_channel = channel
         self._claimed: tuple[int, int] | None = None  # item and attempt
         self._is_kept = self._has_one_item  # whether the output is that of the claimed item
@@ -111,7 +104,7 @@ class PodWorker(Worker):
         try:
             return super().run()
         finally:
-            if self._submission.hosts is not None:  # no effect if this worker has taken an item
+            if self._hosts is not None:  # no effect if this worker has taken an item
                 store_order(None, self._pod, self._objects)
 
     def _start(self, operation: pull.Start) -> None:
@@ -125,7 +118,7 @@ class PodWorker(Worker):
             self._guard_channel.forget_output()
             self._is_kept = True
         super()._start(operation)
-        if self._submission.hosts is not None and self._guard is not None:
+        if self._hosts is not None and self._guard is not None:
             order = replace(self._guard.order, arguments=self._input.part)
             store_order(order, self._pod, self._objects)
 
@@ -162,5 +155,5 @@ class PodWorker(Worker):
     def _write_mark(self, event: Event) -> None:
         assert self._claimed is not None
         index, attempt = self._claimed
-        job, scope = self._submission.job_id(index), self._pod.order.scope
+        job, scope = self._job_id(index), self._pod.order.scope
         self._guard_channel.write_line(mark(self._pod.key, scope, job, attempt, event))

@@ -21,7 +21,7 @@ from ..job.processes import LINUX, MARK
 from ..protocol import wire
 from ..protocol.workers import Crew, WorkerId
 from ..stores.objects import open_store
-from .main import Submission, Worker
+from .main import Worker
 
 
 def main(
@@ -51,7 +51,9 @@ def main(
         me,
         executor,
         open_store(order.store),
-        Submission.of(order, key, crew),
+        order,
+        key,
+        crew,
         place,
         channel=Supervisor(executor, single=crew.terms.single),
         memory_bytes=memory_bytes,

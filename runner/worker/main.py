@@ -11,16 +11,16 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..job import attempt, outputs, processes, temporary, workspace
 from ..job.kernel_kills import KernelKills, kills_on_machine
 from ..protocol import wire
 from ..protocol.outcomes import Death, End, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
-from ..protocol.workers import EXIT_REPLACE, Crew, Terms, WorkerId
+from ..protocol.workers import EXIT_REPLACE, Crew, WorkerId
 from . import item, pull
 from .child import ItemChild, encode_message
 from .imports import Candidate
@@ -47,49 +47,6 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 EXIT_S = 10.0
 """How long the process of an item may take to exit, in seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """What a worker needs to know: an order without its item, the terms, and names for items.
-
-    ``job_id`` and ``output_dir`` return an item's, from its index. If ``isolation`` is
-    ``"process"``, each item has a process of its own. If it is ``"worker"``, items run one after
-    another in one interpreter, which is replaced after ``recycle`` items (None: never). ``init`` is
-    the pickle, beside the function's, of a mapping: from arguments of the function to the functions
-    that an interpreter calls once to make them. ``created`` is when the submission was made, in
-    seconds since the epoch; None: now.
-    """
-
-    order: wire.Order
-    key: bytes
-    terms: Terms
-    job_id: Callable[[int], str]
-    output_dir: Callable[[int], str]
-    isolation: Literal["process", "worker"] = "process"
-    init: wire.Input | None = None
-    recycle: int | None = None
-    created: float | None = None
-    hosts: Hosts | None = None
-
-    @classmethod
-    def of(
-        cls, order: wire.Order, key: bytes, crew: Crew, hosts: Hosts | None = None
-    ) -> Submission:
-        """Return the submission of *order*, whose items run as *crew* says."""
-        base, group = crew.outputs, order.group_id
-        return cls(
-            order=order,
-            key=key,
-            terms=crew.terms,
-            job_id=(lambda index: f"{group}-{index}") if group else (lambda index: order.job_id),
-            output_dir=(lambda index: f"{base}/{index}") if group else (lambda index: base),
-            isolation=crew.isolation,
-            init=crew.init,
-            recycle=crew.recycle,
-            created=crew.created,
-            hosts=hosts,
-        )
 
 
 class Guard:
@@ -208,10 +165,13 @@ class Worker:
         me: This worker.
         executor: The platform's name of this process.
         objects: The store.
-        submission: What the worker runs.
+        order: The order of the submission, without an item.
+        key: The key of the submission.
+        crew: How to run its items.
         place: Its directories. ``work`` must be empty.
         channel: The connection to the platform; None without one.
         memory_bytes: The limit of an item's memory.
+        hosts: The hosts that run each item, of which this is the first; None without others.
     """
 
     def __init__(
@@ -219,23 +179,28 @@ class Worker:
         me: WorkerId,
         executor: str,
         objects: Objects,
-        submission: Submission,
+        order: wire.Order,
+        key: bytes,
+        crew: Crew,
         place: workspace.JobPlace,
         *,
         channel: Channel | None = None,
         memory_bytes: int | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
-        order = submission.order
         self._objects = objects
-        self._submission = submission
+        self._submission = order
+        self._key = key
+        self._crew = crew
+        self._hosts = hosts
         self._place = place
         self._executor = executor
         self._channel = channel
         self._memory_bytes = memory_bytes
         self._pull = pull.Pull(
-            *(me, executor, submission.key, order.scope, submission.terms, time.monotonic),
-            age_s=0.0 if submission.created is None else max(0.0, time.time() - submission.created),
-            once=submission.hosts is not None,
+            *(me, executor, key, order.scope, crew.terms, time.monotonic),
+            age_s=max(0.0, time.time() - crew.created),
+            once=hosts is not None,
         )
         self._order = replace(order)  # that of the item that runs, or has run last
         self._inputs = Inputs(objects, order.scope)
@@ -254,7 +219,7 @@ class Worker:
         self._kills = KernelKills(kills_on_machine)
         self._message = b""
         # Modules that items have imported, in this order; None if each item imports its own.
-        shares_imports = _can_share_imports() and not submission.terms.single
+        shares_imports = _can_share_imports() and not crew.terms.single
         self._shared_imports: dict[str, Candidate] | None = {} if shares_imports else None
         self._imported = 0  # how many of them the interpreter has
         self._spare_output = outputs.SpareFolder(f"{os.fspath(place.work)}/{SPARE_OUTPUT}")
@@ -312,7 +277,7 @@ class Worker:
                 self._await_end()
             self._clean_up()
             if self._interpreter is not None:
-                self._interpreter.end(self._submission.order.grace)
+                self._interpreter.end(self._submission.grace)
 
     def _on_terminate(self, number: int, frame: object) -> None:
         self._terminating = True
@@ -370,11 +335,11 @@ class Worker:
 
     def _open(self, operation: pull.Open) -> pull.OpeningFailure | None:
         """Prepare what all items share; see `opening`."""
-        submission, order = self._submission, self._submission.order
-        stay = submission.isolation == "worker"
+        order, crew = self._submission, self._crew
+        stay = crew.isolation == "worker"
         opened = open_submission(
-            *(order, submission.init, self._objects, self._place),
-            restores=not (stay or submission.terms.single),
+            *(order, crew.init, self._objects, self._place),
+            restores=not (stay or crew.terms.single),
         )
         if isinstance(opened, pull.OpeningFailure):
             return opened
@@ -382,12 +347,12 @@ class Worker:
             objects=self._objects,
             place=self._place,
             executor=self._executor,
-            key=self._submission.key,
+            key=self._key,
             function=opened.function,
             init=opened.init,
             data=order.data,
             memory_bytes=self._memory_bytes,
-            hosts=submission.hosts,
+            hosts=self._hosts,
         )
         items = ItemChild(
             order,
@@ -413,8 +378,8 @@ class Worker:
     def _fetch(self, operation: pull.Fetch) -> bool | pull.Ended:
         found: StoredInput | RefusedInput | None
         try:
-            if self._submission.terms.single:
-                found = self._inputs.read_part(self._submission.order.arguments, ())
+            if self._crew.terms.single:
+                found = self._inputs.read_part(self._submission.arguments, ())
             else:
                 slot = self._pull.items.slots[operation.slot]
                 found = self._inputs.read(operation.item, operation.slot, slot)
@@ -442,14 +407,13 @@ class Worker:
                 failure = failure_of(exc, "context extract", self._place)
                 self._not_started = pull.Ended(failure.outcome, failure.body)
                 return
-        submission = self._submission
-        order = self._order
+        order, outputs_base = self._order, self._crew.outputs
         order.turn_to(
-            submission.job_id(operation.item),
+            self._job_id(operation.item),
             operation.item,
             operation.attempt,
-            submission.output_dir(operation.item),
-            (*submission.order.data, *self._input.data),
+            outputs_base if order.group_id is None else f"{outputs_base}/{operation.item}",
+            (*self._submission.data, *self._input.data),
         )
         self._kills.refresh_if_stale(time.monotonic())
         self._guard = Guard(order, _output_size(), interpreter)
@@ -458,6 +422,10 @@ class Worker:
         interpreter.start(self._message, self._imports_to_share())
         if self._channel is not None:
             self._channel.started(operation.item, operation.attempt, self._guard.output)
+
+    def _job_id(self, index: int) -> str:
+        group = self._submission.group_id
+        return self._submission.job_id if group is None else f"{group}-{index}"
 
     def _imports_to_share(self) -> bytes:
         """Return the modules that the interpreter has to import before its next fork."""
@@ -504,9 +472,9 @@ class Worker:
 
     def _judge_interpreter(self, guard: Guard, left: item.Result | None) -> None:
         """Decide whether the interpreter has to end, if the item ran in it."""
-        interpreter, submission = self._interpreter, self._submission
+        interpreter, crew = self._interpreter, self._crew
         assert interpreter is not None
-        if submission.isolation == "process":
+        if crew.isolation == "process":
             return
         if guard.stopped:
             self._retire_by = time.monotonic() + guard.grace_left
@@ -514,9 +482,9 @@ class Worker:
             left is None
             or left.outcome.phase == "init"
             or left.outcome.reason == "out of memory"
-            or interpreter.started == submission.recycle
+            or interpreter.started == crew.recycle
         ):
-            self._retire_by = time.monotonic() + submission.order.grace
+            self._retire_by = time.monotonic() + self._submission.grace
 
     def _clean_up(self) -> None:
         """End the interpreter if it has to end, and remove temporary files that nothing uses.
@@ -527,7 +495,7 @@ class Worker:
         if self._retire_by is not None and interpreter is not None:
             interpreter.end(self._retire_by - time.monotonic())
         self._retire_by = None
-        stays = self._submission.isolation == "worker" and interpreter and interpreter.running
+        stays = self._crew.isolation == "worker" and interpreter and interpreter.running
         if self._temporary_in_use and self._leaving is None and not stays:
             temporary.clear(self._temporary)
             self._temporary_in_use = False
@@ -541,7 +509,7 @@ class Worker:
         """
         channel = self._channel
         # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.
-        is_kept = self._submission.isolation == "worker"
+        is_kept = self._crew.isolation == "worker"
         if channel is not None and channel.asked_back and not is_kept:
             self._await_end()
             self._clean_up()
@@ -558,7 +526,7 @@ class Worker:
         if gpus is not None and gpus != os.environ.get(GPUS):
             self._await_end()
             if self._interpreter is not None:
-                self._interpreter.end(self._submission.order.grace)  # it uses the other GPUs
+                self._interpreter.end(self._submission.grace)  # it uses the other GPUs
             os.environ[GPUS] = gpus
         return None
 

@@ -27,7 +27,14 @@ from kinetic._runner.job.processes import LINUX
 from kinetic._runner.job.workspace import JobPlace
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, Terms, WorkerId
+from kinetic._runner.protocol.workers import (
+    EXIT_DONE,
+    EXIT_SURPLUS,
+    Crew,
+    Requests,
+    Terms,
+    WorkerId,
+)
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.worker import main
 
@@ -280,15 +287,9 @@ def run(folder: Path, rank: int, restarts: int) -> int:
     os.environ.update(
         temporary.make(str(work), f"{rank:04x}{restarts:04x}", {"KINETIC_TMPDIR": str(folder)})
     )
-    submission = main.Submission(
-        order=wire.Order.decode(text),
-        key=KEY,
-        terms=Terms(**terms),
-        job_id=lambda index: f"grp-000000000000-{index}",
-        output_dir=lambda index: str(folder / "outputs" / str(index)),
-        **options,
+    crew = Crew(
+        terms=Terms(**terms), outputs=str(folder / "outputs"), created=time.time(), **options
     )
-
     place = JobPlace(work=work, cache=folder / "cache", mounts=LINUX, reusable=reusable)
     me = WorkerId(0, "j", rank, restarts)
     objects = DirectoryObjects(str(folder / "store"))
@@ -296,7 +297,9 @@ def run(folder: Path, rank: int, restarts: int) -> int:
         me,
         f"{rank}-{restarts}-{os.getpid()}",
         objects,
-        submission,
+        wire.Order.decode(text),
+        KEY,
+        crew,
         place,
         memory_bytes=memory_bytes,
     )
