@@ -1,4 +1,4 @@
-"""The protocol between clients and the supervisor: its messages, and the files that both use.
+"""The protocol between clients and the supervisor: the fields of messages, and files of both.
 
 A client sends ``hello`` first. An answer has the ``id`` of its request; answers come in any order.
 After ``watch``, a client also gets messages without an ``id``, with the states of changed jobs.
@@ -6,72 +6,17 @@ After ``watch``, a client also gets messages without an ``id``, with the states 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import socket
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HEAD = struct.Struct("<II")  # the sizes of a message's header and body
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+from kinetic._runner.protocol.messages import ChannelError, Decoder, Message, encode
+
 RECEIVE_BYTES = 256 * 1024
-
-Message = tuple[dict[str, Any], bytes]
-
-_dumps = json.JSONEncoder(separators=(",", ":")).encode
-_loads = json.JSONDecoder().decode
-
-
-class ChannelError(ValueError):
-    """The peer sent data that breaks this protocol."""
-
-
-def encode(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """Return one message as bytes."""
-    encoded_header = _dumps(header).encode()
-    return HEAD.pack(len(encoded_header), len(body)) + encoded_header + body
-
-
-class Decoder:
-    """Splits a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that *data* completes, or raise `ChannelError`; keep the rest."""
-        buffer = self._buffer
-        buffer += data
-        messages: list[Message] = []
-        start = 0
-        while len(buffer) - start >= HEAD.size:
-            header_size, body_size = HEAD.unpack_from(buffer, start)
-            if header_size + body_size > MAX_MESSAGE_BYTES:
-                raise ChannelError(
-                    f"a message of {header_size + body_size} bytes is too large, or garbled"
-                )
-            body_start = start + HEAD.size + header_size
-            if len(buffer) < body_start + body_size:
-                break
-            try:
-                header = _parse_header(str(buffer[start + HEAD.size : body_start], "utf-8"))
-            except (ValueError, RecursionError) as exc:
-                raise ChannelError(f"a garbled message: {exc}") from exc
-            start = body_start + body_size
-            messages.append((header, bytes(buffer[body_start:start])))
-        del buffer[:start]
-        return messages
-
-
-def _parse_header(text: str) -> dict[str, Any]:
-    header: dict[str, Any] = _loads(text)
-    if type(header) is not dict:
-        raise ValueError("its header isn't an object")
-    return header
 
 
 class Stream:

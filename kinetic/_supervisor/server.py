@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from kinetic._runner.protocol.messages import ChannelError, Message
 from kinetic._supervisor.jobs import Action, Job, State, Stop, Table, item_name
 from kinetic._supervisor.protocol import (
     ATTEMPT,
@@ -15,9 +16,7 @@ from kinetic._supervisor.protocol import (
     SUBMISSION,
     VERSION,
     Channel,
-    ChannelError,
     JobHeader,
-    Message,
     OrderError,
     check,
 )

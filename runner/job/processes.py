@@ -13,7 +13,6 @@ import ctypes
 import functools
 import os
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -227,28 +226,22 @@ class Mark:
 def tell_supervisor(event: Literal["called", "leaving"]) -> None:
     """Tell the supervisor that this job calls its function now, or has stored its outcome.
 
-    The message is framed as `kinetic._supervisor.protocol` says. In a pod, which has no supervisor,
-    the function does nothing.
+    In a pod, which has no supervisor, the function does nothing.
 
     Raises:
         OSError: The supervisor doesn't accept connections.
     """
-    import socket  # slow to load, and few jobs need it
-
     directory, _, executor = os.environ.get(MARK, "").rpartition(":")
     if not directory:
         return
-    header = f'{{"op":"{event}","executor":"{executor}"}}'.encode()
-    folder = os.open(directory, os.O_RDONLY)
-    try:
-        # A socket's path may have about 100 bytes, and a home directory's path may be longer.
-        path = f"/proc/self/fd/{folder}" if LINUX else directory
-        with socket.socket(socket.AF_UNIX) as supervisor:
-            supervisor.settimeout(1.0)
-            supervisor.connect(f"{path}/socket")
-            supervisor.sendall(struct.pack("<II", len(header), 0) + header)
-    finally:
-        os.close(folder)
+    import socket  # slow to load, and few jobs need it
+
+    from ..protocol import messages
+
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.settimeout(1.0)
+        messages.connect(supervisor, f"{directory}/socket")
+        supervisor.sendall(messages.encode({"op": event, "executor": executor}))
 
 
 def remove_if_small(folder: str, entries: int = 256) -> bool:

@@ -7,18 +7,16 @@ changed, and its end is the worker's, too. The worker tells which item it has ta
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..job import workspace
-from ..job.processes import LINUX, MARK
-from ..protocol import wire
+from ..job.processes import MARK
+from ..protocol import messages, wire
 from ..protocol.workers import Crew, WorkerId
 from ..stores.objects import open_store
 from .main import Worker
@@ -80,7 +78,7 @@ class Supervisor:
         self.has_slots = True
         self.asked_back = False
         self.gpus: str | None = None
-        self._buffer = b""
+        self._decoder = messages.Decoder()
         # Items to report to the supervisor, with the beginning and the end of their output.
         self._running: tuple[int, int, int] | None = None
         self._ended: list[tuple[int, int, int | None, int | None]] = []
@@ -89,14 +87,8 @@ class Supervisor:
         self.flush_at = math.inf
         """When to call `flush`, by the clock; infinite if there is nothing to report."""
         directory = os.environ.get(MARK, "").rpartition(":")[0]
-        folder = os.open(directory, os.O_RDONLY)
-        try:
-            # A socket's path may have about 100 bytes, and a home directory's path may be longer.
-            path = f"/proc/self/fd/{folder}" if LINUX else directory
-            self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(f"{path}/socket")
-        finally:
-            os.close(folder)
+        self._socket = socket.socket(socket.AF_UNIX)
+        messages.connect(self._socket, f"{directory}/socket")
         self._send({"op": "worker", "executor": executor})
 
     def close(self) -> None:
@@ -115,15 +107,8 @@ class Supervisor:
             return None
         if not data:
             return None
-        self._buffer += data
         changed = False
-        while len(self._buffer) >= _HEAD.size:
-            size, body_size = _HEAD.unpack_from(self._buffer)
-            end = _HEAD.size + size + body_size
-            if len(self._buffer) < end:
-                break
-            message = json.loads(self._buffer[_HEAD.size : _HEAD.size + size])
-            self._buffer = self._buffer[end:]
+        for message, _ in self._decoder.feed(data):
             changed = changed or "news" in message
             if (slots := message.get("slots")) is not None:
                 self.asked_back = not slots
@@ -178,10 +163,5 @@ class Supervisor:
         self._send(message)
 
     def _send(self, header: Mapping[str, Any]) -> None:
-        """Send a message, framed as the supervisor's protocol says."""
-        text = json.dumps(header).encode()
         with contextlib.suppress(OSError):  # the end of the supervisor also ends the next wait
-            self._socket.sendall(_HEAD.pack(len(text), 0) + text)
-
-
-_HEAD = struct.Struct("<II")  # the sizes of a message's header and body
+            self._socket.sendall(messages.encode(header))

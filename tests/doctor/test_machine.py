@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic._supervisor.protocol import VERSION, Decoder, SupervisorPaths, encode
+from kinetic._runner.protocol.messages import Decoder, encode
+from kinetic._supervisor.protocol import VERSION, SupervisorPaths
 from kinetic.doctor.checks import State
 from kinetic.doctor.examination import examine
 

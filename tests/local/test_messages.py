@@ -11,16 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kinetic._runner.protocol.messages import HEAD, MAX_MESSAGE_BYTES, Decoder, encode
 from kinetic._supervisor.jobs import Job
-from kinetic._supervisor.protocol import (
-    HEAD,
-    MAX_MESSAGE_BYTES,
-    VERSION,
-    Decoder,
-    JobHeader,
-    SupervisorPaths,
-    encode,
-)
+from kinetic._supervisor.protocol import VERSION, JobHeader, SupervisorPaths
 from kinetic._supervisor.server import Connection
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase

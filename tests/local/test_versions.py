@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._supervisor.protocol import VERSION, Decoder, SupervisorPaths, encode
+from kinetic._runner.protocol.messages import Decoder, encode
+from kinetic._supervisor.protocol import VERSION, SupervisorPaths
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.supervisor import open_connection
 from kinetic.errors import Unavailable

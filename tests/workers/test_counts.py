@@ -12,11 +12,11 @@ import pytest
 
 from kinetic._runner.job.processes import MARK
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.messages import Decoder
 from kinetic._runner.protocol.outcomes import digest
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import EXIT_DONE, Terms, WorkerId
 from kinetic._runner.worker import local, pull
-from kinetic._supervisor.protocol import Decoder
 
 SCOPE, KEY = "batches/grp-000000000000/", bytes(32)
 ITEMS = 300

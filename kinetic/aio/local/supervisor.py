@@ -11,24 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kinetic._runner.protocol import messages
 from kinetic._runner.protocol.private import make_folder
-from kinetic._supervisor.protocol import (
-    INDEX,
-    VERSION,
-    ChannelError,
-    Decoder,
-    SupervisorPaths,
-    encode,
-    inherited_variables,
-)
+from kinetic._supervisor.protocol import INDEX, VERSION, SupervisorPaths, inherited_variables
 from kinetic.errors import Unavailable
 
 MAX_STARTS = 6
@@ -47,7 +39,6 @@ _SETTINGS = (
     "CUDA_VISIBLE_DEVICES", "KINETIC_LOCAL_IDLE_S", "KINETIC_LOCAL_SLOTS", "KINETIC_JOB_TTL_S",
     "KINETIC_STORE", "KINETIC_CACHE_AGE_S", "KINETIC_CACHE_SIZE_MB",
 )  # fmt: skip
-_MAX_SOCKET_PATH_BYTES = 100
 
 _RUN_MODULE = """
 import runpy, sys
@@ -89,31 +80,11 @@ def _dial(paths: SupervisorPaths) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(START_S)
-        path = os.fspath(paths.socket)
-        if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
-            sock.connect(path)
-        else:
-            with _short_path(paths.state) as folder:
-                sock.connect(f"{folder}/{paths.socket.name}")
+        messages.connect(sock, os.fspath(paths.socket))
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-@contextlib.contextmanager
-def _short_path(folder: Path) -> Generator[str]:
-    """Yield another path of *folder*: the system limits the path of a socket to about 100 bytes."""
-    if sys.platform == "linux":
-        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-        try:
-            yield f"/proc/self/fd/{fd}"
-        finally:
-            os.close(fd)
-    else:
-        with tempfile.TemporaryDirectory(prefix="kinetic-") as parent:
-            os.symlink(folder, f"{parent}/s")
-            yield f"{parent}/s"
 
 
 def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadline: float) -> bool:
@@ -181,7 +152,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._decoder = Decoder()
+        self._decoder = messages.Decoder()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last_id = 0
         self._unsent = bytearray()
@@ -201,11 +172,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass messages to the callers of `ask` and `event`. (A method of `asyncio.Protocol`.)"""
         try:
-            messages = self._decoder.feed(data)
-        except ChannelError:
+            received = self._decoder.feed(data)
+        except messages.ChannelError:
             self.close()
             return
-        for header, _ in messages:
+        for header, _ in received:
             if (request_id := header.get("id")) is None:
                 self._events.put_nowait(header)
             elif (answer := self._answers.pop(request_id, None)) is not None and not answer.done():
@@ -243,7 +214,7 @@ class Connection(asyncio.Protocol):
         """Send a message that gets no answer."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent += encode(header, body)
+        self._unsent += messages.encode(header, body)
 
     async def event(self) -> dict[str, Any]:
         """Return the next message of the watch, or raise `ConnectionLost`."""
