@@ -160,6 +160,10 @@ class JobHeader:
     single: bool = False
     worker: str = ""
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a message."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "worker"}
+
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> JobHeader:
         """Read a ``launch`` message that passed `check`, or raise `OrderError`."""

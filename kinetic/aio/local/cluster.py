@@ -23,7 +23,7 @@ from kinetic import _tasks
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.directory_urls import directory_of
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._supervisor.protocol import SUBMISSION
+from kinetic._supervisor.protocol import SUBMISSION, JobHeader
 from kinetic.accelerators import Accelerator
 from kinetic.aio.local.logs import LogPart, read_lines
 from kinetic.aio.ports import JobSpec, Observation, Phase
@@ -147,7 +147,9 @@ class LocalCluster:
     async def _send(self, job: JobSpec, fields: Mapping[str, Any], order: str) -> Mapping[str, Any]:
         self._launched.add(job.labels.get(SUBMISSION, job.name))
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
-        answer = await self._ask({**self._header(job), **fields}, f"{secrets}\n{order}".encode())
+        answer = await self._ask(
+            {**self._header(job).fields(), **fields}, f"{secrets}\n{order}".encode()
+        )
         if "error" in answer:
             raise LaunchError(
                 f"the local supervisor refused {job.name}: {answer['error']}",
@@ -162,29 +164,29 @@ class LocalCluster:
 
         return edition(self._runner)
 
-    def _header(self, job: JobSpec) -> dict[str, Any]:
+    def _header(self, job: JobSpec) -> JobHeader:
         """Return the fields of *job* that the supervisor reads; only the runner reads the order."""
         resources, order = job.resources, job.order
-        return {
-            "name": job.name,
-            "labels": job.labels,
-            "command": job.image.command,
-            "runner": os.fspath(self._runner),
-            "edition": f"{self._runner_edition}-{_packages_edition()}",
-            "fresh": _needs_fresh(self._environ, job.environment),
-            "cpus": max(1, math.ceil(resources.cpu)),
-            "gpus": _count_gpus(resources.accelerator),
-            "memory_bytes": resources.memory_bytes,
-            "timeout": job.timeout,
-            "start_timeout": job.start_timeout,
-            "start_allowance": wire.start_allowance(order.debug_s),
-            "grace": job.grace,
-            "owned": job.owned,
-            "project": order.code.digest if order.code is not None else "",
-            "output_dir": order.output_dir,
-            "store": order.store,
-            "scope": order.scope,
-        }
+        return JobHeader(
+            name=job.name,
+            labels=job.labels,
+            command=tuple(job.image.command),
+            runner=os.fspath(self._runner),
+            edition=f"{self._runner_edition}-{_packages_edition()}",
+            fresh=_needs_fresh(self._environ, job.environment),
+            cpus=max(1, math.ceil(resources.cpu)),
+            gpus=_count_gpus(resources.accelerator),
+            memory_bytes=resources.memory_bytes,
+            timeout=job.timeout,
+            start_timeout=job.start_timeout,
+            start_allowance=wire.start_allowance(order.debug_s),
+            grace=job.grace,
+            owned=job.owned,
+            project=order.code.digest if order.code is not None else "",
+            output_dir=order.output_dir,
+            store=order.store,
+            scope=order.scope,
+        )
 
     async def delete(
         self,
