@@ -114,12 +114,9 @@ class MemoryWorker:
                 return [(info.name, info.metadata) for info in await store.list(prefix)]
             case pull.Delete(name):
                 return await store.delete([name])
-            case pull.Open():
-                name = f"{self._spec.order.scope}manifest"
-                return None if await store.look(name) is not None else pull.REMOVED
             case pull.Fetch(item, slot):
                 return await self._fetch(item, slot)
-            case pull.Ready():
+            case pull.Open() | pull.Ready():
                 return None
             case pull.Start(item, attempt):
                 self._start(item, attempt)

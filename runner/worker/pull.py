@@ -93,8 +93,7 @@ class Delete(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Open the submission: manifest, code, function. The answer is None, an `OpeningFailure`, or
-    `REMOVED`."""
+    """Open the submission: code and function. The answer is None, or an `OpeningFailure`."""
 
 
 class Fetch(NamedTuple):
@@ -158,9 +157,6 @@ class OpeningFailure(NamedTuple):
     message: str
     passing: bool
 
-
-REMOVED = "removed"
-"""The answer to `Open` if the submission has no manifest."""
 
 Operation: TypeAlias = Create | Read | List | Delete | Open | Fetch | Ready | Start | Stop | Wait
 Steps: TypeAlias = Generator[Operation, Any, Any]
@@ -236,9 +232,9 @@ class Pull:
         raise AssertionError("a worker ends only by leaving")
 
     def _work(self) -> Steps:
-        failure = yield Open()
-        if failure == REMOVED:
+        if (yield Read(f"{self._scope}manifest")) is None:  # a cleanup has removed it
             raise Leave(EXIT_SURPLUS)
+        failure = yield Open()
         yield from self._register(failure)
         yield from self._read_requests()
         yield from self._read_slots()

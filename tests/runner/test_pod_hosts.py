@@ -320,7 +320,8 @@ def test_a_leader_that_may_not_delete_its_set_names_the_command_that_grants_it(
 
 
 def store_batch(pods: Pods, order: wire.Order, items: int) -> None:
-    """Store the inputs of a batch, whose items are all called like *order*; the end follows."""
+    """Store a batch, whose items are all called like *order*: manifest, inputs, and their end."""
+    pods.objects.create(f"{SCOPE}manifest", b"")
     arguments, _ = pods.objects.get(order.arguments.name)
     pods.objects.delete([order.arguments.name])
     encoded = EncodedInput(None, arguments, hashlib.sha256(arguments).hexdigest(), "a")

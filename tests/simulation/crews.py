@@ -160,13 +160,8 @@ class Crews(Disturber):
     def slowness(self, process: Process, operation: Any) -> float:
         return 0.0
 
-    def opening_failure(self, pod: ItemPod) -> pull.OpeningFailure | str | None:
+    def opening_failure(self, pod: ItemPod) -> pull.OpeningFailure | None:
         """Return why the worker can't open the submission; None if it can."""
-        scope = self.world.oracle.scope
-        try:
-            self.world.get(f"{scope}manifest")
-        except NotFound:
-            return pull.REMOVED
         if not self.chance("unopened"):
             return None
         self.faults["unopened"] += 1

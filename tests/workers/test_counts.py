@@ -27,8 +27,8 @@ Store = dict[str, tuple[bytes, Mapping[str, str]]]
 
 
 def store_of(items: int) -> Store:
-    """Return a store with the inputs of a batch."""
-    store: Store = {}
+    """Return a store with the manifest and the inputs of a batch."""
+    store: Store = {f"{SCOPE}manifest": (b"", {})}
     for number, slot in enumerate((wire.Slot(0, items), wire.Slot(total=items))):
         name = wire.input_key(SCOPE, number)
         store[name] = b"", slot.signed(KEY, SCOPE, name)
@@ -90,7 +90,7 @@ def test_an_item_takes_two_objects_one_look_at_the_requests_and_no_listing() -> 
 
 def test_a_worker_of_lazy_inputs_lists_no_item_again_that_is_final() -> None:
     """Each input is stored when all earlier items have ended; another worker runs each second."""
-    store: Store = {}
+    store: Store = {f"{SCOPE}manifest": (b"", {})}
     worker = pull.Pull(WorkerId(0, "job", 0), "me", KEY, SCOPE, Terms(workers=2), lambda: 0.0)
     stored, listed, is_running = 0, Counter[str](), False
 

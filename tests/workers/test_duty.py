@@ -288,7 +288,7 @@ class Store:
         self.has_inputs = True
         self.ends_at: float | None = None  # the child, if one runs
         self.names: list[str] = []  # what was created, and what was started
-        self.objects: dict[str, tuple[bytes, dict[str, str]]] = {}
+        self.objects: dict[str, tuple[bytes, dict[str, str]]] = {f"{SCOPE}manifest": (b"", {})}
         self.put(wire.Slot(0, inputs), 0)
         self.put(wire.Slot(total=inputs), 1)
 
@@ -438,6 +438,13 @@ def test_a_worker_of_an_earlier_round_takes_nothing(requests: list[wire.Request]
         store.ask(request)
     assert store.play() == EXIT_SURPLUS
     assert not any(name.startswith("start") for name in store.names)
+
+
+def test_a_worker_of_a_removed_batch_leaves_no_object() -> None:
+    store = Store(Terms())
+    store.objects.clear()
+    assert store.play() == EXIT_SURPLUS
+    assert store.objects == {}
 
 
 def test_the_second_process_of_a_worker_takes_nothing() -> None:

@@ -340,9 +340,7 @@ class World:
         """Overwrite the lease."""
         self.objects[name] = (body, {})
 
-    def opening_failure(self, pod: Pod) -> pull.OpeningFailure | str | None:
-        if f"{SCOPE}manifest" not in self.objects:
-            return pull.REMOVED
+    def opening_failure(self, pod: Pod) -> pull.OpeningFailure | None:
         if not self.chance("unopened"):
             return None
         self.faults["unopened"] += 1
