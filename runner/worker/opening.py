@@ -5,11 +5,9 @@ It takes the steps of `kinetic._runner.job.attempt.Invocation` that don't depend
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import time
-from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,12 +35,6 @@ class Opened(NamedTuple):
     kept: KeptWorkspace | None
 
 
-class _Steps:
-    """The step that is being taken, for the outcome of a failure."""
-
-    phase = "environment setup"
-
-
 def open_submission(
     order: wire.Order,
     init: wire.Input | None,
@@ -60,52 +52,28 @@ def open_submission(
         place: The directories of the worker.
         restores: Whether each item finds the workspace as it was submitted.
     """
-    steps = _Steps()
-    folder = os.getcwd()
+    phase, own_folder = "environment setup", os.getcwd()
     try:
-        return _open(steps, order, init, objects, place, restores=restores)
-    except Exception as exc:
-        log = "" if place.log is None else place.log()
-        return failure_of(exc, steps.phase, place, log)
-    finally:
-        os.chdir(folder)
-
-
-def _open(
-    steps: _Steps,
-    order: wire.Order,
-    init: wire.Input | None,
-    objects: Objects,
-    place: workspace.JobPlace,
-    *,
-    restores: bool,
-) -> Opened:
-    attempt.check_python(order.client.get("python", ""))
-    if order.requirements is not None:
-        steps.phase = "requirements"
-        requirements: Any = importlib.import_module("..job.requirements", __package__)
-        requirements.install(order.requirements, objects, os.fspath(place.work))
-    steps.phase = "context extract"
-    kept = None
-    if restores:
-        kept = KeptWorkspace(order.code, objects, place)
-    else:
-        workspace.prepare(order.code, objects, place)
-    folder = os.getcwd()
-    with _downloading(steps):
+        attempt.check_python(order.client.get("python", ""))
+        if order.requirements is not None:
+            phase = "requirements"
+            requirements: Any = importlib.import_module("..job.requirements", __package__)
+            requirements.install(order.requirements, objects, os.fspath(place.work))
+        phase, kept = "context extract", None
+        if restores:
+            kept = KeptWorkspace(order.code, objects, place)
+        else:
+            workspace.prepare(order.code, objects, place)
+        phase, folder = "artifact download", os.getcwd()
         function = read_input(objects, order.function)
         init_bytes = None if init is None else read_input(objects, init)
-    return Opened(function, init_bytes, folder, kept)
-
-
-@contextlib.contextmanager
-def _downloading(steps: _Steps) -> Generator[None]:
-    steps.phase = "artifact download"
-    try:
-        yield
-    except ValueError:
-        steps.phase = "artifact verification"
-        raise
+        return Opened(function, init_bytes, folder, kept)
+    except Exception as exc:
+        if phase == "artifact download" and isinstance(exc, ValueError):
+            phase = "artifact verification"
+        return failure_of(exc, phase, place, "" if place.log is None else place.log())
+    finally:
+        os.chdir(own_folder)
 
 
 def failure_of(
