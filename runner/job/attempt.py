@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..job_log import say
 from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Spooled
@@ -509,7 +510,7 @@ class Attempt:
         except OSError as exc:
             return self._on_commit_error(outcome, exc)
         if not created:
-            _log("another process closed this attempt")
+            say("another process closed this attempt")
         return self._exit_code(outcome, metadata if created else None, content)
 
     def _exit_code(
@@ -520,7 +521,7 @@ class Attempt:
 
     def _on_commit_error(self, outcome: wire.Outcome, exc: OSError) -> int:
         """Log *exc*, and replace a value that can't be stored by an error; return the exit code."""
-        _log(f"can't write the outcome: {exc}")
+        say(f"can't write the outcome: {exc}")
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_STORE_FULL if _is_disk_full(exc) else wire.EXIT_UNCOMMITTED
         return self._commit(*without_value(outcome, exc))
@@ -555,7 +556,7 @@ def create_patiently(
             if time.monotonic() - began >= limit or gives_up(exc):
                 raise
             if not warned:
-                _log(
+                say(
                     f"the job has ended, but its result can't be written ({exc}); {advice}kinetic "
                     f"retries for {limit:.0f} s"
                 )
@@ -581,8 +582,3 @@ def _can_hold(path: str, content: bytes | Path) -> bool:
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     disk = os.statvfs(path)
     return size < disk.f_blocks * disk.f_frsize
-
-
-def _log(message: str) -> None:
-    with suppress(OSError):  # the log may be on the disk that failed
-        print(f"kinetic: {message}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ import time
 import types
 from typing import TYPE_CHECKING, Any
 
+from ..job_log import say
 from ..protocol import pickles, wire
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class DebuggerWait:
         """Return when a debugger has attached and is ready, or when the time limit has passed."""
         seconds = self._order.debug_s or 0.0
         if seconds > 0:
-            _log(f"waiting for a debugger, for {seconds:g} s at most")
+            say(f"waiting for a debugger, for {seconds:g} s at most")
             limiter = threading.Thread(
                 target=self._limit_wait, name="kinetic-debugger", daemon=True
             )
@@ -76,7 +77,7 @@ class DebuggerWait:
             finally:
                 self._finished.set()
         if self._give_up_message:
-            _log(self._give_up_message)
+            say(self._give_up_message)
         elif self._hosts > 1:
             self._objects.create(self._order.part_name(ATTACHED), b"")
 
@@ -155,7 +156,3 @@ def _load_debugpy(place: JobPlace) -> Any:
         f"debug=True needs debugpy, which isn't installed where the job runs ({error}); "
         f"{place.install_advice(PACKAGE)}"
     ) from error
-
-
-def _log(message: str) -> None:
-    print(f"kinetic: {message}", file=sys.stderr)

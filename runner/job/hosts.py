@@ -10,13 +10,13 @@ import importlib
 import importlib.util
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..job_log import say
 from ..pauses import pauses
 from ..protocol import outcomes, wire
 from ..protocol.spool import Spooled
@@ -177,10 +177,10 @@ class Watch:
             try:
                 is_closed = self._objects.exists(self._order.part_name("outcome"))
             except OSError as exc:
-                print(f"kinetic: {exc}", file=sys.stderr)
+                say(str(exc))
                 continue
             if is_closed and not self._finished.is_set():
-                print("kinetic: another host has ended this attempt", file=sys.stderr)
+                say("another host has ended this attempt")
                 self._on_end()
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from ..job_log import say
 from ..protocol import frames, metrics, outcomes, signing, wire
 from ..protocol.metrics import Reports, Value
 from ..protocol.spool import Spooled
@@ -374,5 +375,4 @@ class Reporter:
     def _warn(self, subject: str, message: str) -> None:
         if subject not in self._warned_of:
             self._warned_of.add(subject)
-            with suppress(Exception):  # the log may be on the disk that failed
-                print(f"kinetic: {message}", file=sys.stderr, flush=True)
+            say(message)

@@ -13,12 +13,12 @@ import importlib
 import os
 import re
 import stat
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..job_log import say
 from ..protocol import private
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Mirror:
         size = sum(blob.size for blob in blobs)
         free = shutil.disk_usage(self._folder).free
         if size > free // 2:
-            _log(
+            say(
                 f"{self._url} has {size:,} bytes, more than half of the {free:,} bytes that are "
                 f"free on the job's disk; the directory {VARIABLE} starts empty"
             )
@@ -236,14 +236,14 @@ class Mirror:
                 (f" ({self._errors[name]})" for name in unsent if name in self._errors), ""
             )
             names = ", ".join(unsent[:MAX_NAMED_FILES])
-            _log(f"these files were not uploaded to {self._url}: {names}{more}{reason}")
+            say(f"these files were not uploaded to {self._url}: {names}{more}{reason}")
 
     def _scan_regularly(self) -> None:
         while not self._finishing.wait(SCAN_S):
             try:
                 self.scan()
             except Exception as exc:  # the job keeps running; `finish` reports missing files
-                _log(f"can't scan {self._folder}: {exc}")
+                say(f"can't scan {self._folder}: {exc}")
 
     def _upload_all(self) -> None:
         if self._scanner is not None:
@@ -297,7 +297,3 @@ class Mirror:
 def _downloads() -> Any:
     # If the warm parent imported this module, every fork would run its thread pools' exit callback.
     return importlib.import_module(".downloads", __package__)
-
-
-def _log(message: str) -> None:
-    print(f"kinetic: {message}", file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from ..job.attempt import OUTAGE_RETRY_S, Attempt, create_patiently
 from ..job.hosts import HostCall, Hosts, Watch, host_done
 from ..job.opening import read_item
 from ..job.processes import Stopped
+from ..job_log import say
 from ..pauses import pauses
 from ..protocol import signing, wire
 from ..protocol.outcomes import Death, End, death_of, outcome_of_death
@@ -73,7 +73,7 @@ def store_output(
     try:
         objects.create(name, output, {"mac": signing.sign(pod.key, scope, name, output)})
     except OSError as exc:
-        print(f"kinetic: cannot store the end of the job's log: {exc}", file=sys.stderr)
+        say(f"cannot store the end of the job's log: {exc}")
 
 
 def write_receipt(
@@ -101,7 +101,7 @@ def run_follower_and_exit(
     except BaseException as exc:
         with contextlib.suppress(OSError, ValueError):
             if isinstance(exc, OSError):  # the store, or the disk: no defect of the runner
-                print(f"kinetic: {exc}", file=sys.stderr)
+                say(str(exc))
             else:
                 traceback.print_exc()
     finally:
@@ -125,10 +125,10 @@ def _run(pod: Pod, hosts: Hosts, folder: str, channel: Channel) -> int:
         with stopping:
             order = _wait_for_order(pod, objects)
     except Stopped:
-        print("kinetic: the job was asked to stop before its start", file=sys.stderr)
+        say("the job was asked to stop before its start")
         return wire.EXIT_RETRY
     except KeyError:
-        print("kinetic: the first host took no item in time", file=sys.stderr)
+        say("the first host took no item in time")
         return wire.EXIT_RETRY
     if order is None:
         return wire.EXIT_VALUE
@@ -214,7 +214,7 @@ def _exit_code_for(order: wire.Order, key: bytes, objects: Objects) -> int:
     try:
         item = read_item(order, key, objects)
     except (OSError, ValueError) as exc:
-        print(f"kinetic: cannot read the item's attempts: {exc}", file=sys.stderr)
+        say(f"cannot read the item's attempts: {exc}")
         return wire.EXIT_RETRY
     if item.state is wire.ItemState.SUCCEEDED:
         return wire.EXIT_VALUE
@@ -249,7 +249,7 @@ def close_dead(pod: Pod, hosts: Hosts, guard: Guard) -> int:
         )
         death = death_of(order, end)
         death = replace(death, message=f"on {hosts.name}: {death.message}")
-        print(f"kinetic: {death.message}", file=sys.stderr)
+        say(death.message)
         if not objects.exists(order.arguments.name):  # a cleanup has removed the inputs
             objects.delete([order.part_name("claim")])
             return wire.EXIT_FINAL
@@ -261,7 +261,7 @@ def close_dead(pod: Pod, hosts: Hosts, guard: Guard) -> int:
     except KeyError:
         return wire.EXIT_RETRY  # the first host hasn't taken an item yet
     except (OSError, ValueError) as exc:
-        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
+        say(f"can't write the outcome: {exc}")
         return wire.EXIT_RETRY
     return _exit_code_for(order, pod.key, objects)
 

@@ -14,13 +14,13 @@ import re
 import select
 import signal
 import socket
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from ..job import processes
 from ..job.kernel_kills import KernelKills, kills_in_container
+from ..job_log import say
 from ..protocol import wire
 from .memory import MemoryLimit, kill_largest
 
@@ -244,7 +244,7 @@ class Guard:
         self._count_kill()  # before the kill, because the worker reads the count at its end
         if kill_largest([self._pid], self._levels):
             text = f"{memory.limit >> 20} MiB, at which the kernel would kill all of it"
-            print(f"kinetic: killed a process: the container nears {text}", file=sys.stderr)
+            say(f"killed a process: the container nears {text}")
         return AFTER_KILL_S
 
     def _ask_to_stop(self, number: int) -> None:

@@ -13,11 +13,11 @@ import math
 import os
 import pwd
 import signal
-import sys
 import tempfile
 import time
 
 from ..job import processes
+from ..job_log import say
 from ..protocol import wire
 from .environment import RUNNER_VARIABLES, Pod, read_pod
 from .follower import close_dead, run_follower_and_exit
@@ -32,11 +32,11 @@ def main() -> int:
     try:
         pod = read_pod(os.environ)
     except (ValueError, OSError) as exc:
-        print(f"kinetic: this job cannot be run: {exc}", file=sys.stderr)
+        say(f"this job cannot be run: {exc}")
         return wire.EXIT_FINAL
     if pod.order.store.startswith("gs://") and not _has_module("google.cloud.storage"):
         problem = "the image lacks google-cloud-storage; install it in the image"
-        print(f"kinetic: this job cannot be run: {problem}", file=sys.stderr)
+        say(f"this job cannot be run: {problem}")
         return wire.EXIT_FINAL
     for name in RUNNER_VARIABLES:
         os.environ.pop(name, None)

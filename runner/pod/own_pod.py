@@ -7,13 +7,13 @@ import http.client
 import json
 import os
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..job_log import say
 from ..pauses import pauses
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -40,9 +40,11 @@ def delete_worker_set(name: str) -> bool:
         return True
     if status == 403:
         problem = f"may not delete its own LeaderWorkerSet {name}, which keeps its hosts busy"
-        _log(f"{problem}; delete it, and apply the Roles of `kinetic doctor --manifest`")
+        say(f"this job {problem}; delete it, and apply the Roles of `kinetic doctor --manifest`")
     else:
-        _log(f"cannot delete its own LeaderWorkerSet {name} ({status or answer}); delete it")
+        say(
+            f"this job cannot delete its own LeaderWorkerSet {name} ({status or answer}); delete it"
+        )
     return False
 
 
@@ -126,7 +128,3 @@ def _request(path: str, options: Mapping[str, Any]) -> tuple[int, str]:
         return answer.status, answer.read().decode(errors="replace")
     finally:
         connection.close()
-
-
-def _log(message: str) -> None:
-    print(f"kinetic: this job {message}", file=sys.stderr)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..job_log import say
 from ..pauses import pauses
 from ..protocol import google_refusals, wire
 from ..protocol.gcs_names import BucketFolder
@@ -301,7 +302,7 @@ class Bucket:
             is_temporary = self._is_temporary(exc)
             if is_temporary and not warned and time.monotonic() - began > LOG_AFTER_S:
                 warned = True
-                print(f"kinetic: cannot {operation}: {exc}; retrying", file=sys.stderr)
+                say(f"cannot {operation}: {exc}; retrying")
             return is_temporary
 
         retry = _import_library("google.api_core.retry").Retry(

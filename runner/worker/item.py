@@ -13,7 +13,6 @@ import mmap
 import os
 import pickle
 import struct
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -315,9 +314,3 @@ def unstorable(result: Result, problem: OSError) -> Result:
     outcome, body = without_value(result.outcome, problem)
     content = body.content if isinstance(body.content, bytes) else b""
     return Result(outcome._replace(body=body.digest), content, None, result.imports)
-
-
-def say(message: str) -> None:
-    """Write a line to the worker's log."""
-    with contextlib.suppress(OSError):  # the log may be on the disk that failed
-        print(f"kinetic: {message}", file=sys.stderr, flush=True)

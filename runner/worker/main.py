@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..job import attempt, outputs, processes, temporary, workspace
 from ..job.kernel_kills import KernelKills, kills_on_machine
+from ..job_log import say
 from ..protocol import wire
 from ..protocol.outcomes import Death, End, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
@@ -265,10 +266,10 @@ class Worker:
             code: int = end.value
             return code
         except OSError as exc:
-            item.say(f"the worker ends, because the store doesn't answer: {exc}")
+            say(f"the worker ends, because the store doesn't answer: {exc}")
             return EXIT_REPLACE
         except processes.Stopped:
-            item.say("this process was asked to stop before its first job")
+            say("this process was asked to stop before its first job")
             return EXIT_REPLACE
         finally:
             if self._channel is not None:
@@ -589,7 +590,7 @@ class Worker:
         """Run the item again, in an interpreter without imports: it ended before it began."""
         assert self._interpreter is not None
         if status != EXIT_CANNOT_IMPORT:
-            item.say(
+            say(
                 "each job imports its packages itself, because the process that imports them for "
                 f"all jobs has ended with status {status}"
             )

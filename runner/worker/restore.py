@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..job import processes
+from ..job_log import say
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` makes enums
 _NUMBERS = [
@@ -204,11 +205,9 @@ class Leftovers:
                 listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
                 found.append(f"{kind} ({listed})")
         if found:
-            print(
-                f"kinetic: {job} left {' and '.join(found)} in its interpreter, where they stay "
-                'until it ends; with isolation="process", they end with each job',
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"{job} left {' and '.join(found)} in its interpreter, where they stay "
+                'until it ends; with isolation="process", they end with each job'
             )
 
 
