@@ -131,10 +131,12 @@ async def _worker_log(
     attempts = (await submission.all_attempts([index])).get(index, {})
     attempt = attempts.get(number, wire.Attempt())
     outcome = attempt.outcome
-    worker = WorkerId.parse(attempt.worker if outcome is None else outcome.writer)
-    if worker is None:
+    name = attempt.worker if outcome is None else outcome.writer
+    part: tuple[int, int | None] | None = None if outcome is None else outcome.log
+    if part is None and name != attempt.worker and attempt.output is not None:
+        name, part = attempt.worker, (attempt.output, None)  # it was the last item of its worker
+    if (worker := WorkerId.parse(name)) is None:
         raise NotFound(f"attempt {number} of {identity.job_id(index)} has no output")
-    part = None if outcome is None else outcome.log
     if outcome is not None and part is None:
         raise NotFound(f"the end of the output of {identity.job_id(index)} is in the store")
     place = identity.key, identity.scope, identity.job_id(index), number

@@ -327,7 +327,7 @@ class Workers(Protocol):
     def item_log(
         self,
         worker: str,
-        part: tuple[int, int] | None,
+        part: tuple[int, int | None] | None,
         marks: tuple[str, str],
         *,
         since: float,
@@ -339,7 +339,7 @@ class Workers(Protocol):
         Args:
             worker: The name of the worker.
             part: The first byte of the item's output in that of the worker, and the one after its
-                last; None while the item runs.
+                last, or None for its end; None while the item runs.
             marks: The lines in the worker's log before and after those of the item.
             since: A time before the item began, in seconds since the epoch.
             follow: Whether to wait for more lines.

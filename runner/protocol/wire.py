@@ -234,6 +234,10 @@ def log_key(scope: str, index: int, attempt: int, host: int) -> str:
 _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)")
 
 
+OUTPUT = "output"
+"""The field of a claim with the size of the worker's output file, on this machine."""
+
+
 def claim_metadata(executor: str, worker: str = "") -> dict[str, str]:
     """Return the metadata of a claim that *executor* makes now, perhaps as a *worker*."""
     metadata = {"executor": executor, "at": f"{time.time():.3f}"}
@@ -574,13 +578,14 @@ class Attempt(NamedTuple):
 
     ``claimed`` is the time of the claim, in seconds since the epoch by the job's clock. The time
     isn't signed, so it is only for display. ``worker`` names the worker that claimed the attempt
-    (see `workers`).
+    (see `workers`). ``output`` is the size of that worker's output file at that time.
     """
 
     executor: str | None = None
     outcome: Outcome | None = None
     claimed: float | None = None
     worker: str = ""
+    output: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -785,7 +790,9 @@ def attempts_of(
         attempt = item_attempts.get(int(match[2]), Attempt())
         if match[3] == "claim":
             executor, worker = metadata.get("executor", ""), metadata.get("worker", "")
-            attempt = Attempt(executor, attempt.outcome, claim_time(metadata), worker)
+            size = metadata.get(OUTPUT, "")
+            output = int(size) if size.isdecimal() and len(size) < 20 else None
+            attempt = Attempt(executor, attempt.outcome, claim_time(metadata), worker, output)
         else:
             try:
                 outcome = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))

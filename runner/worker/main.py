@@ -291,8 +291,12 @@ class Worker:
     def _create(self, operation: pull.Create) -> bool:
         is_outcome = operation.name.endswith(".outcome")
         self._is_opening = self._is_opening and not is_outcome
+        metadata = operation.metadata
+        if self._channel is not None and operation.name.endswith(".claim"):
+            # If this worker dies, what follows in its output file is the item's.
+            metadata = {**metadata, wire.OUTPUT: str(_output_size())}
         outage_s = attempt.OUTAGE_RETRY_S if is_outcome else 0.0
-        created = self._put(operation.name, operation.body, operation.metadata, outage_s)
+        created = self._put(operation.name, operation.body, metadata, outage_s)
         if is_outcome and self._channel is not None:
             self._channel.ended(*wire.parse_attempt_key(operation.name), self._output_end)
             self._output_end = None

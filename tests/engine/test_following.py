@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic.errors import NotFound
+from kinetic.errors import JobLost, NotFound
 
 DEADLINE_S = 60.0
 
@@ -58,6 +60,39 @@ async def test_every_attempt_is_followed_once_and_in_order(
         assert await job.result(cleanup=False) == 7
         assert [line async for line in job.logs()] == ["attempt 3", "same"], "the last attempt"
         assert [line async for line in job.logs(follow=True)] == ["attempt 3", "same"]
+        await batch.cleanup()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def kill_worker_once(x: int) -> int:
+    """In the first attempt of the second item, kill the process that commits outcomes."""
+    attempt = int(os.environ["KINETIC_ATTEMPT"])
+    print(f"item {x}, attempt {attempt}", flush=True)
+    if x == 1 and attempt == 1:
+        os.kill(parent_of(os.getppid()), signal.SIGKILL)
+        time.sleep(DEADLINE_S)
+    return x
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the test finds the worker in /proc")
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_the_lines_of_an_item_whose_worker_died_are_found(
+    client: aio.Client, retries: int
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        batch = await client.run_async_map(
+            kill_worker_once, range(3), retries=retries, max_concurrent=1
+        )
+        results = await batch.results(return_exceptions=True, cleanup=False)
+        assert results[::2] == [0, 2]
+        assert results[1] == 1 if retries else isinstance(results[1], JobLost)
+        job = await batch.job(1)
+        assert [line async for line in job.logs(attempt=1)] == ["item 1, attempt 1"]
+        assert await job.tail() == f"item 1, attempt {1 + retries}"
+        assert await (await batch.job(0)).tail() == "item 0, attempt 1"
         await batch.cleanup()
 
 

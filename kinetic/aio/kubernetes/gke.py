@@ -240,7 +240,7 @@ class GkeCluster:
     def item_log(
         self,
         worker: str,
-        part: tuple[int, int] | None,
+        part: tuple[int, int | None] | None,
         marks: tuple[str, str],
         *,
         since: float,

@@ -94,7 +94,7 @@ class PathwaysCluster(GkeCluster):
     def item_log(
         self,
         worker: str,
-        part: tuple[int, int] | None,
+        part: tuple[int, int | None] | None,
         marks: tuple[str, str],
         *,
         since: float,

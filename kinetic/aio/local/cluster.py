@@ -307,7 +307,7 @@ class LocalCluster:
     async def item_log(
         self,
         worker: str,
-        part: tuple[int, int] | None,
+        part: tuple[int, int | None] | None,
         marks: tuple[str, str],
         *,
         since: float,
