@@ -30,7 +30,7 @@ from ..protocol.spool import Spooled
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, open_store
 from . import main_module, metrics, opening, outputs, views, workspace
-from .processes import Stopped, Stopping
+from .processes import Stopped, Stopping, tell_supervisor
 from .workspace import JobPlace
 
 RESERVE_BYTES = 4 << 20
@@ -197,7 +197,8 @@ class Invocation:
         return asyncio.run(_await_value(value))
 
     def _report_call(self) -> None:
-        self._place.on_call()
+        """Report that the function is called, which starts its timeout."""
+        tell_supervisor("called")
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Spooled]:
         """Return the outcome of *value* and its body, or those of an error if pickling fails."""

@@ -289,8 +289,8 @@ class JobPlace:
     ``work`` is the job's own directory, which kinetic removes after the job. The jobs of this
     machine share ``cache``. ``mounts`` allows a private mount namespace. ``exclusive`` says that
     only this job uses the file system, as in a pod. ``log`` returns the last lines of the log; it
-    is None if the platform keeps the log. ``on_call`` reports that the function is called, which
-    starts its timeout. ``reusable`` says that a later job may reuse ``work`` (see `spares`).
+    is None if the platform keeps the log. ``reusable`` says that a later job may reuse ``work``
+    (see `spares`).
     """
 
     work: str | Path
@@ -298,7 +298,6 @@ class JobPlace:
     mounts: bool
     exclusive: bool = False
     log: Callable[[], str] | None = None
-    on_call: Callable[[], None] = lambda: processes.tell_supervisor("called")
     reusable: bool = False
 
     def install_advice(self, library: str) -> str:

@@ -120,7 +120,7 @@ def _run(pod: Pod, hosts: Hosts, folder: str, channel: Channel) -> int:
         remote_runner.flush()
         return channel.output()
 
-    place = replace(make_place(folder, lambda: last_lines(output())), on_call=channel.report_call)
+    place = make_place(folder, lambda: last_lines(output()))
     try:
         with stopping:
             order = _wait_for_order(pod, objects)
@@ -242,10 +242,8 @@ def close_dead(pod: Pod, hosts: Hosts, guard: Guard) -> int:
         end = End(
             guard.status,
             stopped=guard.stopped,
-            timed_out=guard.killed and guard.out_of_time,
             killed=guard.killed,
             out_of_memory=guard.out_of_memory,
-            called=guard.called,
         )
         death = death_of(order, end)
         death = replace(death, message=f"on {hosts.name}: {death.message}")

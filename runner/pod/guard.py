@@ -1,7 +1,7 @@
 """The guard: the container's first process, which watches the process of the job.
 
-The guard copies the job's output, passes SIGTERM on to the job, enforces time limits, and reports
-how the job ended. It also ends a process shortly before the kernel would kill the whole container.
+The guard copies the job's output, passes SIGTERM on to the job, ends it after its grace period, and
+reports how it ended. It also ends a process shortly before the kernel would kill the container.
 """
 
 from __future__ import annotations
@@ -70,11 +70,6 @@ class Channel:
         with contextlib.suppress(OSError):  # without the message, the guard looks into the store
             self.job_end.send(b"code %d" % code)
 
-    def report_call(self) -> None:
-        """In the job: report that the function is called now, which starts its timeout."""
-        with contextlib.suppress(OSError):  # without the message, the limit includes the start
-            self.job_end.send(b"called")
-
     def output(self) -> bytes:
         """In the job: return the last MiB of its output, in whole lines."""
         try:
@@ -118,17 +113,24 @@ def last_lines(output: bytes) -> str:
     return b"".join(lines[-KEPT_LINES:]).decode(errors="replace")
 
 
+def job_grace(grace: float) -> float:
+    """Return how long a job may take to end, so that its outcome can follow in time.
+
+    When the whole *grace* is over, the platform kills the pod.
+    """
+    return max(grace - 5.0, grace * 0.75)
+
+
 class Guard:
     """Watch the process *pid*, and copy its output from the pipe *source* to standard output.
 
-    The limits are in seconds: *timeout* of the function, *start* until its call, *grace* to stop.
-    If the container nears its *memory* limit, the guard kills the process, or for a worker the
-    largest one so many *levels* below.
+    A process that was asked to stop has *grace* seconds, less the time that its outcome takes. If
+    the container nears its *memory* limit, the guard kills the process, or for a worker the largest
+    one so many *levels* below.
 
     The attributes say how the process ended. ``reported`` is the exit code that the job reported
     after its commit, if it did. ``status`` is the process's exit code, or a negative signal.
-    ``called`` says that the job called the function, ``out_of_time`` that its time limit was over,
-    ``stopped`` that SIGTERM came, ``killed`` that the guard killed the process to end it, and
+    ``stopped`` says that SIGTERM came, ``killed`` that the guard killed the process to end it, and
     ``out_of_memory`` that the kernel or the guard killed one to free memory.
     """
 
@@ -138,15 +140,13 @@ class Guard:
         source: int,
         channel: Channel,
         *,
-        timeout: float | None,
-        start: float,
         grace: float,
         memory: MemoryLimit | None = None,
         levels: int = 0,
     ) -> None:
         self.reported: int | None = None
         self.status = 0
-        self.called = self.out_of_time = self.stopped = self.killed = False
+        self.stopped = self.killed = False
         self._pid = pid
         self._source = source
         self._source_ended = False
@@ -157,12 +157,8 @@ class Guard:
         self._kills = KernelKills(channel.kills)
         self._look_at = math.inf if memory is None else 0.0
         self._output_tail = bytearray()
-        self._timeout = timeout
-        # When the whole grace is over, the platform kills the pod.
-        self._job_grace = max(grace - 5.0, grace * 0.75)
-        self._deadline = self._kill_at = math.inf
-        if timeout is not None:
-            self._deadline = time.monotonic() + start + timeout
+        self._job_grace = job_grace(grace)
+        self._kill_at = math.inf
         self._wake_read, self._wake_write = os.pipe()
 
     def watch(self) -> None:
@@ -180,7 +176,7 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
         self._wait()
         while (status := self._reap()) is None:
-            self._enforce_limits()  # after the reaping, the ID may belong to another process
+            self._enforce_grace()  # after the reaping, the ID may belong to another process
             self._wait()
         self.status = status
         self._read_output()
@@ -208,7 +204,7 @@ class Guard:
             poll.register(self._source, select.POLLIN)
         if self._unwritten:
             poll.register(STANDARD_OUTPUT, select.POLLOUT)
-        left_s = min(self._deadline, self._kill_at, self._look_at) - time.monotonic()
+        left_s = min(self._kill_at, self._look_at) - time.monotonic()
         for fd, _ in poll.poll(min(max(0.0, left_s), LONGEST_POLL_S) * 1000 + 1):
             if fd == self._wake_read:
                 self._on_signals(os.read(fd, 4096))
@@ -222,16 +218,12 @@ class Guard:
     def _on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers and not self.stopped:
             self.stopped = True
-            self._ask_to_stop(signal.SIGTERM)
+            os.kill(self._pid, signal.SIGTERM)  # it isn't reaped yet, so its ID is valid
+            self._kill_in(self._job_grace)
 
-    def _enforce_limits(self) -> None:
-        """Ask the job to end at its time limit, and kill it if it doesn't end in time."""
+    def _enforce_grace(self) -> None:
+        """Kill the job if it hasn't ended in time, and free memory if need be."""
         now = time.monotonic()
-        if now >= self._deadline:
-            self._deadline = math.inf
-            if self.reported is None:
-                self.out_of_time = True
-                self._ask_to_stop(signal.SIGXCPU)
         if now >= self._kill_at:
             self._kill_at = math.inf
             self.killed = True
@@ -246,14 +238,6 @@ class Guard:
             text = f"{memory.limit >> 20} MiB, at which the kernel would kill all of it"
             say(f"killed a process: the container nears {text}")
         return AFTER_KILL_S
-
-    def _ask_to_stop(self, number: int) -> None:
-        """Ask the job to end by the signal *number*, and set the time at which to kill it.
-
-        The job's process isn't reaped yet, so its ID is valid.
-        """
-        os.kill(self._pid, number)
-        self._kill_in(self._job_grace)
 
     def _kill_in(self, seconds: float) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
@@ -273,10 +257,6 @@ class Guard:
             with contextlib.suppress(OSError):  # the job has ended
                 os.pwrite(self._answer_file.fileno(), output, 0)
                 self._channel.send(b"%b %d" % (number, len(output)))
-        elif message == b"called":
-            self.called = True
-            if self._deadline < math.inf and self._timeout is not None:
-                self._deadline = time.monotonic() + self._timeout
         elif message.startswith(b"code "):
             self.reported = int(message[5:])
             self._kill_in(EXIT_TIMEOUT_S)  # threads and libraries may block the job's exit

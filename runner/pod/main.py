@@ -97,22 +97,11 @@ def _run_in_child(pod: Pod, folder: str) -> tuple[Guard, OwnPod]:
     os.close(sink)
     channel.job_end.close()
     own_pod = OwnPod(pod.executor, pod.name)  # its thread, like any other, inherits blocked signals
-    order = pod.order
-    start = wire.start_allowance(order.debug_s)
-    # A worker itself limits the time of its items, and ends them.
-    timeout, grace, levels = order.timeout, order.grace, 0
+    # A worker itself limits the time of its items: on several hosts, also that of the others.
+    grace, levels = pod.order.grace, 0
     if not pod.follows:
         # The I/O process has the interpreter as its child, which forks for each item, or runs it.
-        timeout, grace, levels = None, math.inf, 2 if pod.crew.isolation == "process" else 1
-    guard = Guard(
-        pid,
-        source,
-        channel,
-        timeout=timeout,
-        start=start,
-        grace=grace,
-        memory=MemoryLimit.find(),
-        levels=levels,
-    )
+        grace, levels = math.inf, 2 if pod.crew.isolation == "process" else 1
+    guard = Guard(pid, source, channel, grace=grace, memory=MemoryLimit.find(), levels=levels)
     guard.watch()
     return guard, own_pod

@@ -27,15 +27,7 @@ from ..worker.interpreter import Report
 from ..worker.main import Worker
 from .environment import Pod, begin_child, make_place
 from .follower import close_restarted, read_order, store_order, store_output, write_receipt
-from .guard import Channel, last_lines
-
-
-def job_grace(grace: float) -> float:
-    """Return how long an item may take to end, so that its outcome can follow in time.
-
-    When the whole *grace* is over, the platform kills the pod.
-    """
-    return max(grace - 5.0, grace * 0.75)
+from .guard import Channel, job_grace, last_lines
 
 
 def exit_code(status: int) -> int:

@@ -107,7 +107,7 @@ class End(NamedTuple):
     timed_out: bool = False
     killed: bool = False
     out_of_memory: bool = False
-    called: bool = True
+    called: bool = False
 
 
 def death_of(order: wire.Order, end: End) -> Death:

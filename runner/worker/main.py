@@ -59,7 +59,7 @@ class Guard:
         self._interpreter = interpreter
         self._unsent = 0  # a signal for a process that doesn't exist yet
         self._began = time.monotonic()
-        self._called: float | None = None
+        self.called: float | None = None  # when its timeout began
         self._kill_at: float | None = None
         self.stopped = False
         self.timed_out = False
@@ -67,7 +67,7 @@ class Guard:
 
     def call(self) -> None:
         """The function is called now, so its timeout begins."""
-        self._called = time.monotonic()
+        self.called = time.monotonic()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ask the process to end, and kill it after its grace period."""
@@ -96,8 +96,8 @@ class Guard:
             return self._kill_at
         if (limit := self.order.timeout) is None:
             return float("inf")
-        if self._called is not None:
-            return self._called + limit
+        if self.called is not None:
+            return self.called + limit
         return self._began + wire.start_allowance(self.order.debug_s) + limit
 
     def act(self) -> float:
@@ -454,7 +454,8 @@ class Worker:
             for candidate in left.imports:
                 self._shared_imports.setdefault(candidate.name, candidate)
         by_kernel = report.status == -signal.SIGKILL and self._kills.has_increased()
-        end = End(report.status, guard.stopped, guard.timed_out, guard.killed, by_kernel)
+        how = guard.stopped, guard.timed_out, guard.killed, by_kernel, guard.called is not None
+        end = End(report.status, *how)
         log = "" if left is not None else self._last_lines()
         found = item.result_of(guard.order, self._executor, end, left, log)
         if found.value_file is not None and found.outcome.value is not None:

@@ -20,8 +20,10 @@ STAND_IN = """
 import json
 import os
 
+from .processes import tell_supervisor
+
 def main(order, key, executor, place):
-    place.on_call()
+    tell_supervisor("called")
     facts = json.loads(order.client["facts"])
     print(*facts["lines"], sep="\\n", flush=True)
     if facts["gate"]:

@@ -22,10 +22,12 @@ from tests.orders import order_of, runner_with
 STAND_IN = """
 import json
 
+from .processes import tell_supervisor
+
 
 def main(order, key, executor, place):
     order = json.loads(order.client["facts"])
-    place.on_call()
+    tell_supervisor("called")
     space = {"order": order, "key": key, "executor": executor, "place": place, "code": 0}
     exec(compile(order["source"], "<job>", "exec"), space)
     return space["code"]

@@ -339,42 +339,6 @@ def test_sigterm_ends_an_installer(pods: Pods) -> None:
     assert not Path("/proc", installer).exists()
 
 
-LATE = """
-import os
-from kinetic._runner.pod import guard
-pid = os.fork()
-if pid == 0:
-    os._exit(7)
-os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-channel = guard.Channel()
-ended = guard.Guard(pid, os.pipe()[0], channel, timeout=0.0, start=0.0, grace=1.0)
-ended.watch()
-print(ended.status, ended.out_of_time)
-"""
-LINGERING = """
-import os, time
-from kinetic._runner.pod import guard
-channel = guard.Channel()
-pid = os.fork()
-if pid == 0:
-    time.sleep(1)
-    os._exit(7)
-channel.report_exit_code(0)
-ended = guard.Guard(pid, os.pipe()[0], channel, timeout=0.0, start=0.0, grace=60.0)
-ended.watch()
-print(ended.reported, ended.status, ended.out_of_time)
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "printed"),
-    [(LATE, "7 False"), (LINGERING, "0 7 False")],
-    ids=["has ended", "has reported its outcome"],
-)
-def test_a_job_that_has_done_its_work_cannot_time_out(script: str, printed: str) -> None:
-    assert programs.python("-c", script, timeout=60) == f"{printed}\n"
-
-
 def test_a_preemption_is_final_once_the_budget_is_used_up(pods: Pods) -> None:
     assert terminate(start_staying(pods, budgets=RetryBudgets(infrastructure=0))) == EXIT_SURPLUS
 
