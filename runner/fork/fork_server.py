@@ -139,19 +139,12 @@ class _ForkServer:
             self._replies += REPLY.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
 
     def kill_all(self) -> None:
-        """Kill all jobs, then their orphans, until this process has no children."""
+        """Kill all jobs, then their orphans."""
         for pid in self._serials:
             _kill_group(pid)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        while True:
-            for pid in processes.children():
-                with contextlib.suppress(OSError):  # this user may not kill a set-user-ID program
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                return
+        processes.end_children()
 
 
 def _kill_group(pid: int) -> None:

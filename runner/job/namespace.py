@@ -9,15 +9,15 @@ inside a user namespace that keeps their user and group IDs, if the kernel allow
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import os
 import stat
 import sys
 from collections.abc import Mapping
-from typing import Any
 
-SUPPORTED = sys.platform == "linux"
+from .processes import LINUX, blocking_libc, libc_error
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -54,7 +54,7 @@ def available() -> str:
     The first call forks a child that tries to get one, in about a millisecond. The process must not
     have started threads by then.
     """
-    if not SUPPORTED:
+    if not LINUX:
         return ""
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -94,7 +94,7 @@ def enter() -> str:
     global _entered
     if _entered:
         return _entered
-    if not SUPPORTED:
+    if not LINUX:
         raise OSError(errno.ENOSYS, f"{sys.platform} has no mount namespaces")
     if len(os.listdir("/proc/self/task")) > 1:
         raise OSError(errno.EBUSY, "a process with threads cannot get a mount namespace")
@@ -118,7 +118,8 @@ def _unshare(*, user: bool) -> None:
     """Move this process to a new mount namespace; with *user*, inside a new user namespace."""
     uid, gid = os.geteuid(), os.getegid()
     flags = CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
-    _call_libc("unshare", flags, operation="unshare")
+    if blocking_libc.unshare(flags) != 0:
+        raise libc_error("unshare")
     if user:
         # IDs are the same inside and outside. The kernel maps groups only if setgroups is denied.
         for file, content in (
@@ -292,30 +293,6 @@ def _mount(
         os.fsencode(argument) if argument is not None else None
         for argument in (source, target, kind)
     ]
-    _call_libc("mount", *arguments, flags, options.encode() or None, operation=operation)
-
-
-def _call_libc(name: str, *args: Any, operation: str) -> None:
-    """Call a function of the C library.
-
-    Raises:
-        OSError: The call failed; the message says *operation*.
-    """
-    import ctypes
-
-    ctypes.set_errno(0)
-    if getattr(_load_libc(), name)(*args) != 0:
-        error_number = ctypes.get_errno()
-        raise OSError(error_number, f"{operation}: {os.strerror(error_number)}")
-
-
-@functools.cache
-def _load_libc() -> Any:
-    """Load the C library; ctypes takes 3 ms, so only a job that mounts something loads it."""
-    import ctypes
-
-    library = ctypes.CDLL(None, use_errno=True)
-    text, number = ctypes.c_char_p, ctypes.c_ulong
-    library.mount.argtypes = [text, text, text, number, text]
-    library.unshare.argtypes = [ctypes.c_int]
-    return library
+    flag_bits = ctypes.c_ulong(flags)
+    if blocking_libc.mount(*arguments, flag_bits, options.encode() or None) != 0:
+        raise libc_error(operation)

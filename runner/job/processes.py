@@ -103,6 +103,14 @@ class Stopping:
 
 LINUX = sys.platform == "linux"
 _libc = ctypes.PyDLL(None)  # short calls need not release the interpreter lock
+blocking_libc: Any = ctypes.CDLL(None, use_errno=True)
+"""The C library, for calls of which `libc_error` returns the error."""
+
+
+def libc_error(operation: str) -> OSError:
+    """Return the error of the last call of `blocking_libc`, which was made for *operation*."""
+    number = ctypes.get_errno()
+    return OSError(number, f"{operation}: {os.strerror(number)}")
 
 
 def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
@@ -170,6 +178,24 @@ def children(parent: int | None = None) -> list[int]:
     except ProcessLookupError:
         return []  # the parent has ended
     return [int(child) for child in current.split()]
+
+
+def end_children() -> None:
+    """Kill the children of this process, and those that it adopts, until it has none.
+
+    So their memory and GPU are free.
+    """
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        for child in children():
+            with contextlib.suppress(OSError):  # this user may not kill a set-user-ID program
+                os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
 
 
 def _children_by_search(parent: int) -> list[int]:

@@ -182,7 +182,7 @@ def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
     A user other than root needs a user namespace for an overlay, and sudo doesn't work in one. So
     for such users, kinetic copies a tree if the copy takes less than about a second.
     """
-    if not mounts or not namespace.SUPPORTED or not weight.exceeds(200, 32 * MIB):
+    if not mounts or not processes.LINUX or not weight.exceeds(200, 32 * MIB):
         return False
     may_mount = bool(namespace.entered()) or os.geteuid() == 0
     return may_mount or weight.exceeds(20_000, 1024 * MIB)

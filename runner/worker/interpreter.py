@@ -190,7 +190,7 @@ class Interpreter:
         self._close()
 
     def _close(self) -> None:
-        end_children()  # this process has adopted what the items have left
+        processes.end_children()  # this process has adopted what the items have left
         self._pid = self.started = 0
         if self._commands >= 0:
             os.close(self._commands)
@@ -267,7 +267,7 @@ class Interpreter:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
                 FORKED.pack_into(self._forked, 0, 0, True)  # before another process has the ID
             _, status = os.waitpid(pid, 0)
-            end_children()
+            processes.end_children()
             _report(reports, ENDED, os.waitstatus_to_exitcode(status))
         os._exit(0)
 
@@ -282,24 +282,6 @@ class Interpreter:
 def _freeze() -> None:
     gc.collect()
     gc.freeze()  # forks share what exists now
-
-
-def end_children() -> None:
-    """Kill what an item has started, so that its memory and GPU are free for the next.
-
-    This process adopts each process whose parent has ended, so none is left without children.
-    """
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        except ChildProcessError:
-            return
-        for child in processes.children():
-            with contextlib.suppress(OSError):  # this user may not kill a set-user-ID program
-                os.kill(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
 
 
 def _report(fd: int, kind: bytes, status: int) -> None:

@@ -8,6 +8,8 @@ import os
 import struct
 from collections.abc import Iterable
 
+from ..job.processes import blocking_libc, libc_error
+
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _READ_BYTES = 1 << 16
 _OVERFLOW = 0x4000
@@ -24,7 +26,6 @@ _MASK = (
     | 0x01000000  # IN_ONLYDIR
     | 0x02000000  # IN_DONT_FOLLOW
 )
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Watch:
@@ -39,9 +40,9 @@ class Watch:
     def __init__(self, root: str) -> None:
         self._root = root
         self._folders: dict[int, str] = {}
-        self._fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd: int = blocking_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
-            raise _last_error("inotify_init1")
+            raise libc_error("inotify_init1")
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -58,11 +59,13 @@ class Watch:
             OSError: The user watches too many folders.
         """
         for folder in folders:
-            number = _libc.inotify_add_watch(self._fd, os.fsencode(self._root + folder), _MASK)
+            number = blocking_libc.inotify_add_watch(
+                self._fd, os.fsencode(self._root + folder), _MASK
+            )
             if number >= 0:
                 self._folders[number] = folder
             elif ctypes.get_errno() not in _MISSING:
-                raise _last_error(f"a watch of {self._root}{folder}")
+                raise libc_error(f"a watch of {self._root}{folder}")
 
     def changes(self) -> set[str] | None:
         """Return the paths below the root that changed since the last call; None if unknown."""
@@ -83,8 +86,3 @@ class Watch:
 
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
-
-
-def _last_error(operation: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{operation}: {os.strerror(number)}")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner.job import namespace, views, workspace
+from kinetic._runner.job import namespace, processes, views, workspace
 from kinetic._runner.protocol import manifest, stand_ins, wire
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._preparing import data_upload
@@ -291,7 +291,7 @@ async def test_objects_of_a_remote_store_are_fetched(
 
 
 def test_only_large_trees_are_mounted() -> None:
-    if namespace.SUPPORTED and os.geteuid() == 0:
+    if processes.LINUX and os.geteuid() == 0:
         large = [workspace.Weight(201, 0), workspace.Weight(1, 33 << 20)]
         assert all(workspace.worth_mounting(weight, mounts=True) for weight in large)
         assert not any(workspace.worth_mounting(weight, mounts=False) for weight in large)
