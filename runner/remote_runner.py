@@ -1,7 +1,7 @@
 """The runner's entry point: ``python3 -u remote_runner.py``, in a pod or in a local process.
 
-With the arguments ``{descriptor} [fresh]``, it is the fork server of the supervisor that has the
-other end of this socket; see `fork.fork_server`.
+With the argument ``{descriptor}``, it is the fork server of the supervisor that has the other end
+of this socket; see `fork.fork_server`.
 
 As a script, this module makes its folder the package ``kinetic_runner``, and removes
 the folder from ``sys.path``. So no file in the folder can hide a module of the user.
@@ -42,36 +42,6 @@ def load_runner(folder: Path) -> None:
     spec.loader.exec_module(package)
 
 
-def read_message(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Split the message that tells a local process which job to run.
-
-    It has lines of JSON. The supervisor writes the first line: where the job runs. The client
-    writes the second line (the job's key and environment), and the rest: the order, and for a
-    worker its crew (see `wire.Order.encode` and `workers.Crew.encode`).
-    """
-    local, secrets, order = message.split(b"\n", 2)
-    return json.loads(local), json.loads(secrets), order
-
-
-def run_local(local: dict[str, Any], secrets: dict[str, Any], order_lines: bytes) -> int:
-    """Run a job in this process, which has its environment; return the exit code."""
-    workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
-    workspace.prefer_jax(os.environ)
-    key, executor = bytes.fromhex(secrets["key"]), local["executor"]
-    place = workspace.local_place(local)
-    code: int
-    if name := local.get("worker"):
-        worker: Any = importlib.import_module("kinetic_runner.worker.local")
-        code = worker.main(name, key, executor, order_lines, place, local["memory_bytes"])
-        return code
-    wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
-    order = wire.Order.decode(order_lines.decode())
-    os.environ.update(order.variables())
-    attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
-    code = attempt.main(order, key, executor, place)
-    return code
-
-
 def run_in_pod() -> int:
     """Carry out the pod's order, or print what its image lacks; return the exit code."""
     version = ".".join(map(str, sys.version_info[:3]))
@@ -103,12 +73,15 @@ def main() -> int:
     load_runner(folder)
     if len(sys.argv) > 1:
         fork_server: Any = importlib.import_module("kinetic_runner.fork.fork_server")
-        fork_server.serve(int(sys.argv[1]), fresh="fresh" in sys.argv)
+        fork_server.serve(int(sys.argv[1]))
         return 0
     if "KINETIC_ORDER_FD" not in os.environ:
         return run_in_pod()
     with open(int(os.environ.pop("KINETIC_ORDER_FD")), "rb") as file:
-        return run_local(*read_message(file.read()))
+        message = file.read()
+    child: Any = importlib.import_module("kinetic_runner.fork.child")
+    code: int = child.run_here(*child.read_message(message))
+    return code
 
 
 def enable_crash_tracebacks() -> None:

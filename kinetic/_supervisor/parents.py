@@ -29,15 +29,11 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class ParentKey:
-    """What a warm parent is for: jobs with the same key share a parent.
-
-    The parent of ``fresh`` jobs starts a new interpreter for each job.
-    """
+    """What a warm parent is for: jobs with the same key share a parent."""
 
     command: tuple[str, ...]
     runner: str
     edition: str
-    fresh: bool
 
 
 Change = tuple[Job, int | OSError]
@@ -361,7 +357,7 @@ class Parents:
         """Have a warm parent fork a process for *job*; return that parent, which may be new."""
         header, work = job.header, self.work_folder(job)
         self._sweeper.make_folder(work, header.project)
-        key = ParentKey(header.command, header.runner, header.edition, header.fresh)
+        key = ParentKey(header.command, header.runner, header.edition)
         parent = self._parents.get(key)
         if parent is None:
             parent = self._parents[key] = self._spawn(key)
@@ -495,7 +491,6 @@ class Parents:
         """Start the fork server of *key*; its output goes to the supervisor's own log."""
         own_end, child_end = socket.socketpair()
         argv = [*key.command, "-P", _entry(key.runner), str(_SOCKET_FD)]
-        argv += ["fresh"] if key.fresh else []
         log = str(self._paths.own_log)
         open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:

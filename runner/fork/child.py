@@ -1,6 +1,7 @@
 """Turn a fork of the warm parent into a job, with its own session, log, limits, and environment.
 
-The warm parent is a process that has already imported what jobs need; see `fork_server`.
+The warm parent is a process that has already imported what jobs need; see `fork_server`. A new
+interpreter may run the job instead of the fork.
 """
 
 from __future__ import annotations
@@ -8,18 +9,18 @@ from __future__ import annotations
 import _thread
 import contextlib
 import gc
-import importlib
+import json
 import os
 import resource
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import processes, temporary
+from ..job import attempt, processes, temporary, workspace
+from ..job.workspace import JobPlace
 from ..protocol import wire
 
 _mark = processes.Mark()
@@ -28,7 +29,7 @@ _mark = processes.Mark()
 def run_job_and_exit(message: bytes, inherited: Sequence[int], parent: int) -> NoReturn:
     """Run the job in this fork of *parent*, and exit. Never returns.
 
-    See `remote_runner.read_message`. The job has no use for the descriptors *inherited*.
+    See `read_message`. The job has no use for the descriptors *inherited*.
     """
     code = wire.EXIT_SETUP
     job_pid = os.getpid()
@@ -53,9 +54,20 @@ def run_job_and_exit(message: bytes, inherited: Sequence[int], parent: int) -> N
         remote_runner.exit_process(code)
 
 
+def read_message(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Split the message that tells a local process which job to run.
+
+    It has lines of JSON. The supervisor writes the first line: where the job runs. The client
+    writes the second line (the job's key and environment), and the rest: the order, and for a
+    worker its crew (see `wire.Order.encode` and `workers.Crew.encode`).
+    """
+    local, secrets, order = message.split(b"\n", 2)
+    return json.loads(local), json.loads(secrets), order
+
+
 def _run_job(message: bytes) -> int:
     """Run the job that the message describes; return its exit code."""
-    local, secrets, order = remote_runner.read_message(message)
+    local, secrets, order = read_message(message)
     memory, executor = local["memory_bytes"], local["executor"]
     environment: dict[str, str] = secrets["environment"]
     _mark.write(executor)
@@ -71,10 +83,28 @@ def _run_job(message: bytes) -> int:
     }
     if local["command"]:
         _execute(local["command"], variables, message)
-    os.environ.clear()
-    os.environ.update(variables)
-    time.tzset()
-    return remote_runner.run_local(local, secrets, order)
+    processes.set_environment(variables)
+    return run_here(local, secrets, order)
+
+
+def run_here(local: dict[str, Any], secrets: dict[str, Any], order_lines: bytes) -> int:
+    """Run a job in this process, which has its environment; return the exit code."""
+    workspace.prefer_jax(os.environ)
+    key, executor = bytes.fromhex(secrets["key"]), local["executor"]
+    place = JobPlace(
+        work=local["work"],
+        cache=local["cache"],
+        mounts=processes.LINUX,
+        reusable=local["spares"],
+    )
+    if name := local.get("worker"):
+        from ..worker import local as local_worker  # most jobs are no workers
+
+        memory = local["memory_bytes"]
+        return local_worker.main(name, key, executor, order_lines, place, memory)
+    order = wire.Order.decode(order_lines.decode())
+    os.environ.update(order.variables())
+    return attempt.main(order, key, executor, place)
 
 
 def _open_log(path: str) -> None:
@@ -101,11 +131,3 @@ def _open_private_file() -> int:
     fd = os.open(".order", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink(".order")
     return fd
-
-
-def preload() -> None:
-    """Import the runner's modules that all jobs need, once, in the warm parent."""
-    remote_runner.enable_crash_tracebacks()
-    importlib.import_module("..job.attempt", __package__)
-    remote_runner.prepare_streams()
-    sys.argv[:] = [""]

@@ -14,13 +14,16 @@ import os
 import select
 import signal
 import struct
+import sys
+from collections.abc import Callable
+from typing import NoReturn
 
+from .. import remote_runner
 from ..job import processes
-from . import child
 
 COMMAND = struct.Struct("<cII")
 """A command of the supervisor: FORK (serial, length of the message that follows; see
-`remote_runner.read_message`), SIGNAL (serial, number), or KILL_ORPHAN (process ID, 0). A serial is
+`child.read_message`), SIGNAL (serial, number), or KILL_ORPHAN (process ID, 0). A serial is
 the supervisor's number for a job."""
 
 REPLY = struct.Struct("<cIIi")
@@ -31,13 +34,16 @@ FORK, SIGNAL, KILL_ORPHAN = b"f", b"s", b"k"
 READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
 
 
-def serve(socket_fd: int, *, fresh: bool) -> None:
-    """Execute commands from the socket until the supervisor closes it; then kill all jobs.
+def serve(socket_fd: int) -> None:
+    """Execute commands from the socket until the supervisor closes it; then kill all jobs."""
+    # The supervisor imports this module, too, and nothing that needs cloudpickle.
+    from ..job import workspace
+    from . import child
 
-    A *fresh* job starts a new interpreter, so this process loads no code of jobs for it.
-    """
-    if not fresh:
-        child.preload()
+    remote_runner.enable_crash_tracebacks()
+    remote_runner.prepare_streams()
+    workspace.has_jax()  # once for all forks
+    sys.argv[:] = [""]
     os.chdir("/")
     processes.become_subreaper()
     wake_read, wake_write = os.pipe()
@@ -48,7 +54,7 @@ def serve(socket_fd: int, *, fresh: bool) -> None:
     gc.collect()
     gc.disable()
     gc.freeze()  # all forks share the objects that exist now; the collector never touches these
-    server = _ForkServer(socket_fd, wake_read, wake_write)
+    server = _ForkServer(socket_fd, wake_read, wake_write, child.run_job_and_exit)
     try:
         with contextlib.suppress(EOFError, OSError):  # the supervisor has closed the socket
             server.run()
@@ -59,8 +65,11 @@ def serve(socket_fd: int, *, fresh: bool) -> None:
 class _ForkServer:
     """The jobs of this process, which are its children."""
 
-    def __init__(self, socket_fd: int, wake_read: int, wake_write: int) -> None:
+    def __init__(
+        self, socket_fd: int, wake_read: int, wake_write: int, run_job: Callable[..., NoReturn]
+    ) -> None:
         self._socket, self._wake = socket_fd, wake_read
+        self._run_job = run_job
         self._own_fds = (socket_fd, wake_read, wake_write)
         self._serials: dict[int, int] = {}  # by the process ID of each running job
         self._pids: dict[int, int] = {}  # by the serial
@@ -117,7 +126,7 @@ class _ForkServer:
             self._replies[:0] = REPLY.pack(REFUSED, serial, 0, exc.errno or 0)
             return
         if pid == 0:
-            child.run_job_and_exit(message, self._own_fds, own_pid)
+            self._run_job(message, self._own_fds, own_pid)
         self._serials[pid], self._pids[serial] = serial, pid
         self._replies += REPLY.pack(FORKED, serial, pid, 0)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from ..protocol.private import make_folder
 from . import namespace, processes, spares
@@ -310,12 +310,6 @@ class JobPlace:
         return f"install {library} for {sys.executable}, which runs local jobs"
 
 
-def local_place(local: Mapping[str, Any]) -> JobPlace:
-    """Return the place of a local job; *local* is the first line of the job's message."""
-    work, cache = local["work"], local["cache"]
-    return JobPlace(work=work, cache=cache, mounts=processes.LINUX, reusable=local["spares"])
-
-
 def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:
     """Make the workspace, and let this process begin in it as the caller's process did.
 
@@ -422,12 +416,13 @@ def _copy_missing(code: Code, objects: Objects, place: JobPlace, missing: Iterab
 
 def prefer_jax(environment: MutableMapping[str, str]) -> None:
     """Set Keras's backend to JAX if no backend is set, and this interpreter has JAX."""
-    if "KERAS_BACKEND" not in environment and _has_jax():
+    if "KERAS_BACKEND" not in environment and has_jax():
         environment["KERAS_BACKEND"] = "jax"
 
 
 @functools.cache
-def _has_jax() -> bool:
+def has_jax() -> bool:
+    """Return whether this interpreter has JAX."""
     return PathFinder.find_spec("jax") is not None
 
 

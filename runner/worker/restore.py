@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -100,19 +99,10 @@ class Baseline:
 
     def _restore_environment(self) -> None:
         os.environ = self._environ  # noqa: B003 - it is the object that an item may have replaced
-        data, wanted = _data(os.environ), self._variables
-        if data == wanted:
-            return
-        changed_zone = data.get(b"TZ") != wanted.get(b"TZ")
-        for name in data.keys() - wanted.keys():
-            os.unsetenv(name)
-            del data[name]
-        for name, value in wanted.items():
-            if data.get(name) != value:
-                os.putenv(name, value)
-                data[name] = value
-        if changed_zone:
-            time.tzset()
+        if _data(os.environ) != self._variables:
+            processes.set_environment(
+                {os.fsdecode(name): os.fsdecode(value) for name, value in self._variables.items()}
+            )
 
     def _restore_signals(self) -> None:
         for timer in _TIMERS:  # a timer must not fire in the next item
