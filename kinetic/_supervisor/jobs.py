@@ -139,9 +139,9 @@ class Job:
     ``asked_back`` says that it was asked to do so after its item.
     ``item`` is what a worker runs: an entry of its own, which has the ``worker`` and takes no slot.
     ``heard`` says that a client that looks for this job has received its end.
-    ``log`` is where the output of an item is: the worker's name, the first byte in its log, the
-    store and the name of the outcome, and at last the end of the output. ``keeps_log`` says that
-    the log of a deleted job stays.
+    ``log`` says where the output of an item is: the ``worker``, the first byte in its log
+    (``begin``), and the ``store`` and the name of the ``outcome``. ``keeps_log`` says
+    that the log of a deleted job stays.
     ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
     the outcome is stored, while the process still runs and has its slots.
     """
@@ -168,7 +168,7 @@ class Job:
     asked_back: bool = False
     worker: Job | None = None
     item: Job | None = None
-    log: list[Any] | None = None
+    log: Mapping[str, Any] | None = None
     keeps_log: bool = True
 
     def view(self) -> dict[str, Any]:
@@ -386,6 +386,7 @@ class Table:
         """
         name, header = item_name(worker, index, attempt), worker.header
         outcome = wire.attempt_key(header.scope, index, attempt, "outcome")
+        place = {"worker": worker.name, "begin": start, "store": header.store}
         item = Job(
             name=name,
             labels={**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)},
@@ -394,7 +395,7 @@ class Table:
             state=State.RUNNING,
             executor=worker.executor,
             worker=worker,
-            log=[worker.name, start, [header.store, outcome]],
+            log={**place, "outcome": outcome},
         )
         self.jobs[name] = worker.item = item
         return item

@@ -76,7 +76,7 @@ class Channel(Stream):
         return self._decoder.feed(data) if data is not None else None
 
 
-VERSION = (1, 7)
+VERSION = (1, 8)
 """Major and minor version. Both sides need the same version: both use the runner's files.
 
 Raise the minor version when the runner's files move. Each major version has its own socket path.

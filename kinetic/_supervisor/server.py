@@ -135,8 +135,9 @@ class Server:
             if connection.labels is not None and job.has_labels(connection.labels):
                 connection.changes[job] = None  # the message has the state at the time it is sent
         if job.state in (State.ENDED, State.GONE):
+            end = {} if job.worker is None else {"end": None}  # the worker has died
             for connection, request_id in self._end_waiters.pop(job.name, ()):
-                self._reply(connection, {"id": request_id, "log": job.log})
+                self._reply(connection, {"id": request_id, **end})
         if job.state is State.GONE:
             for connection, header, body in self._held_launches.pop(job.name, ()):
                 self._on_launch(connection, header, body)
@@ -220,7 +221,10 @@ class Server:
         self._reply(connection, {"id": header["id"], "jobs": views})
 
     def _on_ended(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Answer when the job has ended, or at once if there is no such job."""
+        """Answer when the job has ended, or at once if there is no such job.
+
+        For an item, the answer has the ``end`` of its output, None for the end of the file.
+        """
         job = self._table.jobs.get(header["name"])
         if job is None or job.state is State.ENDED:
             self._reply(connection, {"id": header["id"]})
@@ -286,20 +290,17 @@ class Server:
         if worker is None or worker.state is not State.RUNNING:
             return  # it has just ended
         ends: list[tuple[int, int]] = []
-        for index, attempt, start, stop in header["ended"]:
+        for index, attempt, end in header["ended"]:
             ends.append((index, attempt))
             item, name = worker.item, ""
             if item is not None or self._end_waiters:
                 name = item_name(worker, index, attempt)
             if item is not None and item.name == name:
-                start = item.log[1] if item.log is not None else start
                 self._table.end_item(item)
                 for other in self.connections:
                     other.changes.pop(item, None)
-            if name in self._end_waiters:
-                for waiting_connection, request_id in self._end_waiters.pop(name):
-                    log = [worker.name, start, None, stop]
-                    self._reply(waiting_connection, {"id": request_id, "log": log})
+            for waiting_connection, request_id in self._end_waiters.pop(name, ()):
+                self._reply(waiting_connection, {"id": request_id, "end": end})
         self._notify_ends(worker, ends, urgent=header.get("urgent", False))
         if running := header.get("running"):
             self.notify(self._table.begin_item(worker, *running))

@@ -79,9 +79,9 @@ class Supervisor:
         self.asked_back = False
         self.gpus: str | None = None
         self._decoder = messages.Decoder()
-        # Items to report to the supervisor, with the beginning and the end of their output.
+        # Items to report to the supervisor, with the beginning or the end of their output.
         self._running: tuple[int, int, int] | None = None
-        self._ended: list[tuple[int, int, int | None, int | None]] = []
+        self._ended: list[tuple[int, int, int | None]] = []
         self._told_at = -math.inf
         self._cause = ""  # why the worker can't go on
         self.flush_at = math.inf
@@ -137,10 +137,8 @@ class Supervisor:
         if self._single:
             self._send({"op": "leaving", "executor": self._executor})
             return
-        start: int | None = None
-        if self._running is not None:  # the worker needn't report that it ran
-            start, self._running = self._running[2], None
-        self._ended.append((index, attempt, start, output))
+        self._running = None  # the worker needn't report that it ran
+        self._ended.append((index, attempt, output))
         self.flush_at = min(self.flush_at, self._told_at + TELL_PAUSE_S)
 
     def waits(self, cause: str) -> None:

@@ -284,9 +284,13 @@ class LocalCluster:
         part = LogPart(paths.log(name))
         answer = await self._ask({"op": "find", "names": [name], "labels": None})
         if answer["jobs"] and (log := answer["jobs"][0].get("log")):
-            store, outcome = log[2]
-            objects = DirectoryObjects.from_url(store) if directory_of(store) else None
-            part = LogPart(paths.log(log[0]), begin=log[1], outcome=outcome, objects=objects)
+            is_directory = directory_of(log["store"]) is not None
+            part = LogPart(
+                paths.log(log["worker"]),
+                begin=log["begin"],
+                outcome=log["outcome"],
+                objects=DirectoryObjects.from_url(log["store"]) if is_directory else None,
+            )
         elif not (answer["jobs"] or part.path.exists()):
             raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
         if not follow:

@@ -104,11 +104,10 @@ async def _find_end(
     # bytes belong to this item.
     if not part.outcome or not (has_ended or part.has_outcome):
         return size, has_ended
-    log = (await ended).get("log") if ended is not None else None
-    if log is None:
+    answer = await ended if ended is not None else {}
+    if "end" not in answer:
         raise NotFound("the item has just ended; its outcome says where its output is")
-    is_known = len(log) > 3 and log[3] is not None
-    return log[3] if is_known else size, True
+    return size if answer["end"] is None else answer["end"], True
 
 
 def tail_offset(fd: int, count: int, begin: int, end: int) -> int:
