@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..job import attempt, outputs, processes, temporary, workspace
 from ..job.kernel_kills import KernelKills, kills_on_machine
@@ -40,6 +40,7 @@ from .opening import failure_of, open_submission
 if TYPE_CHECKING:
     from ..job.hosts import Hosts
     from ..stores.objects import Objects
+    from .supervisor import Supervisor
 
 START_CHECK_S = 0.01
 """How often to check whether the process of a stopped item exists, in seconds."""
@@ -122,43 +123,6 @@ class Guard:
                 os.kill(pid, number)
 
 
-class Channel(Protocol):
-    """The connection of a worker to its platform.
-
-    ``has_slots`` says whether the worker may run items. ``asked_back`` says that the platform wants
-    the slots after the current item, because another submission waits for them. ``gpus`` is the
-    value of ``CUDA_VISIBLE_DEVICES`` for the slots that the worker got last; None: as it began.
-    ``flush_at`` is when to call `flush`, by the monotonic clock; infinite if there is no need.
-    """
-
-    has_slots: bool
-    asked_back: bool
-    gpus: str | None
-    flush_at: float
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll."""
-        ...
-
-    def receive(self) -> bool | None:
-        """Read messages. Return whether the store may have changed; None if the platform ended."""
-
-    def give_back(self) -> None:
-        """Give the slots back, and ask for others."""
-
-    def started(self, index: int, attempt: int, output: int) -> None:
-        """Note that an attempt begins, at *output* bytes of the worker's output file."""
-
-    def ended(self, index: int, attempt: int, output: int | None) -> None:
-        """Note that an attempt has its outcome; its output ends at *output* bytes, if it began."""
-
-    def waits(self, cause: str) -> None:
-        """Report why the worker can't go on; an empty *cause*: it goes on."""
-
-    def flush(self, *, urgent: bool = False) -> None:
-        """Report what `started` and `ended` have noted; if *urgent*, also to clients."""
-
-
 class Worker:
     """Carry out what `Pull` decides.
 
@@ -170,7 +134,7 @@ class Worker:
         key: The key of the submission.
         crew: How to run its items.
         place: Its directories. ``work`` must be empty.
-        channel: The connection to the platform; None without one.
+        channel: The connection to the supervisor; None on a cluster.
         memory_bytes: The limit of an item's memory.
         hosts: The hosts that run each item, of which this is the first; None without others.
     """
@@ -185,7 +149,7 @@ class Worker:
         crew: Crew,
         place: workspace.JobPlace,
         *,
-        channel: Channel | None = None,
+        channel: Supervisor | None = None,
         memory_bytes: int | None = None,
         hosts: Hosts | None = None,
     ) -> None:

@@ -16,7 +16,8 @@ from kinetic._runner.protocol.messages import Decoder
 from kinetic._runner.protocol.outcomes import digest
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.workers import EXIT_DONE, Terms, WorkerId
-from kinetic._runner.worker import local, pull
+from kinetic._runner.worker import pull
+from kinetic._runner.worker.supervisor import TELL_PAUSE_S, Supervisor
 
 SCOPE, KEY = "batches/grp-000000000000/", bytes(32)
 ITEMS = 300
@@ -198,13 +199,13 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
 
 
 @pytest.fixture
-def channel(peer: Peer) -> Iterator[local.Supervisor]:
-    found = local.Supervisor("me", single=False, clock=lambda: peer.now)
+def channel(peer: Peer) -> Iterator[Supervisor]:
+    found = Supervisor("me", single=False, clock=lambda: peer.now)
     yield found
     found.close()
 
 
-def test_short_items_share_messages(peer: Peer, channel: local.Supervisor) -> None:
+def test_short_items_share_messages(peer: Peer, channel: Supervisor) -> None:
     messages = peer.messages()
     for index in range(1000):
         channel.started(index, 1, 10 * index)
@@ -213,13 +214,13 @@ def test_short_items_share_messages(peer: Peer, channel: local.Supervisor) -> No
         messages += peer.messages()
     channel.flush()
     messages += peer.messages()
-    assert len(messages) <= 1000 * 0.0005 / local.TELL_PAUSE_S + 2
+    assert len(messages) <= 1000 * 0.0005 / TELL_PAUSE_S + 2
     ended = [it for message in messages for it in message["ended"]]
     assert ended == [[index, 1, 10 * index + 5] for index in range(1000)]
     assert not any("running" in message for message in messages)
 
 
-def test_an_item_that_runs_for_long_is_told_once(peer: Peer, channel: local.Supervisor) -> None:
+def test_an_item_that_runs_for_long_is_told_once(peer: Peer, channel: Supervisor) -> None:
     channel.started(7, 2, 100)
     assert not peer.messages()
     peer.now = channel.flush_at
@@ -232,7 +233,7 @@ def test_an_item_that_runs_for_long_is_told_once(peer: Peer, channel: local.Supe
     assert not peer.messages(), "there is nothing to tell"
 
 
-def test_a_worker_without_an_item_tells_at_once(peer: Peer, channel: local.Supervisor) -> None:
+def test_a_worker_without_an_item_tells_at_once(peer: Peer, channel: Supervisor) -> None:
     for index in range(2):
         channel.started(index, 1, 0)
         channel.ended(index, 1, 0)
