@@ -19,8 +19,10 @@ from ..job import main_module, metrics, outputs
 from ..job.processes import Stopping
 from ..protocol import pickles, wire
 from . import imports, item
-from .interpreter import CALLED, DONE
 from .session import Session
+
+CALLED, DONE = b"c", b"d"
+"""Reports of an item's process: the function is called; the result is whole, and it exits now."""
 
 JOB_ID = "JOB_ID"
 """A variable that the pod of a worker has for its batch, unless the user has captured another."""

@@ -16,10 +16,13 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .. import remote_runner
 from ..job import processes
+
+if TYPE_CHECKING:
+    from .child import ItemChild
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` touches more memory
 
@@ -35,9 +38,7 @@ EXIT_CANNOT_IMPORT = 3
 """The interpreter has said why its items must import packages themselves, and has ended."""
 
 REPORT = struct.Struct("<ci")
-"""A report: CALLED, DONE, or ENDED; an exit code or negative signal.
-
-DONE says that the result is whole, and that the item's process exits now.
+"""A report: ENDED, or one of `child`; an exit code or negative signal.
 
 A pipe takes a write of so few bytes as a whole, so the item's process may write one, too.
 """
@@ -45,7 +46,7 @@ A pipe takes a write of so few bytes as a whole, so the item's process may write
 EXIT_CHECK_S = 0.005
 """How often to check whether an interpreter has ended by itself."""
 
-CALLED, DONE, ENDED, FAILED = b"c", b"d", b"e", b"f"
+ENDED, FAILED = b"e", b"f"
 
 FORKED = struct.Struct("<I?")
 """What the interpreter shares: the ID of the item's process while it runs, and whether it began."""
@@ -56,37 +57,6 @@ class Report(NamedTuple):
 
     kind: bytes
     status: int
-
-
-class ItemRunner(Protocol):
-    """What the interpreter does with items."""
-
-    stay: bool
-    """Whether items run one after another in the interpreter."""
-
-    def prepare(self) -> None:
-        """Prepare the interpreter, once."""
-
-    def take(self, message: bytes, report: Callable[[bytes], None]) -> None:
-        """Prepare for the item in *message*, in the interpreter."""
-
-    def run(self) -> int:
-        """Run the item that was taken; return an exit code."""
-        ...
-
-    def run_and_exit(self) -> NoReturn:
-        """Run the item that was taken, in this fork of the interpreter."""
-        ...
-
-    def share_imports(self, message: bytes) -> str:
-        """Import the modules in *message*; return why this process must not fork any more."""
-        ...
-
-    def restore(self) -> None:
-        """Take back what the item that ran here has changed."""
-
-    def close(self) -> None:
-        """End what stays between items."""
 
 
 class Interpreter:
@@ -100,7 +70,7 @@ class Interpreter:
         own_files: Returns descriptors of the I/O process that the interpreter must not have.
     """
 
-    def __init__(self, items: ItemRunner, own_files: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, items: ItemChild, own_files: Callable[[], Sequence[int]]) -> None:
         self._items = items
         self._own_files = own_files
         self._pid = 0

@@ -23,17 +23,10 @@ from ..protocol.outcomes import Death, End, outcome_of_death
 from ..protocol.retry_budgets import SUBMISSION
 from ..protocol.workers import EXIT_REPLACE, Crew, WorkerId
 from . import item, pull
-from .child import ItemChild, encode_message
+from .child import CALLED, DONE, ItemChild, encode_message
 from .imports import Candidate
 from .inputs import Inputs, RefusedInput, StoredInput
-from .interpreter import (
-    CALLED,
-    DONE,
-    EXIT_CANNOT_IMPORT,
-    FAILED,
-    Interpreter,
-    Report,
-)
+from .interpreter import EXIT_CANNOT_IMPORT, FAILED, Interpreter, Report
 from .kept_workspace import SPARE_OUTPUT, KeptWorkspace
 from .opening import failure_of, open_submission
 
