@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -16,10 +17,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import attempt, processes, temporary, workspace
+from ..job import attempt, processes, temporary
 from ..job.workspace import JobPlace
 from ..protocol import wire
 
@@ -89,7 +91,8 @@ def _run_job(message: bytes) -> int:
 
 def run_here(local: dict[str, Any], secrets: dict[str, Any], order_lines: bytes) -> int:
     """Run a job in this process, which has its environment; return the exit code."""
-    workspace.prefer_jax(os.environ)
+    if "KERAS_BACKEND" not in os.environ and has_jax():
+        os.environ["KERAS_BACKEND"] = "jax"
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
     place = JobPlace(
         work=local["work"],
@@ -131,3 +134,9 @@ def _open_private_file() -> int:
     fd = os.open(".order", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink(".order")
     return fd
+
+
+@functools.cache
+def has_jax() -> bool:
+    """Return whether this interpreter has JAX, which Keras then uses."""
+    return PathFinder.find_spec("jax") is not None

@@ -37,12 +37,11 @@ READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
 def serve(socket_fd: int) -> None:
     """Execute commands from the socket until the supervisor closes it; then kill all jobs."""
     # The supervisor imports this module, too, and nothing that needs cloudpickle.
-    from ..job import workspace
     from . import child
 
     remote_runner.enable_crash_tracebacks()
     remote_runner.prepare_streams()
-    workspace.has_jax()  # once for all forks
+    child.has_jax()  # once for all forks
     sys.argv[:] = [""]
     os.chdir("/")
     processes.become_subreaper()

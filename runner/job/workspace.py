@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
 import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -412,18 +410,6 @@ def _copy_missing(code: Code, objects: Objects, place: JobPlace, missing: Iterab
     tree = _project_tree(code, objects, place)
     for path in missing:
         copy_file(tree.path + path, f"{place.work}/{spares.WORKSPACE}{path}")
-
-
-def prefer_jax(environment: MutableMapping[str, str]) -> None:
-    """Set Keras's backend to JAX if no backend is set, and this interpreter has JAX."""
-    if "KERAS_BACKEND" not in environment and has_jax():
-        environment["KERAS_BACKEND"] = "jax"
-
-
-@functools.cache
-def has_jax() -> bool:
-    """Return whether this interpreter has JAX."""
-    return PathFinder.find_spec("jax") is not None
 
 
 def _unpack(code: Code, objects: Objects, folder: str, target: str) -> Weight:
