@@ -329,7 +329,11 @@ class PartyCluster:
         self.party = gate.party
 
     async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        keep_logs: bool = False,
     ) -> None:
         fixed_names, crews = tuple(names), self.world.crews
         await self.gate.send("delete jobs", lambda: crews.delete(self.party, fixed_names, labels))
