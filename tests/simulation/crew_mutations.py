@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic.aio import _lease
-from kinetic.aio._engine import abandonment, batch, coordinator, ending, input_pump, workers
+from kinetic.aio._engine import batch, coordinator, ending, input_pump, recovery, workers
 from kinetic.aio._engine.launcher import Launcher
 from kinetic.aio._submissions import item_states
 from tests.workers.actors import Odds as CrewOdds
@@ -205,7 +205,7 @@ EDITS: dict[str, Edit] = {
         crew={"item_s": 100.0},
     ),
     "nobody goes on": Edit(
-        function=abandonment.until_abandoned,
+        function=recovery.until_abandoned,
         old="elif stuck and is_sealed:",
         new="elif False:",
         breaks="L1",

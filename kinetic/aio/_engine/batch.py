@@ -16,16 +16,19 @@ from typing import Any
 from absl import logging
 
 from kinetic._progress.standing import Goal, Standing
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import metrics, signing, wire
 from kinetic._tasks import release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, removal
-from kinetic.aio._engine.abandonment import until_abandoned
 from kinetic.aio._engine.coordinator import BatchCoordinator
 from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
-from kinetic.aio._engine.recovery import load_environment, read_inputs, recover
-from kinetic.aio._engine.requesting import request_prune, retry_request, scale_alone
+from kinetic.aio._engine.recovery import (
+    load_environment,
+    read_inputs,
+    recover,
+    until_abandoned,
+)
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.workers import (
     count_workers,
@@ -33,6 +36,8 @@ from kinetic.aio._engine.workers import (
     end_leftovers,
     end_workers,
     fit,
+    fit_alone,
+    stopped_round,
 )
 from kinetic.aio._preparing import calls
 from kinetic.aio._preparing.input_source import Source
@@ -513,22 +518,29 @@ class Batch:
 
     async def _request_retry(self, wanted: Iterable[int]) -> int:
         """Request a retry of the *wanted* items that ended without a value; return how many."""
-        submission = self.submission
+        submission, requests = self.submission, self.submission.requests
         while True:
             await self.read()
-            slot = len(submission.requests.entries)
-            self._own_retry = request = await retry_request(submission, wanted)
-            if request is None:
+            slot = len(requests.entries)
+            if not (bases := await submission.retry_bases(wanted)):
                 return 0
-            if await submission.requests.append_at(slot, request):
+            # A stop deletes such workers, and its request may arrive after this one.
+            is_deleted = submission.listed and stopped_round(submission) is not None
+            self._own_retry = wire.Request(
+                kind="retry",
+                bases=bases,
+                cause="retry_failed",
+                opens_round=bool(requests.effect.done) or is_deleted,
+            )
+            if await requests.append_at(slot, self._own_retry):
                 break
         if (limit := self.manifest["terms"].get("batch_timeout")) is not None:
             # If this fails, the round may end too early, and a client that waits opens another.
             with contextlib.suppress(BackendError):
-                name = submission.identity.round_name(submission.requests.effect.round)
+                name = submission.identity.round_name(requests.effect.round)
                 await submission.cluster.extend(name, limit)
-        await submission.read_items(request.bases)  # from now on, these items are open
-        return len(request.bases)
+        await submission.read_items(bases)  # from now on, these items are open
+        return len(bases)
 
     async def leave(self, reason: str) -> None:
         """Stop submitting, because the client closes; log a warning if the batch isn't done."""
@@ -575,7 +587,7 @@ class Batch:
 
             lacking = await fit(submission, allowed)
         else:
-            lacking = await scale_alone(submission, self._places, wanted)
+            lacking = await fit_alone(submission, self._places, wanted)
         if lacking:
             logging.warning(
                 "%s keeps %d workers: in a queue, a round that has begun gets no more. The next "
@@ -607,7 +619,9 @@ class Batch:
             return
         if not await self.exists():
             raise submission.identity.gone_error
-        await request_prune(submission, index, item.attempt)
+        name = metrics.prune_key(submission.identity.scope, index, item.attempt)
+        mac = signing.sign(submission.identity.key, submission.identity.scope, name, b"")
+        await submission.store.create(name, b"", {"mac": mac})
 
     async def cancel(self) -> None:
         """Stop the batch and wait until all its items have ended."""

@@ -11,8 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from absl import logging
+
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, WorkerId
+from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._submissions.control_log import UNNAMED
 from kinetic.aio._submissions.submission import (
     LABEL_INDEX,
@@ -176,6 +179,33 @@ async def fit(
             if await log.append_at(entries, leave):
                 await cluster.tell({LABEL_SUBMISSION: submission.identity.id})
                 return 0
+
+
+async def fit_alone(submission: Submission, places: Places, wanted: Callable[[], int]) -> int:
+    """Do as `fit` in a process that doesn't submit the batch.
+
+    The workers that it asks for take *places*, and give them back as they leave.
+    """
+    batch = submission.identity.id
+
+    async def allow(more: int) -> int:
+        if (taken := await places.take(more)) < more:
+            logging.warning(
+                "%s gets %d of %d more workers, because this client's max_concurrent allows no "
+                "others; scale it again later, or from another client",
+                *(batch, taken, more),
+            )
+        return taken
+
+    def on_worker_gone(worker: Observation) -> None:
+        living = len(submission.worker_observations)
+        if worker.exit_code == EXIT_SURPLUS or not living:  # otherwise another replaces it
+            places.keep(living)
+
+    submission.on_worker_gone = on_worker_gone
+    lacking = await fit(submission, wanted, allow)
+    places.keep(max(wanted(), len(submission.worker_observations)))
+    return lacking
 
 
 async def describe(submission: Submission, known: int) -> list[Worker]:

@@ -153,6 +153,23 @@ class ItemStates:
             await asyncio.sleep(0)
         return found
 
+    async def retry_bases(self, indices: Iterable[int]) -> dict[int, int]:
+        """Return item → base of a retry, for those of *indices* that ended without a value.
+
+        The caller has just read the items.
+        """
+        failed = [
+            index
+            for index in indices
+            if self.is_final(index) and self._items[index].state is not wire.ItemState.SUCCEEDED
+        ]
+        found = (await self.all_attempts(failed)).items()
+        bases = {
+            index: wire.retry_base(self.requests.standing(index), attempts, self.identity.budgets)
+            for index, attempts in found
+        }
+        return {index: base for index, base in bases.items() if base is not None}
+
     async def read_end(
         self, index: int, number: int, receipt: wire.Receipt | None = None
     ) -> wire.Item | None:
