@@ -109,8 +109,8 @@ EDITS: dict[str, Edit] = {
     ),
     "resume before close": Edit(
         function=Launcher._close_dead,
-        old="lambda: ending.ask(submission, open_items)",
-        new="lambda: asyncio.sleep(0)",
+        old="lambda: ending.reconcile_items(submission, state.unfinished())",
+        new="lambda: asyncio.sleep(0, submission.unfinished(state.unfinished()))",
         breaks="L1",
         crew={"item_s": 100.0},
         odds={"shaky_watch": 0.9, "slow": 0.3},

@@ -519,15 +519,11 @@ class Launcher:
 
         Workers that start from now on can't judge claims of another round, or of an earlier start.
         """
-        submission, unfinished = self._submission, self._state.unfinished()
-        await retry_forever(
-            lambda: submission.read_each(unfinished), "reading the items before a new round"
+        submission, state = self._submission, self._state
+        return await retry_forever(
+            lambda: ending.reconcile_items(submission, state.unfinished()),
+            "reading the items before a new round",
         )
-        if open_items := submission.unfinished(unfinished):
-            await retry_forever(
-                lambda: ending.ask(submission, open_items), "asking for dead workers"
-            )
-        return submission.unfinished(open_items)
 
     async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
         """Close an item that can't start because of *error*, unless a worker has begun it."""
