@@ -406,18 +406,16 @@ class Question:
     previous: Observation | None
 
 
-async def ask(
-    submission: Submission, indices: Collection[int], *, explained: bool = False
-) -> set[int]:
+async def ask(submission: Submission, indices: Collection[int], *, explained: bool = False) -> None:
     """Ask the platform about open items in one request, and settle attempts that have ended.
 
-    The caller must have just read the items. Return those whose attempt waits or runs.
+    The caller must have just read the items.
     """
     asked = [
         Question(
             index,
             item.attempt,
-            submission.attempt(index, item.attempt).executor,
+            submission.claimant(index),
             submission.observations.get(index),
         )
         for index in indices
@@ -447,18 +445,9 @@ async def ask(
             if evidence is not None:
                 ended.append(evidence)
     await for_each(lambda evidence: settle(submission, evidence), ended, limit=SETTLING_AT_ONCE)
-    ended_items = {evidence.index for evidence in ended if evidence.observation is not None}
-    alive = set[int]()
-    for question in asked:
-        latest = submission.observations.get(question.index)
-        # A watch may have reported an observation since the question.
-        is_fresh = (question.index, question.number) in found or latest is not question.previous
-        is_open = submission.is_open(question.index, question.number)
-        if latest is not None and is_fresh and is_open and question.index not in ended_items:
-            alive.add(question.index)
-        if not submission.identity.leased:
+    if not submission.identity.leased:
+        for question in asked:
             submission.doubt_unseen(question.index)
-    return alive
 
 
 def _find_evidence(

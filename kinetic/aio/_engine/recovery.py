@@ -183,18 +183,18 @@ async def until_abandoned(
         should_retry=lambda failure: isinstance(failure, KineticError),
     )
     is_sealed = inputs.sealed or submission.collected is not None
-    if submission.runs_alone:
-        found = await retry_forever(
-            lambda: platform.cluster.find(labels={LABEL_SUBMISSION: identity.id}),
-            f"asking for the workers of {identity.id}",
-        )
-        if any(not it.phase.is_over for it in found):
-            # Workers run the items whose inputs are stored.
-            stuck = [] if is_sealed else [*range(inputs.count, inputs.announced)]
-        elif stuck and is_sealed:
-            return Abandonment(stuck, None, lacks_workers=True)
-    else:
+    found = await retry_forever(
+        lambda: platform.cluster.find(labels={LABEL_SUBMISSION: identity.id}),
+        f"asking for the workers of {identity.id}",
+    )
+    living = {it.executor for it in found if not it.phase.is_over}
+    if not submission.runs_alone:
+        stuck = [index for index in stuck if submission.claimant(index) not in living]
         is_sealed = is_sealed or inputs.total is not None or inputs.expected is not None
+    elif living:  # they run the items whose inputs are stored
+        stuck = [] if is_sealed else [*range(inputs.count, inputs.announced)]
+    elif stuck and is_sealed:
+        return Abandonment(stuck, None, lacks_workers=True)
     takes_inputs = not (is_sealed or submission.requests.all_stopped)
     if not (stuck or takes_inputs):
         return Abandonment(stuck, None)
@@ -225,18 +225,15 @@ async def until_abandoned(
     return Abandonment(stuck, error)
 
 
-async def _close_dead(submission: Submission, inputs: InputIndex) -> Sequence[int]:
-    """Close attempts that have died; return the items that won't end without a submitter."""
+async def _close_dead(submission: Submission, inputs: InputIndex) -> list[int]:
+    """Close attempts that have died; return the items that are still open."""
     if inputs.total is None:
         await read_inputs(submission, inputs)
-    items = range(inputs.announced)
     submission.closes = True
-    await submission.read_each(items)
-    alive = await ending.ask(submission, items)
-    ended = [it for it in items if submission.is_final(it) or submission.is_damaged(it)]
+    open_items = await ending.reconcile_items(submission, range(inputs.announced))
     await submission.requests.read()
     if submission.doubtful:
         raise Unavailable("the ends of some items can't be read", retryable=True)
     if inputs.total is None and inputs.expected is None and submission.requests.all_stopped:
         inputs.total = inputs.announced
-    return sorted({*items}.difference(alive, ended))
+    return [index for index in open_items if not submission.is_damaged(index)]

@@ -86,6 +86,11 @@ class ItemStates:
         """Return one attempt as last read."""
         return self._attempts.get(index, {}).get(number, wire.Attempt())
 
+    def claimant(self, index: int) -> str | None:
+        """Return the process that has claimed the item's last attempt, as last read."""
+        item = self._items.get(index, _UNTOUCHED)
+        return self.attempt(index, item.attempt).executor
+
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call *listener* with the index and state of each item that is read.
 
