@@ -168,7 +168,6 @@ class Launcher:
         self._running: int | None = None  # the round that has workers, as far as is known
         self._asked_at = -math.inf  # the loop's time of the last answer to a request for workers
         self._has_news = False
-        self._stores_more = True  # whether workers must hear of the next item that may start
         self._lacks_workers = False
         self._without_input: dict[int, int] = {}  # items, and their open attempts
         self._places = context.places
@@ -203,24 +202,18 @@ class Launcher:
         """Have workers for items that may start from now on."""
         self._may_grow.set()
         if self._running != self._round or not self._submission.runs_alone:
-            self._stores_more = self._state.total is None
-            self._need_workers()
-        elif self._stores_more:
-            # The end of the inputs may be known before the last of them may start.
-            self._stores_more = self._state.total is None
+            self._lacks_workers = True
+        else:
             self._has_news = True  # idle workers look for it seldom
-            self._needed.set()
+        self._needed.set()
 
     def offer_again(self, index: int, attempt: int) -> None:
         """Have workers for an item that was reopened."""
-        self._may_grow.set()
         if index >= self._context.inputs.count:  # a stop came before its input was stored
             self._without_input[index] = attempt
-        elif self._running != self._round or not self._submission.runs_alone:
-            self._lacks_workers = True
+            self._needed.set()
         else:
-            self._has_news = True
-        self._needed.set()
+            self.offer()
 
     def check(self) -> None:
         """Ask for the workers again at times, because items are open: an end may be unreported."""
