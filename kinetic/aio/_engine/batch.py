@@ -760,11 +760,11 @@ class Batch:
             self.inputs,
             is_resumable_sweep=self.is_resumable_sweep,
         )
-        if found.lacks_workers:
-            self.session.spawn(self._go_on(found.stuck), name=f"workers of {self.group_id}")
-            return
         if found.error is not None:
             self.submission.abandon(found.error, found.stuck)
+        elif found.stuck:
+            self.session.spawn(self._go_on(found.stuck), name=f"workers of {self.group_id}")
+            return
         self.wake()
         try:
             await end_leftovers(self.submission)

@@ -157,13 +157,12 @@ async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
 class Abandonment(NamedTuple):
     """A batch that no process submits, and why it can't end by itself.
 
-    ``stuck`` are the items that won't end. If only workers are missing, any process may start them,
-    and there is no ``error``. Otherwise, ``error`` is for the waiters; None if they may wait.
+    ``stuck`` are the items that won't end, and ``error`` is for their waiters. If only workers are
+    missing, any process may start them, and there is no ``error``.
     """
 
     stuck: Sequence[int]
     error: SubmitterLost | None
-    lacks_workers: bool = False
 
 
 async def until_abandoned(
@@ -194,7 +193,7 @@ async def until_abandoned(
     elif living:  # they run the items whose inputs are stored
         stuck = [] if is_sealed else [*range(inputs.count, inputs.announced)]
     elif stuck and is_sealed:
-        return Abandonment(stuck, None, lacks_workers=True)
+        return Abandonment(stuck, None)
     takes_inputs = not (is_sealed or submission.requests.all_stopped)
     if not (stuck or takes_inputs):
         return Abandonment(stuck, None)
