@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.protocol import frames, wire
-from kinetic._runner.protocol.workers import Crew
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
 from kinetic.testing import MemoryCluster, MemoryStore
@@ -75,7 +74,7 @@ class InstantCluster(MemoryCluster):
         self._observations: deque[Observation] = deque()
         self._observed_event = asyncio.Event()
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         """Implement `Workers.scale`: run all items of the batch, or hold them."""
         self.requests["scale"] += 1
         task = asyncio.create_task(self._run_items(job))

@@ -209,9 +209,9 @@ class JobSpec:
 
     The client computes ``name`` before the first request, so that a repeated launch finds the
     first one's job. ``order`` is for the runner. ``environment`` is the same for all jobs of a
-    submission; the runner adds `wire.Order.variables`. With a ``crew``, a worker carries out the
-    attempt. An ``owned`` job ends, and leaves nothing, when the process that launched it dies, if
-    the platform can detect that.
+    submission; the runner adds `wire.Order.variables`. With a ``crew``, the job is a worker. An
+    ``owned`` job ends, and leaves nothing, when the process that launched it dies, if the platform
+    can detect that.
     """
 
     name: str
@@ -284,12 +284,12 @@ class Workers(Protocol):
     """Whether the cluster replaces a worker that died. Otherwise each worker runs one item at most,
     and the process that submits the batch starts another."""
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         """Start the workers of a round, or more of them; those that it has don't change.
 
         Args:
-            job: Each worker. Its name is that of the round, and its order has no item.
-            crew: How the workers run the items.
+            job: Each worker. Its name is that of the round, its order has no item, and its crew
+                says how the workers run the items.
             number: The number of the round.
             ranks: The ranks of the workers. A cluster that replaces workers has those before, too.
 

@@ -28,7 +28,6 @@ from kinetic.testing.workers import Items, MemoryWorker
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-    from kinetic._runner.protocol.workers import Crew
 
 EXIT_SOFTWARE = 70
 """The exit code of a job whose coroutine raised an exception; the local platform has the same."""
@@ -90,7 +89,6 @@ class _Round:
     """A round of workers; ``over`` once one has said that every item is final."""
 
     spec: JobSpec
-    crew: Crew
     number: int
     job: str
     size: int = 0
@@ -186,11 +184,11 @@ class MemoryCluster:
                 return  # another caller waited for the same name
         self._begin(job)
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         """Implement `Workers.scale`."""
         self.requests["scale"] += 1
         if job.name not in self._rounds:
-            self._rounds[job.name] = _Round(job, crew, number, f"m{next(self._numbers)}")
+            self._rounds[job.name] = _Round(job, number, f"m{next(self._numbers)}")
         if self.replaces:
             return await self.grow(job.name, ranks.stop)
         for rank in ranks:
@@ -408,7 +406,6 @@ class MemoryCluster:
             me,
             run.executor,
             its_round.spec,
-            its_round.crew,
             self._store,
             items,
             once=not self.replaces,

@@ -14,7 +14,7 @@ from kinetic._runner.worker import pull
 from kinetic.errors import BackendError, NotFound
 
 if TYPE_CHECKING:
-    from kinetic._runner.protocol.workers import Crew, WorkerId
+    from kinetic._runner.protocol.workers import WorkerId
     from kinetic.aio.ports import JobSpec, Store
 
 
@@ -37,7 +37,6 @@ class MemoryWorker:
         me: The worker.
         executor: The name of its process.
         spec: The job of each worker of the round.
-        crew: How the workers run items.
         store: Where the objects are.
         items: Runs the items.
         once: Whether the worker takes one item at most.
@@ -48,7 +47,6 @@ class MemoryWorker:
         me: WorkerId,
         executor: str,
         spec: JobSpec,
-        crew: Crew,
         store: Store,
         items: Items,
         *,
@@ -57,12 +55,13 @@ class MemoryWorker:
         self._me = str(me)
         self._executor = executor
         self._spec = spec
-        self._crew = crew
+        assert spec.crew is not None
+        self._crew = spec.crew
         self._store = store
         self._items = items
         self._clock = asyncio.get_running_loop().time
         self._pull = pull.Pull(
-            *(me, executor, spec.key, spec.order.scope, crew.terms, self._clock), once=once
+            *(me, executor, spec.key, spec.order.scope, spec.crew.terms, self._clock), once=once
         )
         self._news = asyncio.Event()
         self._terminating = False

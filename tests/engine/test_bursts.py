@@ -13,7 +13,6 @@ import pytest
 
 from kinetic import aio
 from kinetic._runner.protocol import frames, outcomes, wire
-from kinetic._runner.protocol.workers import Crew
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import JobLost, WireError
@@ -43,7 +42,7 @@ class Bursts(MemoryCluster):
         self.job: JobSpec | None = None
         self._news: asyncio.Queue[Observation] = asyncio.Queue()
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         self.job = job
         return ranks.stop
 

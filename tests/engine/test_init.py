@@ -13,7 +13,6 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic._runner.protocol import pickles
-from kinetic._runner.protocol.workers import Crew
 from kinetic._runner.worker.session import Session
 from kinetic.aio._submissions.manifest import uploaded_call_of
 from kinetic.aio.platforms import Platform
@@ -38,7 +37,7 @@ warm = kinetic.run("cpu", isolation="worker", init={"model": load}, recycle=3)(u
 class IdleWorkers(MemoryCluster):
     """Workers that take no item."""
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         return ranks.stop
 
 

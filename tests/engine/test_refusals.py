@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol.workers import Crew
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec
 from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
@@ -33,9 +32,9 @@ class Guarded(MemoryCluster):
     refusal: Exception | None = None
     refused = 0
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         self._guard()
-        return await super().scale(job, crew, number=number, ranks=ranks)
+        return await super().scale(job, number=number, ranks=ranks)
 
     async def delete(self, **selection: Any) -> None:
         self._guard()

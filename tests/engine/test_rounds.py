@@ -11,7 +11,6 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic._runner.protocol.workers import Crew
 from kinetic.aio._submissions.submission import LABEL_ROUND
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
@@ -56,7 +55,7 @@ class Rounds:
         now = asyncio.get_running_loop().time()
         return [number for number, it in self.rounds.items() if now < it.ends_at]
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         self.requests += 1
         if self.refusal is not None:
             raise self.refusal

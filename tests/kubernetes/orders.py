@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kinetic._runner.protocol import wire
@@ -56,4 +57,4 @@ def set_manifest(
     kind: str, spec: JobSpec, at: Placement, *, life: str = "a", rank: int | None = None
 ) -> dict[str, Any]:
     """Make the manifest of a set."""
-    return KINDS[kind].manifest(spec, CREW, at, life=life, rank=rank)
+    return KINDS[kind].manifest(replace(spec, crew=CREW), at, life=life, rank=rank)

@@ -25,11 +25,11 @@ NAME = "grp-1-r0"
 
 def spec() -> JobSpec:
     labels = {KIND: WORKER, "kinetic.dev/submission": "grp-1", "kinetic.dev/round": "0"}
-    return replace(order(), name=NAME, labels=labels, timeout=None, start_timeout=None)
+    return order(name=NAME, labels=labels, timeout=None, start_timeout=None, crew=CREW)
 
 
 def manifest(workers: int = 3, at: Placement = AT) -> Json:
-    return round_manifest(spec(), CREW, number=0, workers=workers, placement=at)
+    return round_manifest(spec(), number=0, workers=workers, placement=at)
 
 
 def test_each_worker_is_an_index_that_is_replaced_until_it_says_that_it_leaves() -> None:
@@ -54,7 +54,7 @@ def test_a_worker_learns_its_name_and_its_crew() -> None:
 
 def test_a_deadline_ends_a_round_a_minute_after_its_time_and_later_after_a_retry() -> None:
     crew = replace(CREW, terms=Terms(workers=3, lifetime_s=100.0))
-    job = round_manifest(spec(), crew, number=0, workers=3, placement=AT)
+    job = round_manifest(replace(spec(), crew=crew), number=0, workers=3, placement=AT)
     assert job["spec"]["activeDeadlineSeconds"] == 160
     assert "activeDeadlineSeconds" not in manifest()["spec"]
     assert extension(job, 100.0) == {}  # the time begins with the Job's start

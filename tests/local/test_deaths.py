@@ -455,7 +455,8 @@ async def test_a_job_that_cannot_be_started_says_why_and_a_worker_is_started_aga
     assert "Too many open files" in seen.message
     batch = {SUBMISSION: "grp-local-1"}
     crew = Crew(terms=Terms(workers=1), outputs="", created=0.0)
-    await cluster.scale(spec("grp-local-1-r0", labels=batch), crew, number=0, ranks=range(1))
+    worker = spec("grp-local-1-r0", labels=batch, crew=crew)
+    await cluster.scale(worker, number=0, ranks=range(1))
 
     async def waiting() -> Observation | None:
         found = await cluster.find(labels=batch)

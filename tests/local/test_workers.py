@@ -61,8 +61,9 @@ async def scale(
         job,
         resources=resources or job.resources,
         environment=environment or job.environment,
+        crew=crew,
     )
-    await cluster.scale(job, crew, number=0, ranks=range(workers))
+    await cluster.scale(job, number=0, ranks=range(workers))
 
 
 async def workers_of(cluster: LocalCluster) -> list[Observation]:

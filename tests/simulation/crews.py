@@ -17,9 +17,7 @@ from kinetic._runner.protocol import frames, outcomes, pickles, wire
 from kinetic._runner.protocol.workers import (
     EXIT_DONE,
     EXIT_SURPLUS,
-    Crew,
     Requests,
-    Terms,
     WorkerId,
 )
 from kinetic._runner.worker import pull
@@ -107,7 +105,7 @@ class Crews(Disturber):
         self._supervisors = 0
         self._rounds = self._new_rounds()
         self._dropped = set[str]()
-        self._jobs: dict[str, tuple[JobSpec, Crew]] = {}
+        self._jobs: dict[str, JobSpec] = {}
 
     def _new_rounds(self) -> Rounds:
         self._supervisors += 1
@@ -314,11 +312,11 @@ class Crews(Disturber):
 
     # --- requests of clients ---
 
-    def scale(self, party: str, job: JobSpec, crew: Crew, number: int, workers: int) -> int:
+    def scale(self, party: str, job: JobSpec, number: int, workers: int) -> int:
         """Start the workers of a round, or more of them."""
         self._maybe_refuse()
         self.note(party, f"has {workers} workers in round {number}")
-        self._jobs.setdefault(job.name, (job, crew))
+        self._jobs.setdefault(job.name, job)
         header = JobHeader(name=job.name, labels=job.labels, command=(), runner="", edition="")
         return self._launch_all(job.name, self._rounds.scale(header, b"", number, workers))
 
@@ -411,13 +409,13 @@ class Crews(Disturber):
         header = entry.start.header
         worker = WorkerId.parse(header.worker)
         assert worker is not None
-        job, crew = self._jobs[header.name.rsplit(".", 3)[0]]
-        terms: Terms = crew.terms
+        job = self._jobs[header.name.rsplit(".", 3)[0]]
+        assert job.crew is not None
         pod = ItemPod(
             self,
             worker,
             f"w{next(self._numbers)}",
-            terms,
+            job.crew.terms,
             key=job.key,
             scope=job.order.scope,
             job=worker.place[:2],

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.workers import Crew
 from kinetic.aio.ports import (
     Image,
     ImageRequest,
@@ -390,11 +389,11 @@ class PartyCluster:
         for line in ():
             yield line
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         crews = self.world.crews
         return await self.gate.send(
             f"scale round {number}",
-            lambda: crews.scale(self.party, job, crew, number, ranks.stop),
+            lambda: crews.scale(self.party, job, number, ranks.stop),
         )
 
     async def grow(self, name: str, workers: int) -> int:

@@ -115,27 +115,14 @@ class JobSpecBuilder:
         if by_worker:
             from kinetic._runner.protocol.workers import Terms  # most local jobs need no worker
 
-            crew = self.crew(Terms(budgets=identity.budgets, single=True))
+            crew = self._crew(Terms(budgets=identity.budgets, single=True))
         try:
             await self._cluster.launch(self._job(name=name, labels=labels, order=order, crew=crew))
         except BackendError as exc:
             if is_refusal(exc) or not await self._cluster.find(names=[name]):
                 raise
 
-    def crew(self, terms: Terms) -> Crew:
-        """Return how workers run the items."""
-        from kinetic._runner.protocol.workers import Crew
-
-        return Crew(
-            terms=terms,
-            outputs=self._identity.output_base,
-            created=self._identity.created,
-            isolation=self._options.isolation,
-            init=self._init,
-            recycle=self._options.recycle,
-        )
-
-    def worker(self, number: int, fence: int) -> JobSpec:
+    def worker(self, number: int, fence: int, terms: Terms) -> JobSpec:
         """Return the job of each worker of round *number*; its order has no item.
 
         *fence* is that of this process's lease.
@@ -149,9 +136,22 @@ class JobSpecBuilder:
             data=self._data,
         )
         labels = {**self._labels, "kinetic.dev/kind": "worker", LABEL_ROUND: str(number)}
-        job: JobSpec = self._job(name=self._identity.round_name(number), labels=labels, order=order)
+        name, crew = self._identity.round_name(number), self._crew(terms)
+        job: JobSpec = self._job(name=name, labels=labels, order=order, crew=crew)
         # The limits of time are those of an item: its worker keeps them.
         return replace(job, timeout=None, start_timeout=None, owned=False)
+
+    def _crew(self, terms: Terms) -> Crew:
+        from kinetic._runner.protocol.workers import Crew
+
+        return Crew(
+            terms=terms,
+            outputs=self._identity.output_base,
+            created=self._identity.created,
+            isolation=self._options.isolation,
+            init=self._init,
+            recycle=self._options.recycle,
+        )
 
 
 def _path_as_loaded(root: str, function: Any) -> str:

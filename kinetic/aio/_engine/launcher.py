@@ -149,7 +149,7 @@ class Launcher:
         settings = state.settings
         self._length = length
         self._count = count = self._find_count()
-        terms = Terms(
+        self._terms = Terms(
             workers=count,
             budgets=context.submission.identity.budgets,
             backoff_s=BACKOFF_S,
@@ -164,7 +164,6 @@ class Launcher:
             context.uploaded,
             prunable=settings.prunable,
         )
-        self._crew = self._builder.crew(terms)
         self._running: int | None = None  # the round that has workers, as far as is known
         self._asked_at = -math.inf  # the loop's time of the last answer to a request for workers
         self._has_news = False
@@ -428,7 +427,7 @@ class Launcher:
 
     async def _scale(self, number: int) -> int | None:
         """Ask for the workers of a round; return how many it has, or None if none are wanted."""
-        job = self._builder.worker(number, self._context.lease.fence)
+        job = self._builder.worker(number, self._context.lease.fence, self._terms)
 
         async def scale() -> int | None:
             submission, pauses = self._submission, growing_pauses(*EARLIER_CHECKS_S)
@@ -448,7 +447,7 @@ class Launcher:
             if not self._submission.runs_alone:
                 return await self._start_more(job, number, roster)
             ranks = range(roster.size_for(self.allowed))
-            return await self._cluster.scale(job, self._crew, number=number, ranks=ranks)
+            return await self._cluster.scale(job, number=number, ranks=ranks)
 
         clock = asyncio.get_running_loop().time
         patience_s = self._context.uploaded.call.options.start_timeout or math.inf
@@ -496,7 +495,7 @@ class Launcher:
             used = max(used, self._used[1])
         ranks = roster.ranks_for(min(self.allowed, self._wanted), used)
         self._used = number, ranks.stop
-        await self._cluster.scale(job, self._crew, number=number, ranks=ranks)
+        await self._cluster.scale(job, number=number, ranks=ranks)
         return max(1, ranks.stop)
 
     async def _open_round(self, number: int) -> bool:

@@ -56,8 +56,6 @@ from kinetic.errors import (
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-    from kinetic._runner.protocol.workers import Crew
-
 
 async def create_job(
     api: Api, paths: Paths, secrets: Secrets, job: JobSpec, manifest: dict[str, Any]
@@ -175,14 +173,14 @@ class GkeCluster:
 
     # --- workers (`kinetic.aio.ports.Workers`) ---
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         """Start the workers of a round, or more of them; see `Workers.scale`.
 
         A round is one Job. In a queue, a round keeps its number of workers, because a change of the
         number would suspend all of them.
         """
         placement, workers = await self._placement_of(job), ranks.stop
-        manifest = round_manifest(job, crew, number=number, workers=workers, placement=placement)
+        manifest = round_manifest(job, number=number, workers=workers, placement=placement)
         found = await create_job(self._api, self._paths, self._secrets, job, manifest)
         if found is None:
             return workers

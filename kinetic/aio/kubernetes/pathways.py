@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from absl import logging
 
-from kinetic._runner.protocol.workers import Crew
 from kinetic._tasks import for_each
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.gke import GkeCluster, create_job
@@ -75,13 +74,11 @@ class PathwaysCluster(GkeCluster):
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job* as a set; see `Cluster.launch`."""
-        await self._create(job, job.crew, None)
+        await self._create(job, None)
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         """Start a set for each rank; see `Workers.scale`."""
-        await for_each(
-            lambda rank: self._create(job, crew, rank), ranks, limit=MAX_CONCURRENT_REQUESTS
-        )
+        await for_each(lambda rank: self._create(job, rank), ranks, limit=MAX_CONCURRENT_REQUESTS)
         return ranks.stop
 
     async def grow(self, name: str, workers: int) -> int:
@@ -104,10 +101,10 @@ class PathwaysCluster(GkeCluster):
         """Yield what the hosts of a set have written: it runs no other item."""
         return self.logs(worker, follow=follow, tail=tail)
 
-    async def _create(self, job: JobSpec, crew: Crew | None, rank: int | None) -> None:
+    async def _create(self, job: JobSpec, rank: int | None) -> None:
         placement = replace(self._placement, secret=submission_secret(job))
         kind = self._own_sets.kind
-        manifest = kind.manifest(job, crew, placement, life=secrets.token_hex(8), rank=rank)
+        manifest = kind.manifest(job, placement, life=secrets.token_hex(8), rank=rank)
         try:
             await create_job(self._api, self._own_sets.paths, self._secrets, job, manifest)
         except NotFound as exc:

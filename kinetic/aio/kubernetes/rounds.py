@@ -13,15 +13,11 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict
 from kinetic.aio.kubernetes.manifests import Placement, failure_rules, job_manifest
 from kinetic.aio.ports import JobSpec
-
-if TYPE_CHECKING:
-    from kinetic._runner.protocol.workers import Crew
 
 UNLIMITED = 2**31 - 1
 """A limit that is never reached; Kubernetes takes no larger one."""
@@ -40,14 +36,15 @@ ENDS = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget")
 
 
 def round_manifest(
-    spec: JobSpec, crew: Crew, *, number: int, workers: int, placement: Placement
+    spec: JobSpec, *, number: int, workers: int, placement: Placement
 ) -> dict[str, Any]:
     """Return the manifest of the Job whose pods are the *workers* of round *number*.
 
     Raises:
         ConfigurationError: See `job_manifest`.
     """
-    manifest = job_manifest(replace(spec, crew=crew), placement)
+    assert spec.crew is not None
+    manifest = job_manifest(spec, placement)
     job = manifest["spec"]
     job |= {
         "completions": workers,
@@ -57,8 +54,8 @@ def round_manifest(
         "podFailurePolicy": {"rules": failure_rules()},
         "successPolicy": {"rules": [{"succeededCount": 1}]},
     }
-    if crew.terms.lifetime_s is not None:
-        job["activeDeadlineSeconds"] = _backstop(crew.terms.lifetime_s)
+    if (lifetime_s := spec.crew.terms.lifetime_s) is not None:
+        job["activeDeadlineSeconds"] = _backstop(lifetime_s)
     if placement.queue:
         manifest["metadata"]["annotations"] |= QUEUE_ANNOTATIONS
     (container,) = job["template"]["spec"]["containers"]

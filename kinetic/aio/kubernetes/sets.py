@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinetic._runner.protocol.workers import Crew
 from kinetic.aio.kubernetes.manifests import (
     HOSTS,
     ITEM,
@@ -88,7 +87,6 @@ class Kind:
     def manifest(
         self,
         spec: JobSpec,
-        crew: Crew | None,
         placement: Placement,
         *,
         life: str,
@@ -114,7 +112,7 @@ class Kind:
             # A table keeps one entry for the set, and none for each rank of a Job.
             labels = {key: value for key, value in spec.labels.items() if key != KIND}
             spec = replace(spec, labels=labels)
-        job = job_manifest(replace(spec, crew=crew), replace(placement, annotations=annotations))
+        job = job_manifest(spec, replace(placement, annotations=annotations))
         pod: dict[str, Any] = job["spec"]["template"]
         metadata: dict[str, Any] = {**job["metadata"], "name": name}
         for section in (metadata, pod["metadata"]):

@@ -39,7 +39,6 @@ from kinetic.job_status import Reason
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-    from kinetic._runner.protocol.workers import Crew
     from kinetic.aio.local.supervisor import Connection
 
 KEY_BYTES = 32
@@ -117,19 +116,16 @@ class LocalCluster:
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; do nothing if a job of this name exists."""
-        order = job.order.encode()
-        if job.crew is None:
-            await self._send(job, {"op": "launch"}, order)
-        else:
-            body = f"{order}\n{job.crew.encode()}"
-            await self._send(job, {"op": "launch", "single": True}, body)
+        single = {} if job.crew is None else {"single": True}
+        await self._send(job, {"op": "launch", **single})
 
-    async def scale(self, job: JobSpec, crew: Crew, *, number: int, ranks: range) -> int:
+    async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
         """Start the workers of a round; see `Workers.scale`."""
-        order = f"{job.order.encode()}\n{crew.encode()}"
+        assert job.crew is not None
         # The supervisor removes the folder of a worker's items, if it is empty at the worker's end.
-        fields = {"op": "scale", "round": number, "workers": ranks.stop, "output_dir": crew.outputs}
-        count: int = (await self._send(job, fields, order))["workers"]
+        outputs = job.crew.outputs
+        fields = {"op": "scale", "round": number, "workers": ranks.stop, "output_dir": outputs}
+        count: int = (await self._send(job, fields))["workers"]
         return count
 
     async def grow(self, name: str, workers: int) -> int:
@@ -144,12 +140,12 @@ class LocalCluster:
         """Tell the workers with *labels* that the store has changed."""
         await self._ask({"op": "news", "labels": labels})
 
-    async def _send(self, job: JobSpec, fields: Mapping[str, Any], order: str) -> Mapping[str, Any]:
+    async def _send(self, job: JobSpec, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         self._launched.add(job.labels.get(SUBMISSION, job.name))
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
-        answer = await self._ask(
-            {**self._header(job).fields(), **fields}, f"{secrets}\n{order}".encode()
-        )
+        orders = [job.order.encode(), *([job.crew.encode()] if job.crew is not None else ())]
+        body = "\n".join([secrets, *orders]).encode()
+        answer = await self._ask({**self._header(job).fields(), **fields}, body)
         if "error" in answer:
             raise LaunchError(
                 f"the local supervisor refused {job.name}: {answer['error']}",
