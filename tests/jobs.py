@@ -17,7 +17,7 @@ DEADLINE_S = 60.0
 """How many seconds a step may take on a busy machine."""
 
 
-def job_spec(name: str, facts: dict[str, Any], **changes: Any) -> JobSpec:
+def job_spec(name: str, facts: dict[str, Any], *, grace: float = 0.2, **changes: Any) -> JobSpec:
     """Make a job whose order tells a stand-in these *facts*."""
     spec = JobSpec(
         name=name,
@@ -27,9 +27,9 @@ def job_spec(name: str, facts: dict[str, Any], **changes: Any) -> JobSpec:
         environment={"PATH": os.environ["PATH"]},
         key=b"k" * 32,
         resources=Resources(),
-        grace=0.2,
     )
-    return replace(spec, **changes)
+    spec = replace(spec, **changes)
+    return replace(spec, order=replace(spec.order, grace=grace))
 
 
 async def eventually(condition: Callable[[], Any]) -> Any:

@@ -223,7 +223,6 @@ class JobSpec:
     resources: Resources
     timeout: float | None = None
     start_timeout: float | None = None
-    grace: float = 30.0
     owned: bool = False
     crew: Crew | None = None
 

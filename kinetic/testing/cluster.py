@@ -511,7 +511,7 @@ class MemoryCluster:
             job.worker.terminate()
         else:
             job.task.cancel()
-        self._start_timer(job, job.run.spec.grace, self._kill, job)
+        self._start_timer(job, job.run.spec.order.grace, self._kill, job)
 
     def _kill(self, job: _Job) -> None:
         self._mark_ended(job, exit_code=-9, reason=job.run.cause, message="killed after its grace")

@@ -455,7 +455,7 @@ def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
         # Without the token, the runner could not remove a pod that other containers keep running.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
+        "terminationGracePeriodSeconds": max(1, math.ceil(spec.order.grace)),
         "securityContext": _pod_security(user, claim=placement.claim),
         "nodeSelector": _selector(accelerator, placement.compute_class),
         "affinity": _affinity(accelerator),
@@ -470,7 +470,7 @@ def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     }
     if spec.timeout is not None:
         run_s = spec.timeout + wire.start_allowance(spec.order.debug_s)
-        limit = math.ceil(run_s + spec.grace + PULL_S)
+        limit = math.ceil(run_s + spec.order.grace + PULL_S)
         pod["activeDeadlineSeconds"] = min(max(1, limit), 2**31 - 1)
     if placement.priority_class:
         pod["priorityClassName"] = placement.priority_class

@@ -116,7 +116,7 @@ class LocalCluster:
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; do nothing if a job of this name exists."""
-        single = {} if job.crew is None else {"single": True}
+        single: dict[str, Any] = {} if job.crew is None else {"single": True}
         await self._send(job, {"op": "launch", **single})
 
     async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
@@ -176,7 +176,7 @@ class LocalCluster:
             timeout=job.timeout,
             start_timeout=job.start_timeout,
             start_allowance=wire.start_allowance(order.debug_s),
-            grace=job.grace,
+            grace=order.grace,
             owned=job.owned,
             project=order.code.digest if order.code is not None else "",
             output_dir=order.output_dir,
