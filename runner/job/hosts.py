@@ -163,7 +163,7 @@ class Watch:
         try:
             return len(self._objects.look_up(names)) == len(names)
         except TimeoutError as exc:
-            print(f"kinetic: {exc}", file=sys.stderr)
+            say(str(exc))
             return False
 
     def stop(self) -> None:
