@@ -99,7 +99,7 @@ class End(NamedTuple):
     """How a process ended: its status, and what its guard did to it before.
 
     ``status`` is an exit code, or a negative signal. ``called`` says that the user's function was
-    called, so that its timeout had begun.
+    called, so that its timeout had begun. ``in_init`` says that a function of ``init`` ran.
     """
 
     status: int
@@ -108,23 +108,28 @@ class End(NamedTuple):
     killed: bool = False
     out_of_memory: bool = False
     called: bool = False
+    in_init: bool = False
 
 
 def death_of(order: wire.Order, end: End) -> Death:
     """Return the cause and the message of an attempt whose process ended like this."""
-    status = end.status
+    status, kind = end.status, wire.Kind.LOST
+    step = "init= failed: " if end.in_init else ""
     if end.timed_out:
-        message = f"{timeout_message(order, end.called)}, and did not end when asked to"
-        return Death(
-            message=f"the job {message}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
-        )
-    if end.stopped and (end.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
+        reason, kind = "deadline", wire.Kind.ERROR
+        limit = timeout_message(order, end.called)
+        message = f"the job {limit}, and did not end when asked to"
+    elif end.stopped and (end.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
+        reason, kind = "preempted", wire.Kind.ERROR
         message = "the job was asked to stop" + (" and did not end in time" if end.killed else "")
-        return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
-    if end.out_of_memory:
-        message = "its process was killed, because the container, or the machine, ran out of memory"
-        return Death(message=message, reason="out of memory", exit_code=status)
-    return Death(message=wire.exit_text(status), reason="lost", exit_code=status)
+    elif end.out_of_memory:
+        reason = "out of memory"
+        cause = "because the container, or the machine, ran out of memory"
+        message = f"{step}its process was killed, {cause}"
+    else:
+        reason, message = "lost", f"{step}{wire.exit_text(status)}"
+    phase = "init" if end.in_init else "lost"
+    return Death(reason=reason, message=message, kind=kind, exit_code=status, phase=phase)
 
 
 def timeout_message(order: wire.Order, called: bool) -> str:

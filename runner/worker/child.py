@@ -59,7 +59,6 @@ class ItemChild:
     Args:
         order: The order of the submission, without an item.
         context: What all items share.
-        result_box: Where they leave their results.
         workspace: The working directory of the items.
         stay: Whether items run one after another in this process.
         shares_imports: Whether items fork from a process that has imported what earlier ones did.
@@ -70,7 +69,6 @@ class ItemChild:
         self,
         order: wire.Order,
         context: item.Context,
-        result_box: item.ResultBox,
         workspace: str,
         *,
         stay: bool,
@@ -83,7 +81,6 @@ class ItemChild:
         self._temporary_folder = temporary_folder
         self._order = replace(order)
         self._context = context
-        self._result_box = result_box
         self._workspace = workspace
         self._stopping = Stopping()
         self._session: Session | None = None
@@ -151,7 +148,7 @@ class ItemChild:
 
     def run(self) -> int:
         """Run the item that was taken, in this process; return an exit code."""
-        code = item.run(self._item, self._result_box, self._list_imports)
+        code = item.run(self._item, self._list_imports)
         remote_runner.flush()
         self._stopping.reset()
         if self._leftovers is not None:
@@ -170,7 +167,7 @@ class ItemChild:
             imports.seed_again()
         if self._recorder is not None:
             self._recorder.begin()
-        code = item.run(self._item, self._result_box, self._list_imports)
+        code = item.run(self._item, self._list_imports)
         has_result = code != wire.EXIT_SETUP and not item.has_folder(self._item.order)
         if has_result and remote_runner.exits_at_once():
             remote_runner.flush()

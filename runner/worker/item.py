@@ -39,6 +39,7 @@ RESULT_BYTES = 1 << 16
 """Maximum bytes of a result in the shared memory."""
 
 _SIZE = struct.Struct("<Q")
+_HEAD = struct.Struct("<Q?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +47,15 @@ class Context:
     """What all items of a worker share.
 
     ``function`` and ``init`` have the bytes of the function and of the mapping ``init``. ``data``
-    is the `Data` of all items. The workspace exists already, and is the working directory. With
-    ``hosts``, other hosts run each item, too.
+    is the `Data` of all items. The workspace exists already, and is the working directory. The
+    items leave their results in ``result_box``. With ``hosts``, other hosts run each item, too.
     """
 
     objects: Objects
     place: JobPlace
     executor: str
     key: bytes
+    result_box: ResultBox
     function: bytes
     init: bytes | None = None
     data: Sequence[wire.DataRef] = ()
@@ -126,7 +128,9 @@ class ItemInvocation(Invocation):
         args, kwargs = load(self.arguments)
         self._follow_log_levels()
         self._phase = "init"
+        self.context.result_box.in_init = True
         own.begin(self._load)
+        self.context.result_box.in_init = False
         if own.values:
             if twice := own.values.keys() & kwargs.keys():
                 raise TypeError(f"both the call and init= give the argument {min(twice)!r}")
@@ -166,17 +170,26 @@ def item_folder(order: wire.Order, place: JobPlace) -> str:
 
 
 class ResultBox:
-    """Where the process of an item leaves the result for the worker."""
+    """Where the process of an item leaves the result for the worker, and whether ``init`` runs."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _SIZE.size + RESULT_BYTES)
+        self._memory = mmap.mmap(-1, _HEAD.size + RESULT_BYTES)
         self._file = _file_without_name()
+
+    @property
+    def in_init(self) -> bool:
+        """Whether a function of ``init`` runs, or ran when the process died."""
+        return bool(self._memory[_SIZE.size])
+
+    @in_init.setter
+    def in_init(self, value: bool) -> None:
+        self._memory[_SIZE.size] = value
 
     def put(self, data: bytes) -> None:
         """Leave the result, in the process of the item."""
         size = len(data)
         if size <= RESULT_BYTES:
-            self._memory[_SIZE.size : _SIZE.size + size] = data
+            self._memory[_HEAD.size : _HEAD.size + size] = data
         else:
             position = 0
             while position < size:
@@ -186,9 +199,9 @@ class ResultBox:
     def take(self) -> bytes:
         """Return the result, which leaves the box empty; empty if the process has died."""
         size: int = _SIZE.unpack_from(self._memory)[0]
-        _SIZE.pack_into(self._memory, 0, 0)
+        _HEAD.pack_into(self._memory, 0, 0, False)
         if 0 < size <= RESULT_BYTES:
-            return self._memory[_SIZE.size : _SIZE.size + size]
+            return self._memory[_HEAD.size : _HEAD.size + size]
         data = os.pread(self._file, os.fstat(self._file).st_size, 0)
         os.ftruncate(self._file, 0)
         return data if len(data) == size else b""
@@ -204,11 +217,7 @@ def _file_without_name() -> int:
     return fd
 
 
-def run(
-    invocation: ItemInvocation,
-    result_box: ResultBox,
-    list_imports: Callable[[], Sequence[Candidate]],
-) -> int:
+def run(invocation: ItemInvocation, list_imports: Callable[[], Sequence[Candidate]]) -> int:
     """Run an item, and write its result; return an exit code."""
     pid, code = os.getpid(), wire.EXIT_SETUP
     order, context = invocation.order, invocation.context
@@ -216,7 +225,7 @@ def run(
     def commit(outcome: wire.Outcome, body: Spooled) -> int:
         """Write the result of a function that doesn't end; see `metrics.begin`."""
         outcome = outcome._replace(executor=context.executor)
-        _put_result(result_box, _fields_of(outcome, body), ())
+        _put_result(context.result_box, _fields_of(outcome, body), ())
         return wire.EXIT_VALUE
 
     try:
@@ -224,7 +233,7 @@ def run(
         outcome, body = invocation.run()
         if os.getpid() == pid:
             fields = _fields_of(outcome, body) if invocation.plain is None else invocation.plain
-            _put_result(result_box, fields, list_imports())
+            _put_result(context.result_box, fields, list_imports())
             code = wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
     except BaseException:
         import traceback

@@ -310,6 +310,7 @@ class Worker:
             place=self._place,
             executor=self._executor,
             key=self._key,
+            result_box=self._result_box,
             function=opened.function,
             init=opened.init,
             data=order.data,
@@ -319,7 +320,6 @@ class Worker:
         items = ItemChild(
             order,
             context,
-            self._result_box,
             opened.folder,
             stay=stay,
             shares_imports=self._shared_imports is not None,
@@ -405,6 +405,7 @@ class Worker:
     def _ended(self, report: Report) -> pull.Ended:
         guard, self._guard = self._guard, None
         assert guard is not None
+        in_init = self._result_box.in_init
         left = item.take_result(self._result_box, guard.order)
         self._judge_interpreter(guard, left)
         if left is not None and self._shared_imports is not None:
@@ -412,7 +413,7 @@ class Worker:
                 self._shared_imports.setdefault(candidate.name, candidate)
         by_kernel = report.status == -signal.SIGKILL and self._kills.has_increased()
         how = guard.stopped, guard.timed_out, guard.killed, by_kernel, guard.called is not None
-        end = End(report.status, *how)
+        end = End(report.status, *how, in_init)
         log = "" if left is not None else self._last_lines()
         found = item.result_of(guard.order, self._executor, end, left, log)
         if found.value_file is not None and found.outcome.value is not None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..protocol import wire
 from ..protocol.outcomes import Death, digest, outcome_of_death
+from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.workers import (
     ALL_FINAL,
     EXIT_DONE,
@@ -468,7 +469,10 @@ class Pull:
             yield Start(index, number)
             ended = yield from self._watch(index)
         yield from self._commit(index, number, ended.outcome._replace(log=ended.log), ended.body)
-        if ended.outcome.phase == "init" and not (yield from self._has_called()):
+        # A failure in `init` that the platform has caused says nothing about other items.
+        by_platform = self.terminating or ended.outcome.reason in INFRASTRUCTURE
+        in_init = ended.outcome.phase == "init" and not by_platform
+        if in_init and not (yield from self._has_called()):
             yield from self._append_stop("setup", cancel_running=False)
         if self.terminating and not self.terms.single:
             raise Leave(EXIT_REPLACE)

@@ -480,6 +480,88 @@ def test_the_first_error_of_init_ends_the_submission(tmp_path: Path, isolation: 
     assert log.startswith("Traceback") and log.endswith("ValueError: no model\n")
 
 
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_death_in_init_ends_the_submission(
+    tmp_path: Path, isolation: str, is_killed: bool
+) -> None:
+    calls = tmp_path / "calls"
+
+    def load() -> str:
+        with open(calls, "a") as file:
+            file.write("x")
+        if is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(4)
+
+    def use(number: int, model: str) -> str:
+        return model
+
+    init = {"model": load}
+    batch = Batch(tmp_path / "b", use, range(4), isolation=isolation, init=init, retries=1)
+    batch.run()
+    assert batch.states() == [FAILED] + 3 * [CANCELLED]
+    assert calls.read_text() == "x"
+    [outcome] = batch.outcomes(0)
+    assert (outcome.kind, outcome.reason, outcome.phase) == ("lost", "lost", "init")
+    message = batch.error(0)["message"]
+    assert message.startswith("init= failed: its process ")
+    assert ("SIGKILL" if is_killed else "code 4") in message
+
+
+def test_a_death_in_a_later_init_costs_its_item_alone(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+
+    def load() -> str:
+        if broken.exists():
+            broken.unlink()
+            os._exit(4)
+        return "model"
+
+    def use(number: int, model: str) -> str:
+        if not number:
+            broken.touch()
+        return model
+
+    options: dict[str, Any] = {"isolation": "worker", "recycle": 1, "init": {"model": load}}
+    batch = Batch(tmp_path / "b", use, range(3), **options)
+    batch.run()
+    assert batch.states() == [SUCCEEDED, FAILED, SUCCEEDED]
+    assert batch.outcomes(1)[0].phase == "init"
+
+
+@pytest.mark.parametrize("isolation", ["process", "worker"])
+@pytest.mark.parametrize("stopped", ["item", "worker"])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_stop_while_init_runs_ends_no_other_item(
+    tmp_path: Path, isolation: str, stopped: str, is_killed: bool
+) -> None:
+    mark = tmp_path / "mark"
+
+    def load() -> str:
+        if not mark.exists():
+            if is_killed:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            mark.write_text("x")
+            time.sleep(600)
+        return "model"
+
+    def use(number: int, model: str) -> str:
+        return model
+
+    options: dict[str, Any] = {"isolation": isolation, "init": {"model": load}, "grace": 0.3}
+    batch = Batch(tmp_path / "b", use, range(3), **options)
+    with running(batch):
+        wait_for(mark)
+        if stopped == "item":
+            batch.append(wire.Request(kind="stop", items=(0,)))
+        else:
+            batch.processes[0].terminate()
+        batch.finish()
+    first = CANCELLED if stopped == "item" else SUCCEEDED
+    assert batch.states() == [first, SUCCEEDED, SUCCEEDED]
+
+
 def test_the_environment_that_init_sets_stays(tmp_path: Path) -> None:
     def load() -> str:
         os.environ["LOADED"] = "yes"
