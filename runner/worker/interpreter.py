@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .. import remote_runner
 from ..job import processes
+from ..job_log import say
 
 if TYPE_CHECKING:
     from .child import ItemChild
@@ -152,6 +153,11 @@ class Interpreter:
         deadline = time.monotonic() + (grace if self._items.stay else 0.0)
         while not os.waitpid(self._pid, os.WNOHANG)[0]:
             if time.monotonic() >= deadline:
+                if self._items.stay:
+                    say(
+                        f"killed the interpreter of these jobs: it didn't end in {grace:.3g} s, so "
+                        "what init= cleans up may be incomplete"
+                    )
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)

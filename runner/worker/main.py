@@ -457,7 +457,7 @@ class Worker:
         """
         interpreter = self._interpreter
         if self._retire_by is not None and interpreter is not None:
-            interpreter.end(self._retire_by - time.monotonic())
+            interpreter.end(max(0.0, self._retire_by - time.monotonic()))
         self._retire_by = None
         stays = self._crew.isolation == "worker" and interpreter and interpreter.running
         if self._temporary_in_use and self._leaving is None and not stays:
@@ -472,6 +472,8 @@ class Worker:
         Return None if this worker may run an item; otherwise the news to look at before.
         """
         channel = self._channel
+        if self._retire_by is not None:
+            self._clean_up()  # before a claim, because the item would seem to run meanwhile
         # An interpreter keeps what it has loaded, and so its slots and GPUs, while it has items.
         is_kept = self._crew.isolation == "worker"
         if channel is not None and channel.asked_back and not is_kept:

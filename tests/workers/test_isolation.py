@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.stores.directory import DirectoryObjects
 
-from .process import Batch, exists, running, wait_for
+from .process import SCOPE, Batch, exists, running, wait_for
 
 SUCCEEDED, FAILED = wire.ItemState.SUCCEEDED, wire.ItemState.FAILED
 CANCELLED = wire.ItemState.CANCELLED
@@ -589,6 +590,30 @@ def test_an_error_in_the_cleanup_of_init_is_in_the_log(tmp_path: Path) -> None:
     batch.run()
     assert batch.states() == [SUCCEEDED, SUCCEEDED]
     assert "ValueError: can't unload" in batch.output()
+
+
+def test_a_cleanup_of_init_that_takes_too_long_is_killed_before_the_next_claim(
+    tmp_path: Path,
+) -> None:
+    seen, store = tmp_path / "seen", str(tmp_path / "b" / "store")
+
+    def load() -> Iterator[str]:
+        yield "model"
+        entries = DirectoryObjects(store).list(wire.block_prefix(SCOPE, 0))
+        claims = [entry.name for entry in entries if entry.name.endswith(".claim")]
+        with open(seen, "a") as file:
+            file.write(f"{len(claims)} ")
+        time.sleep(600)
+
+    def use(number: int, model: str) -> str:
+        return model
+
+    options: dict[str, Any] = {"isolation": "worker", "recycle": 1, "init": {"model": load}}
+    batch = Batch(tmp_path / "b", use, range(2), grace=1.0, **options)
+    batch.run()
+    assert batch.states() == [SUCCEEDED, SUCCEEDED]
+    assert seen.read_text() == "1 2 "
+    assert batch.output().count("killed the interpreter") == 2
 
 
 def test_the_call_and_init_cannot_give_the_same_argument(tmp_path: Path) -> None:
