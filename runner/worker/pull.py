@@ -488,7 +488,7 @@ class Pull:
         """Return whether any item got beyond ``init``, so that it works on some machine."""
         yield from self._list_open_blocks()
         return any(
-            attempt.outcome is not None and attempt.outcome.phase != "init"
+            attempt.outcome is not None and attempt.outcome.phase not in ("init", "submission")
             for index in range(self.items.stored)
             for attempt in self.items.attempts(index).values()
         )

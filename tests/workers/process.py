@@ -61,6 +61,7 @@ class Batch:
         recycle: int | None = None,
         memory_bytes: int | None = None,
         project: Mapping[str, bytes] | None = None,
+        refused: Sequence[int] = (),
         reusable: bool = True,
         order: Mapping[str, Any] | None = None,
         **terms: Any,
@@ -81,7 +82,7 @@ class Batch:
         finally:
             cloudpickle.unregister_pickle_by_value(module)
         self.objects.create(f"{SCOPE}manifest", b"")
-        self._store(inputs)
+        self._store(inputs, refused)
         code = None if project is None else self._store_project(project)
         fields: dict[str, Any] = {"code": code, **(order or {})}
         whole = wire.Order(
@@ -119,7 +120,7 @@ class Batch:
         self.objects.create(f"code/{digest}.zip", content.getvalue())
         return wire.Code(name=f"code/{digest}.zip", digest=digest)
 
-    def _store(self, inputs: Sequence[Any]) -> None:
+    def _store(self, inputs: Sequence[Any], refused: Sequence[int]) -> None:
         # Not in a worker's process: its forks would run the callbacks of asyncio's modules.
         from kinetic.aio._preparing.inputs import EncodedInput, first_chunk
         from kinetic.aio._submissions.inputs import chunk_body
@@ -129,7 +130,8 @@ class Batch:
         number = first = 0
         while rest:
             part = first_chunk(rest)
-            body = chunk_body(part, first, {}, {})
+            failed = {i - first: ValueError("no") for i in refused if 0 <= i - first < len(part)}
+            body = chunk_body(part, first, {}, failed)
             slot = wire.Slot(first, len(part), _sha256(frames.footer_of(body)), len(body))
             self._store_slot(number, slot, body)
             rest, number, first = rest[len(part) :], number + 1, first + len(part)

@@ -481,6 +481,19 @@ def test_the_first_error_of_init_ends_the_submission(tmp_path: Path, isolation: 
     assert log.startswith("Traceback") and log.endswith("ValueError: no model\n")
 
 
+def test_an_input_that_was_not_submitted_does_not_show_that_init_works(tmp_path: Path) -> None:
+    def load() -> str:
+        raise ValueError("no model")
+
+    def use(number: int, model: str) -> str:
+        return model
+
+    options: dict[str, Any] = {"isolation": "worker", "init": {"model": load}, "refused": [0]}
+    batch = Batch(tmp_path / "b", use, range(4), **options)
+    batch.run()
+    assert batch.states() == [FAILED, FAILED, CANCELLED, CANCELLED]
+
+
 @pytest.mark.parametrize("isolation", ["process", "worker"])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_death_in_init_ends_the_submission(
