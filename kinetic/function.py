@@ -259,8 +259,9 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
             options: Those of `run_async_map`, except ``input_mode``.
 
         Raises:
-            ConfigurationError: An argument is wrong, or the optimizer can't propose the trials of
-                the sweep to continue: its space has changed.
+            ConfigurationError: An argument is wrong, or the function doesn't take the parameters of
+                the space. Or the optimizer can't propose the trials of the sweep to continue: its
+                space has changed.
             Conflict: Another process runs the sweep of this name, or that sweep hasn't ended and
                 *resume* is false.
             SubmissionError: The function or its project can't be shipped.

@@ -32,6 +32,7 @@ from typing import (
     cast,
 )
 
+from kinetic._binding import Binding
 from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._progress.standing import Goal
 from kinetic._runner.protocol.frames import MALFORMED
@@ -48,10 +49,11 @@ from kinetic.errors import (
     SweepError,
     WireError,
 )
-from kinetic.options import MapOptions, MapSettings, check
+from kinetic.options import MapOptions, MapSettings, check, settings_of
 from kinetic.outcome import Cancelled, Completion, Failed, Outcome, Succeeded
 from kinetic.sweeps.optuna import StudyOptimizer, is_study
 from kinetic.sweeps.protocol import Optimizer, Proposal, Space, State, Trial
+from kinetic.sweeps.search import GridSearch, RandomSearch
 
 if TYPE_CHECKING:
     from kinetic.aio.batch import BatchHandle
@@ -112,8 +114,8 @@ class Sweep(AsyncOnly):
     while you don't iterate. You get a sweep from `kinetic.aio.sweep`.
 
     Args:
-        optimizer, trials, on_failure, metric, limit: Set by the client; don't make a sweep
-            yourself.
+        optimizer, binding, trials, on_failure, metric, limit: Set by the client; don't make a
+            sweep yourself.
 
     Attributes:
         batch: The handle of the batch that runs the trials.
@@ -131,6 +133,7 @@ class Sweep(AsyncOnly):
     def __init__(
         self,
         optimizer: Optimizer,
+        binding: Binding,
         *,
         trials: int | None,
         on_failure: OnFailure,
@@ -138,6 +141,7 @@ class Sweep(AsyncOnly):
         limit: int | None,
     ) -> None:
         self._optimizer = optimizer
+        self._binding = binding
         self._wanted = math.inf if trials is None else trials
         self._on_failure: OnFailure = on_failure
         self._metric = metric
@@ -333,7 +337,7 @@ class Sweep(AsyncOnly):
                 if exc is not self._ask_error:
                     of_the_caller(exc)
                     name = f"trial {number + len(asked)}"
-                    exc.add_note(f"the optimizer raised this when kinetic asked it for {name}")
+                    exc.add_note(f"this happened when kinetic asked the optimizer for {name}")
                 if not asked:
                     raise
                 self._ask_error = exc
@@ -349,6 +353,11 @@ class Sweep(AsyncOnly):
             raise self._ask_error
         skipped = 0
         while (proposal := self._optimizer.ask()) is not None:
+            try:
+                _require_fit(self._binding, proposal.params)
+            except ConfigurationError:
+                self._optimizer.tell(proposal.number, State.CANCELLED)
+                raise
             if skipped == MAX_REPEATS or not self._open_params[_key_of(proposal.params)]:
                 return proposal, skipped
             self._optimizer.tell(proposal.number, State.CANCELLED)
@@ -713,6 +722,13 @@ def _key_of(params: Mapping[str, Any]) -> str:
     return repr(sorted(params.items()))
 
 
+def _require_fit(binding: Binding, params: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` if the function can't be called with these arguments."""
+    if misfit := binding.find_mismatch((), dict(params)):
+        names = ", ".join(map(str, params)) or "none"
+        raise ConfigurationError(f"the parameters of the space ({names}) do not fit {misfit}")
+
+
 def _prunes(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "prunes", True))
 
@@ -837,8 +853,14 @@ async def start(
     )
     first, reduction = getattr(checked, "rungs", None) or (1, 2)
     goal = Goal(direction=checked.direction, metric=metric, first=first, reduction=reduction)
+    plain, function_options = settings_of(function)
+    binding = Binding(plain, function_options.init)
+    known = optimizer.space if isinstance(optimizer, RandomSearch | GridSearch) else space
+    if not (known is None or callable(known)):
+        _require_fit(binding, known)
     sweep = Sweep(
         checked,
+        binding,
         trials=trials,
         on_failure=on_failure,
         metric=metric,

@@ -297,11 +297,23 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent(local) -> Non
     assert await local.list_batches() == []
 
 
-async def test_a_space_that_does_not_fit_the_function_fails_each_trial(local) -> None:
-    search = RandomSearch({"wrong": Int(1, 9)})
-    async with await local.sweep(train, search, trials=2) as sweep:
-        await sweep.wait()
-    assert all("does not fit" in str(trial.error) for trial in sweep.trials())
+@pytest.mark.parametrize("trials", [2, None])
+async def test_a_known_space_that_does_not_fit_the_function_is_refused(local, trials) -> None:
+    for kind in (RandomSearch, GridSearch):
+        for space in ({"layers": Int(1, 2)}, {"rat": Choice([0.1])} | GRID):
+            with pytest.raises(ConfigurationError, match=r"\(.*\) do not fit train\(.*'rate?'"):
+                await local.sweep(train, kind(space), trials=trials)
+    assert await local.list_batches() == []
+
+
+async def test_a_proposal_that_does_not_fit_the_function_ends_the_sweep(local) -> None:
+    recorder = Recorder({"value": 1.0}, {"valeu": 2.0}, {"value": 3.0})
+    with pytest.raises(ConfigurationError, match=r"\(valeu\) do not fit returns") as caught:
+        async with await local.sweep(returns, recorder, trials=None) as sweep:
+            await sweep.wait()
+    assert any("trial 1" in note for note in caught.value.__notes__)
+    assert [trial.value for trial in sweep.trials()] == [1.0]
+    assert recorder.told == {0: 1.0, 1: State.CANCELLED}
 
 
 async def test_a_report_page_shows_the_parameters(local, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 import kinetic
 from kinetic.errors import SweepError
-from kinetic.sweeps import GridSearch, RandomSearch
-from tests.sweeps.jobs import GRID, SPACE, train
+from kinetic.sweeps import Choice, GridSearch, RandomSearch
+from tests.sweeps.jobs import GRID, SPACE, returns, train
 
 
 def test_a_function_sweeps(small_project) -> None:
@@ -42,7 +42,7 @@ def test_stop_and_wait(small_project) -> None:
 
 
 def test_an_error_has_no_frames_of_kinetic(small_project) -> None:
-    with train.sweep(RandomSearch({"rate": SPACE["rate"]}), trials=1) as sweep:
+    with returns.sweep(GridSearch({"value": Choice(["raise"])}), trials=1) as sweep:
         sweep.wait()
     with pytest.raises(SweepError, match="trial 0"):
         _ = sweep.best
