@@ -254,7 +254,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
                 optimizer that the trial was cancelled. kinetic runs a preempted trial again in any
                 case.
             metric: The number to use if the function returns, or reports, a dict. None: the only
-                number in it.
+                number in it. It has no effect on a number that isn't in a dict.
             resume: Continue the sweep of this *name*, or begin it if there is none. Default: False.
             options: Those of `run_async_map`, except ``input_mode``.
 

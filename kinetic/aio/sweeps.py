@@ -33,7 +33,7 @@ from typing import (
 )
 
 from kinetic._binding import Binding
-from kinetic._messages import handle_bundle, handle_repr, one_line
+from kinetic._messages import handle_bundle, handle_repr, one_line, suggest
 from kinetic._progress.standing import Goal
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
@@ -572,10 +572,10 @@ class Sweep(AsyncOnly):
         self._steps[number] = step
         reported = _number_of(value, self._metric)
         if reported is None:
-            raise SweepError(
-                f"trial {number} reported {one_line(repr(value), 80)}: name the number to use, as "
-                'in sweep(..., metric="loss")'
+            why = _lack_of(value, self._metric) or (
+                ': name the number to use, as in sweep(..., metric="loss")'
             )
+            raise SweepError(f"trial {number} reported {one_line(repr(value), 80)}{why}")
         try:
             return await self._call(self._report_to_optimizer, number, step, reported)
         except Exception as exc:
@@ -740,10 +740,12 @@ def _ended_trial(trial: Trial, outcome: Outcome[Any], metric: str | None) -> Tri
             number = _number_of(value, metric)
             if number is not None and math.isfinite(number):
                 return replace(trial, state=State.COMPLETE, value=number)
+            why = _lack_of(value, metric) or (
+                ", which isn't a finite number, so it has no value. Return what to minimize or "
+                "maximize, or a dict with it, and name it by metric="
+            )
             error: Exception = SweepError(
-                f"trial {trial.number} returned {one_line(repr(value), 80)}, which isn't a finite "
-                "number, so it has no value. Return what to minimize or maximize, or a dict with "
-                "it, and name it by metric="
+                f"trial {trial.number} returned {one_line(repr(value), 80)}{why}"
             )
         case Pruned(step=step, value=reported):
             number = None if reported is None else _number_of(reported, metric)
@@ -771,6 +773,14 @@ def _number_of(value: Any, metric: str | None) -> float | None:
         return float(value)
     except Exception:  # the object may raise anything
         return None
+
+
+def _lack_of(value: Any, metric: str | None) -> str:
+    """Return the end of a sentence: that *value* is a dict without *metric*; empty if it isn't."""
+    if metric is None or not isinstance(value, Mapping) or metric in value:
+        return ""
+    names = [str(name) for name in cast("Mapping[str, Any]", value)]
+    return f", which has no {metric!r}, as metric= says: {suggest(metric, names)}"
 
 
 # --- beginning and continuing ---

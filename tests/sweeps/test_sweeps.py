@@ -129,6 +129,25 @@ async def test_metric_names_the_number_in_a_dict(local) -> None:
     async with await local.sweep(returns, recorder, trials=3, metric="loss") as sweep:
         await sweep.wait()
     assert [trial.value for trial in sweep.trials()] == [3.0, 2.0, None]
+    assert "no 'loss', as metric= says: there are size" in str(sweep.trials()[2].error)
+
+
+async def test_a_number_that_is_not_in_a_dict_needs_no_metric(local) -> None:
+    async with await local.sweep(returns, Recorder({"value": 2.0}), trials=1, metric="x") as sweep:
+        await sweep.wait()
+    assert sweep.best.value == 2.0
+
+
+async def test_a_misspelt_metric_is_compared_with_the_names_in_the_dict(local) -> None:
+    recorder = Recorder({"value": {"loss": 3.0}})
+    async with await local.sweep(returns, recorder, trials=1, metric="los") as sweep:
+        await sweep.wait()
+    with pytest.raises(SweepError, match=r"no 'los', as metric= says: did you mean 'loss'\?"):
+        _ = sweep.best
+    curious = Curious({"value": 1.0})
+    with pytest.raises(SweepError, match=r"reported .* no 'los', .*did you mean 'loss'\?"):
+        async with await local.sweep(goes_back, curious, trials=1, metric="los") as sweep:
+            await sweep.wait()
 
 
 async def test_an_ignored_failure_teaches_the_optimizer_nothing(local) -> None:
