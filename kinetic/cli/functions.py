@@ -137,7 +137,7 @@ def _format_traceback(error: BaseException) -> str:
 
 def parse_arguments(pairs: Iterable[str], function: Callable[..., Any]) -> dict[str, Any]:
     """Read ``NAME=VALUE`` pairs as keyword arguments of *function*."""
-    types = _parameter_types(function)
+    types = parameter_types(function)
     arguments: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -145,7 +145,7 @@ def parse_arguments(pairs: Iterable[str], function: Callable[..., Any]) -> dict[
             raise click.BadParameter(f"{pair!r} isn't NAME=VALUE", param_hint="-a")
         if name in arguments:
             raise click.BadParameter(f"{name!r} is given more than once", param_hint="-a")
-        arguments[name] = _convert(text, parse_value(text), types[name], f"-a {name}")
+        arguments[name] = convert(text, parse_value(text), types[name], f"-a {name}")
     return arguments
 
 
@@ -169,7 +169,7 @@ def _read_csv(
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if repeated := [name for name in header if header.count(name) > 1]:
         raise click.UsageError(f"{file} has the column {repeated[0]!r} more than once")
-    types = _parameter_types(function)
+    types = parameter_types(function)
     inputs: list[tuple[str, dict[str, Any]]] = []
     for row in rows:
         location = f"line {rows.line_num} of {file}"
@@ -177,7 +177,7 @@ def _read_csv(
             message = f"{location} must have one cell for each column of the header"
             raise click.UsageError(f"{message}: {', '.join(header)}")
         cells = {
-            name: _convert(
+            name: convert(
                 row[name], parse_value(row[name]), types[name], f"{location}, column {name!r}"
             )
             for name in header
@@ -190,7 +190,7 @@ def _read_jsonl(
     lines: Iterable[str], function: Callable[..., Any], file: Path
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, keyword arguments) of each line that isn't blank."""
-    types = _parameter_types(function)
+    types = parameter_types(function)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -206,7 +206,7 @@ def _read_jsonl(
         yield (
             location,
             {
-                name: _convert(None, value, types[name], f"{location}, {name!r}")
+                name: convert(None, value, types[name], f"{location}, {name!r}")
                 for name, value in cast("dict[str, Any]", values).items()
             },
         )
@@ -236,7 +236,7 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
         raise click.UsageError(f"{prefix}{misfit}")
 
 
-def _parameter_types(function: Any) -> defaultdict[str, Any]:
+def parameter_types(function: Any) -> defaultdict[str, Any]:
     """Return the annotations of the parameters by name; `Any` for one that can't be evaluated."""
     from kinetic._packing.discover import unwrap_callable
 
@@ -292,7 +292,7 @@ def parse_value(text: str) -> Any:
         return _PYTHON_WORDS.get(text, text)
 
 
-def _convert(text: str | None, value: Any, annotation: Any, location: str) -> Any:
+def convert(text: str | None, value: Any, annotation: Any, location: str) -> Any:
     """Return a value of the type *annotation*; without a known type, *value*.
 
     *text* is what *value* was parsed from; None if a file of JSON has the value.

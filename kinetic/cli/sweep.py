@@ -76,12 +76,13 @@ def sweep(
     from kinetic.sweeps import ASHA, GridSearch, RandomSearch
 
     function = functions.load_function(target)
+    types = functions.parameter_types(function)
     space: dict[str, Domain] = {}
     for text in spaces:
         name, equals, domain = text.partition("=")
         if not (equals and name.isidentifier() and domain) or name in space:
             raise click.BadParameter(f"{text!r} isn't NAME=DOMAIN, once", param_hint="-s")
-        space[name] = parse_domain(domain)
+        space[name] = parse_domain(domain, types[name], f"-s {name}")
     functions.check(function, dict.fromkeys(space))
     pruner = ASHA() if prune else None
     search: GridSearch | RandomSearch
@@ -98,19 +99,25 @@ def sweep(
     return run_async(_run_sweep(options, function, search, trials, settings, as_json))
 
 
-def parse_domain(text: str) -> Domain:
+def parse_domain(text: str, annotation: Any, location: str) -> Domain:
     """Return the domain that *text* describes; see ``kinetic sweep --help``.
+
+    The numbers of a range stay as they are, because their types say what lies between.
 
     Raises:
         click.BadParameter: The text describes no domain.
+        click.UsageError: A part of the text isn't a value of the type *annotation*.
         ConfigurationError: The domain is empty, or otherwise wrong.
     """
     from kinetic.cli import functions
     from kinetic.sweeps import Choice, Float, Int
 
+    def convert(part: str) -> Any:
+        return functions.convert(part, functions.parse_value(part), annotation, location)
+
     low_text, dots, rest = text.partition("..")
     if not dots:
-        return Choice([functions.parse_value(option) for option in text.split(",")])
+        return Choice([convert(option) for option in text.split(",")])
     high_text, _, how = rest.partition(":")
     low, high = functions.parse_value(low_text), functions.parse_value(high_text)
     step = functions.parse_value(how) if how not in ("", "log") else None
@@ -118,6 +125,9 @@ def parse_domain(text: str) -> Domain:
         raise click.BadParameter(
             f"{text!r} isn't LOW..HIGH, LOW..HIGH:log, or LOW..HIGH:STEP", param_hint="-s"
         )
+    for part in (low_text, high_text, how):
+        if part not in ("", "log"):
+            convert(part)
     if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
         return Int(low, high, log=how == "log", step=1 if step is None else step)
     return Float(low, high, log=how == "log", step=step)

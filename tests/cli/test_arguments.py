@@ -19,7 +19,15 @@ import pytest
 
 import kinetic
 from kinetic.cli.client import UserError
-from kinetic.cli.functions import check, load_function, parse_arguments, read_inputs
+from kinetic.cli.functions import (
+    check,
+    load_function,
+    parameter_types,
+    parse_arguments,
+    read_inputs,
+)
+from kinetic.cli.sweep import parse_domain
+from kinetic.sweeps import Choice, Float, Int
 
 if TYPE_CHECKING:
     from nowhere import Absent
@@ -150,6 +158,26 @@ def test_an_argument_and_a_cell_become_values_of_the_annotated_type(
 def test_a_text_that_is_no_value_of_the_type_is_refused(pair: str) -> None:
     with pytest.raises(click.UsageError, match=f"-a {pair.partition('=')[0]}: .* isn't "):
         parse_arguments([pair], takes)
+
+
+def test_the_values_of_a_sweep_are_of_the_annotated_type() -> None:
+    types = parameter_types(takes)
+    for name, text, domain in [
+        ("ratio", "1,.5", Choice([1.0, 0.5])),
+        ("text", "1.10,x", Choice(["1.10", "x"])),
+        ("color", "RED,0", Choice([Color.RED, Color.NONE])),
+        ("anything", "1,x", Choice([1, "x"])),
+        ("ratio", "1..4", Int(1, 4)),
+        ("ratio", "1e-3..1:log", Float(1e-3, 1, log=True)),
+        ("number", "1..9:2", Int(1, 9, step=2)),
+    ]:
+        assert parse_domain(text, types[name], "-s") == domain
+    for name, text in [
+        *(("ratio", "zz"), ("ratio", "1,zz"), ("flag", "1..2"), ("number", "0.5..2")),
+        *(("number", "1..2:0.5"), ("choice", "1,3")),
+    ]:
+        with pytest.raises(click.UsageError, match=f"-s {name}: .* isn't "):
+            parse_domain(text, types[name], f"-s {name}")
 
 
 def test_a_value_of_json_becomes_a_value_of_the_annotated_type(tmp_path: Path) -> None:
