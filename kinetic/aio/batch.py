@@ -1049,7 +1049,10 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         return self
 
     async def resume_alone(self, inputs: AsyncIterable[Any] | None = None) -> None:
-        """Do as `resume`, but raise `Conflict` even if workers have all inputs; internal."""
+        """Do as `resume`, but raise `Conflict` even if workers have all inputs; internal.
+
+        If the batch is `sealed` then, it leaves *inputs* unread.
+        """
         self._here().submission.refuse_removed()
         await self._here().take_over(inputs=inputs, alone=True)
         self._detached = False

@@ -912,9 +912,9 @@ async def start(
             if batch is not current:
                 await sweep.read(batch)
         if current is not None:
-            takes_inputs = not current.sealed
-            await current.resume_alone(sweep.proposals() if takes_inputs else None)
-            await sweep.follow(current, rebuild=True, begin_next=None if takes_inputs else begin)
+            await current.resume_alone(None if current.sealed else sweep.proposals())
+            begin_next = begin if current.sealed else None  # perhaps since the line before
+            await sweep.follow(current, rebuild=True, begin_next=begin_next)
         elif not batches or not await sweep.is_over():
             await sweep.follow(await begin())
     except BaseException:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kinetic
-from kinetic.aio import Client
+from kinetic.aio import Client, _lease
 from kinetic.errors import ConfigurationError, Conflict, NotFound, SubmitterLost
 from kinetic.sweeps import Float, GridSearch, Int, RandomSearch, State
 from tests.scripts import Script
@@ -88,6 +88,47 @@ async def test_one_name_has_one_live_sweep(local: Client, tmp_path: Path) -> Non
             Path(tmp_path, "go").touch()
             assert len([trial async for trial in sweep]) == 3
     assert len(await local.list_batches()) == 1
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_sweep_that_ends_while_another_process_waits_for_it_is_continued(
+    local: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    search = {"folder": _only(str(tmp_path)), "number": Int(1, 99)}
+    asked, acquire = asyncio.Event(), _lease.acquire
+
+    async def noted(*args: Any, **settings: Any) -> Any:
+        asked.set()
+        return await acquire(*args, **settings)
+
+    monkeypatch.setattr(_lease, "acquire", noted)
+    monkeypatch.setattr(_lease, "LOOK_S", 0.05)
+
+    async def resume() -> list[State]:
+        async with await local.sweep(
+            waits, RandomSearch(search), trials=3, max_concurrent=1, name="one", resume=True
+        ) as second:
+            await second.wait()
+        return [trial.state for trial in second.trials()]
+
+    async with Client(backend="local") as other:
+        async with await other.sweep(
+            waits, RandomSearch(search), trials=3, max_concurrent=1, name="one"
+        ) as first:
+            while not [*tmp_path.glob("ran.*")]:
+                await asyncio.sleep(0.01)
+            resumed = asyncio.create_task(resume())
+            await asyncio.wait(
+                {resumed, asyncio.create_task(asked.wait())}, return_when="FIRST_COMPLETED"
+            )
+            assert not first.batch.sealed
+            if not is_cut:
+                Path(tmp_path, "go").touch()
+                await first.wait()
+        Path(tmp_path, "go").touch()
+        states = await resumed
+    assert states == [State.CANCELLED] * is_cut + [State.COMPLETE] * 3
+    assert len(await local.list_batches()) == 1 + is_cut
 
 
 def _only(value: Any) -> Any:

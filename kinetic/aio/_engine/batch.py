@@ -391,7 +391,7 @@ class Batch:
         """Submit the rest of the batch; take it from another process only with *force*.
 
         If workers have all inputs, this returns while another process submits the batch, unless
-        *alone*.
+        *alone*. With *alone*, a batch that takes no more *inputs* leaves them unread.
 
         Raises:
             Conflict: Another process submits the batch; or this process does, and the caller has
@@ -403,9 +403,9 @@ class Batch:
         """
         async with self._take_over_lock:
             await self.read_inputs()
-            if inputs is not None:
+            if inputs is not None and not alone:
                 await self.submission.requests.read()
-            self._refuse_more_inputs(inputs)
+                self._refuse_more_inputs(inputs)
             if (coordinator := self.coordinator) is not None and self.submits:
                 if not await coordinator.is_replaced():
                     if inputs is None and not seal and not force:
@@ -432,7 +432,7 @@ class Batch:
                     return
                 raise
             try:
-                await self._coordinate_again(lease, uploaded, inputs, seal=seal)
+                await self._coordinate_again(lease, uploaded, inputs, seal=seal, alone=alone)
             except BaseException:
                 with contextlib.suppress(ConfigurationError):  # the client is closed
                     self.observe()
@@ -447,6 +447,7 @@ class Batch:
         inputs: Iterable[Any] | AsyncIterable[Any] | None,
         *,
         seal: bool,
+        alone: bool,
     ) -> None:
         if self._abandonment_watch is not None:
             # The watch and the code below would close the same attempts, so only one may run.
@@ -455,6 +456,8 @@ class Batch:
         self.submission.closes, self.submission.fence = True, lease.fence
         self.session.watch(self.submission)
         missing = await recover(self.session, self.submission, self.inputs, lease, uploaded)
+        if alone and (self.inputs.total is not None or self.submission.requests.all_stopped):
+            inputs = None  # the last holder of the lease has ended them, or a stop has
         self._refuse_more_inputs(inputs)
         if missing and (inputs is not None or self.submission.unfinished(range(self.inputs.count))):
             raise missing
