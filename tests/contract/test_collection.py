@@ -78,7 +78,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             await store.aclose()
 
 
-def value(*_: object) -> int:
+def value(*_: object, **parameters: object) -> int:
     return 5
 
 
