@@ -46,7 +46,6 @@ class Rounds:
         self.begun: list[tuple[int, list[int]]] = []
         """The number of each new round, and the rounds that had workers at that moment."""
         self.refusal: Exception | None = None
-        self.requests = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
@@ -56,7 +55,6 @@ class Rounds:
         return [number for number, it in self.rounds.items() if now < it.ends_at]
 
     async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
-        self.requests += 1
         if self.refusal is not None:
             raise self.refusal
         if number not in self.rounds:
@@ -129,16 +127,6 @@ async def test_a_retry_after_a_stop_begins_another_round_when_the_stopped_worker
         # Its number is greater than that of the stop, so a late deletion doesn't reach it.
         assert first == 0 and second > 1
         assert others == [] == [number for number in rounds.living() if number < second]
-        await batch.cancel()
-        await batch.cleanup()
-
-
-async def test_workers_that_wait_in_a_queue_are_asked_for_once_a_minute() -> None:
-    platform, rounds = with_rounds(memory_platform(), in_queue=True)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(nop, range(5), max_concurrent=2)
-        await asyncio.sleep(600)
-        assert 5 <= rounds.requests <= 11
         await batch.cancel()
         await batch.cleanup()
 

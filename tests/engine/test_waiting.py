@@ -96,9 +96,8 @@ async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minut
         assert requests.pop("replace") == beats
         looks = beats + requests["list"]
         assert requests.pop("look") == looks, "each list also looks for a collection"
-        scales = requests.pop("scale")
-        assert scales <= LONG_S / RECONCILE_S + 1, "once a minute at most"
-        requests["find"] -= scales  # before, the launcher looks which workers the round has
+        requests["find"] -= requests["list"]  # each reading also asks for the workers
+        assert requests.pop("scale") == requests["list"], "and the launcher, for the round"
         assert is_one_reading_a_minute(requests), "one list for all its items"
         world.gate.set()
         assert await waiting == [*range(50)]

@@ -61,9 +61,6 @@ T = TypeVar("T")
 WAIT_CHECK_S = 5.0
 """How often to check whether a worker runs, in seconds, if the wait is limited."""
 
-ASK_AGAIN_S = 60.0
-"""How often to ask for the workers of a round again, in seconds, if no news says that one lacks."""
-
 EARLIER_CHECKS_S = 0.1, 2.0
 """First and longest pause between two checks whether earlier workers have ended, in seconds."""
 
@@ -165,7 +162,6 @@ class Launcher:
             prunable=settings.prunable,
         )
         self._running: int | None = None  # the round that has workers, as far as is known
-        self._asked_at = -math.inf  # the loop's time of the last answer to a request for workers
         self._has_news = False
         self._lacks_workers = False
         self._without_input: dict[int, int] = {}  # items, and their open attempts
@@ -215,10 +211,9 @@ class Launcher:
             self.offer()
 
     def check(self) -> None:
-        """Ask for the workers again at times, because items are open: an end may be unreported."""
-        submission, now = self._submission, asyncio.get_running_loop().time()
-        is_shown = submission.runs_alone and submission.listed and submission.worker_observations
-        if not is_shown and now >= self._asked_at + ASK_AGAIN_S:
+        """Check whether there are workers, because items are open: an end may be unreported."""
+        submission = self._submission
+        if not (submission.runs_alone and submission.listed and submission.worker_observations):
             self._need_workers()
 
     def _on_worker_gone(self, worker: Observation) -> None:
@@ -396,7 +391,6 @@ class Launcher:
                 found = await self._scale(number)
                 if found is None:
                     return
-                self._asked_at = asyncio.get_running_loop().time()
                 if found:
                     self._running, self._was_accepted = number, True
                     if submission.listed:  # a stop may have come before the workers were there
