@@ -432,8 +432,9 @@ class BatchError(Exception):
         self.partial_results = partial_results
         self.submission_failures = dict(submission_failures or {})
         failed = len(self.failures) + len(self.submission_failures) - cancelled
-        of_all = f"of {len(partial_results)} jobs"
-        counts = f"{failed} {of_all} failed" if failed or not cancelled else of_all
+        counts = f"of {len(partial_results)} jobs"
+        if failed or not cancelled:
+            counts = f"{failed} of {len(partial_results)} jobs failed"
         message = f"Batch {group_id}: {counts}"
         if cancelled:
             message += f", {cancelled} were cancelled" + (f" ({cause})" if cause else "")
