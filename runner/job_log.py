@@ -1,4 +1,4 @@
-"""What the runner itself says in the log of a job."""
+"""Lines of the runner itself in the log of a job."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class ParentKey:
-    """What a warm parent is for: jobs with the same key share a parent."""
+    """The properties of jobs that share a warm parent."""
 
     command: tuple[str, ...]
     runner: str

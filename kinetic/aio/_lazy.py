@@ -1,4 +1,4 @@
-"""What a client and its handles reach only when they use it.
+"""The modules that a client and its handles import on first use.
 
 Imports take most of a first call's time, and one job needs few modules. So the client and its
 handles reach these modules as attributes of this one, which imports each at its first use.
