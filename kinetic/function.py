@@ -481,7 +481,8 @@ def run(*args: Any, **settings: Any) -> Any:
             a generator function has after its ``yield`` runs at the end.
         recycle: With ``isolation="worker"``: start a new interpreter after this many items.
 
-    In this version, ``isolation``, ``init``, and ``recycle`` are for batches on ``local``.
+    ``isolation="worker"``, ``init``, and ``recycle`` work on ``local`` and ``gke``, not on several
+    hosts.
 
     Raises:
         ConfigurationError: A value is wrong, or the function has no parameter for ``init``.

@@ -10,6 +10,9 @@ import pytest
 from tests.docs.prose import MAX_WORDS, PAGES, ROOT, read
 
 INCLUDE = re.compile(r"```\{include\} (\S+)\n```\n")
+INCLUDED_PART = re.compile(
+    r"^```\{include\} (\S+)\n:start-after: (.+)\n:end-before: (.+)\n```$", re.MULTILINE
+)
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 WRITTEN = [page for page in PAGES if not INCLUDE.fullmatch(page.read_text())]
@@ -40,6 +43,13 @@ def test_a_page_opens_with_a_title_and_ends_with_where_to_go_next(page: Path) ->
 def test_no_page_has_the_markers_of_a_merge_conflict() -> None:
     mark = re.compile(r"^(?:<{7} |={7}$|>{7} )", re.MULTILINE)
     assert [name(page) for page in PAGES if mark.search(page.read_text())] == []
+
+
+def test_an_included_part_exists() -> None:
+    parts = [(page, *part) for page in PAGES for part in INCLUDED_PART.findall(page.read_text())]
+    assert parts
+    for page, file, start, end in parts:
+        assert end in (page.parent / file).read_text().partition(start)[2]
 
 
 def test_every_page_is_in_a_table_of_contents_once() -> None:
