@@ -7,9 +7,10 @@ import contextlib
 import functools
 import signal
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -152,6 +153,41 @@ async def await_shared(task: asyncio.Task[T], owner: str) -> T:
         if task.cancelled() and caller is not None and not caller.cancelling():
             raise ClientClosed(f"{owner} was closed meanwhile; open another") from None
         raise
+
+
+class SharedCalls(Generic[T]):
+    """Calls that concurrent callers with the same key share; all of them get its result."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[object, asyncio.Task[T]] = {}
+        self._callers: Counter[object] = Counter()
+
+    async def run(
+        self,
+        key: object,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        operation: str,
+        grace: float = 30.0,
+    ) -> T:
+        """Await the running call for *key*, or ``work()`` if none runs; logs name it *operation*.
+
+        Cancelled: the call continues for its other callers. Without any, it is cancelled, and this
+        caller waits up to *grace* seconds for its end.
+        """
+        if (task := self._tasks.get(key)) is None:
+            task = self._tasks[key] = asyncio.create_task(work(), name=f"kinetic {operation}")
+        self._callers[key] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._callers[key] -= 1
+            if not self._callers[key]:
+                del self._tasks[key], self._callers[key]
+                if not task.done():
+                    task.cancel()
+                    end = _wait_until_done(task)
+                    await release(end, operation=f"cancelling {operation}", grace=grace)
 
 
 async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:

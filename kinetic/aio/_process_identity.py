@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 import platform
@@ -26,7 +27,7 @@ class ProcessIdentity:
     @classmethod
     def current(cls) -> ProcessIdentity:
         """Return this process."""
-        return cls(platform.node(), _boot_id(), os.getpid(), _start_time(os.getpid()))
+        return _identity_of(os.getpid())  # a forked child has another one
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
@@ -65,6 +66,11 @@ class ProcessIdentity:
                 return True
             await asyncio.sleep(POLL_S)
         return not self.is_alive
+
+
+@functools.lru_cache(maxsize=1)
+def _identity_of(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(platform.node(), _boot_id(), pid, _start_time(pid))
 
 
 def _boot_id() -> str:

@@ -8,14 +8,16 @@ use of the content that it uses, if that time is older than `RENEW_AFTER_S`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from kinetic._runner.protocol import directory_urls
-from kinetic._tasks import running_loop
+from kinetic._tasks import SharedCalls, running_loop
 from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.errors import BackendError, NotFound
 
@@ -33,6 +35,39 @@ RENEW_AFTER_S = DAY_S / 2
 """Renew content before use if its last renewal is older than this. `kinetic gc` deletes content
 after a day without renewal, so half a day is left to store the manifest that refers to it."""
 
+CONFIRMATION_S = 600.0
+"""How long, in seconds, kinetic assumes that an image or object it has found still exists."""
+
+
+class Confirmations:
+    """What this process has found, by name; it asks again only after *lifetime_s* seconds."""
+
+    def __init__(self, lifetime_s: float = CONFIRMATION_S) -> None:
+        self._lifetime_s = lifetime_s
+        self._found_at: dict[str, float] = {}
+        self._calls = SharedCalls[bool]()
+
+    async def once(
+        self, name: str, find: Callable[[], Coroutine[Any, Any, bool]], *, grace: float = 30.0
+    ) -> bool:
+        """Return ``find()``, or False if it succeeded for *name* not long ago.
+
+        Concurrent callers share one call; see `SharedCalls.run` for a cancellation.
+        """
+        if time.monotonic() - self._found_at.get(name, -math.inf) < self._lifetime_s:
+            return False
+        answer = await self._calls.run(name, find, operation=name, grace=grace)
+        now = time.monotonic()
+        self._found_at.pop(name, None)  # so that the oldest name is the first one
+        self._found_at[name] = now
+        while now - self._found_at[oldest := next(iter(self._found_at))] > self._lifetime_s:
+            del self._found_at[oldest]
+        return answer
+
+
+_confirmations: WeakKeyDictionary[Store, Confirmations] = WeakKeyDictionary()
+"""By store, which belongs to one client and its loop."""
+
 
 def is_fresh(info: ObjectInfo, within: float = RENEW_AFTER_S) -> bool:
     """Return whether the object was created or renewed in the last *within* seconds."""
@@ -45,13 +80,27 @@ async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
     A check costs less than an upload. An object of another size is damaged, as by a power cut, and
     is replaced. Cancelled: the object is there whole, or not at all.
     """
-    stored = await store.look(name)
-    size = len(content) if isinstance(content, bytes) else content.stat().st_size  # noqa: ASYNC240
-    if stored is not None and stored.size != size:
-        await store.delete([name])
-    elif stored is not None and (is_fresh(stored) or not await store.renew([name])):
-        return False
-    return await store.create(name, content, shared=True)
+
+    async def find() -> bool:
+        stored = await store.look(name)
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size  # noqa: ASYNC240
+        if stored is not None and stored.size != size:
+            await store.delete([name])
+        elif stored is not None and (is_fresh(stored) or not await store.renew([name])):
+            return False
+        return await store.create(name, content, shared=True)
+
+    return await once(store, name, find)
+
+
+async def once(store: Store, name: str, find: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+    """Call `Confirmations.once` for what *store* has."""
+    confirmations = _confirmations.get(store)
+    if confirmations is None:
+        # A collection of a store with a size limit may remove an object within minutes.
+        lifetime_s = 0.0 if has_size_limit(store) else CONFIRMATION_S
+        confirmations = _confirmations[store] = Confirmations(lifetime_s)
+    return await confirmations.once(name, find)
 
 
 def has_size_limit(store: Store) -> bool:

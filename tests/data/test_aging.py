@@ -195,7 +195,7 @@ async def test_a_batch_whose_function_was_collected_is_not_resumed(
             await attached.resume(force=True)
 
 
-async def test_a_submission_takes_four_writes_and_a_second_one_two(
+async def test_a_submission_takes_four_writes_and_later_ones_two(
     make_tree: MakeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = make_tree("project", {"pyproject.toml": b"", "acts.py": b"def act(): pass\n"})
@@ -208,13 +208,18 @@ async def test_a_submission_takes_four_writes_and_a_second_one_two(
         cluster = MemoryCluster(bucket, idle)
         platform = Platform(store=bucket, images=MemoryImages(), cluster=cluster)
         async with aio.Client(platform=platform) as client:
-            for writes in (4, 2):
+            # The code and the function are looked for once, also by submissions at the same time.
+            for jobs, looks in ((3, 2), (1, 0)):
                 server.requests.clear()
-                job = await client.submit(act)
-                assert server.requests["create"] + server.requests["begin"] == writes
-                assert server.requests["renew"] == 0
-                await job.cancel()
+                await asyncio.gather(*(client.submit(act) for _ in range(jobs)))
+                requests = server.requests
+                assert requests["create"] + requests["begin"] == looks + 2 * jobs
+                assert requests["metadata"] == looks and requests["renew"] == 0
             for stored in server.objects.values():
                 stored.custom_time = stored.custom_time and "2020-01-01T00:00:00Z"
+        bucket = GcsStore("gs://kn-test", {EMULATOR: server.url})
+        platform = Platform(store=bucket, images=MemoryImages(), cluster=cluster)
+        async with aio.Client(platform=platform) as client:
+            server.requests.clear()
             await client.submit(act)
             assert server.requests["renew"] == 2

@@ -41,7 +41,7 @@ class Gate:
 
 def waiting_in(images: ContainerImages) -> int:
     """Return how many callers wait for the builds of this client."""
-    return sum(build.waiter_count for build in images._running_builds.values())
+    return images._confirmed_images._calls._callers.total()
 
 
 def left(cloud: Cloud) -> list[str]:

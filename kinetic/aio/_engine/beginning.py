@@ -13,7 +13,7 @@ from absl import logging
 
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE, RetryBudgets
-from kinetic._tasks import release
+from kinetic._tasks import all_or_none, release
 from kinetic.aio._engine import ending, job_spec
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
@@ -44,12 +44,14 @@ async def start_job(
         identity = await new_identity(session, uploaded, "job", budgets)
         record = record_of(session, identity, uploaded)
         async with new_submission(session, uploaded, identity) as submission:
-            await store_manifest(session, identity, manifest_of(record, identity, uploaded))
-            await calls.hold_shared(session, uploaded)
             content = packed.pickled_arguments
             assert content is not None
             name = wire.input_key(identity.scope, 0)
-            await session.platform.store.create(name, content.content)
+            await all_or_none(
+                store_manifest(session, identity, manifest_of(record, identity, uploaded)),
+                session.platform.store.create(name, content.content),
+            )
+            await calls.hold_shared(session, uploaded)
             arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
             # A supervisor forks the process of a job faster from its warm parent than by a worker.

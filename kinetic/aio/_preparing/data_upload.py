@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio.to_thread
 from absl import logging
@@ -20,7 +19,7 @@ from kinetic._messages import format_size
 from kinetic._progress.steps import step
 from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
 from kinetic._runner.protocol.wire import DataRef
-from kinetic._tasks import for_each
+from kinetic._tasks import SharedCalls, for_each
 from kinetic.aio import _shared_objects
 from kinetic.errors import BackendError
 
@@ -71,30 +70,28 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     """
     if data.is_gcs or data.is_hf:
         return _data_ref(data, data.path, "")
-    async with _lock(store, id(data)):  # waiting calls occupy no threads
-        snapshot = await snapshot_of(data)
-    async with _lock(store, snapshot.name):
+    # Callers that wait for a snapshot occupy no thread. A store belongs to one loop.
+    key = store, id(data)
+    snapshot = await _snapshots.run(key, lambda: snapshot_of(data), operation="reading Data")
+
+    async def send() -> bool:
         stored = await store.look(snapshot.name)
         if stored is not None and stored.size and _shared_objects.is_fresh(stored):
             logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
             if _shared_objects.has_size_limit(store):
                 await store.renew([snapshot.name])
-        else:
-            with step(f"uploading {os.path.basename(snapshot.path)}") as sending:
-                await _send(
-                    store, snapshot, progress or sending.update, has_manifest=stored is not None
-                )
+            return False
+        with step(f"uploading {os.path.basename(snapshot.path)}") as sending:
+            await _send(
+                store, snapshot, progress or sending.update, has_manifest=stored is not None
+            )
+        return True
+
+    await _shared_objects.once(store, f"upload of {snapshot.name}", send)
     return _data_ref(data, snapshot.name, snapshot.digest)
 
 
-_Locks = WeakValueDictionary[object, asyncio.Lock]
-
-_locks: WeakKeyDictionary[Store, _Locks] = WeakKeyDictionary()
-"""The locks of uploads under way to a store; a store belongs to one client and its loop."""
-
-
-def _lock(store: Store, key: object) -> asyncio.Lock:
-    return _locks.setdefault(store, _Locks()).setdefault(key, asyncio.Lock())
+_snapshots = SharedCalls["Snapshot"]()
 
 
 async def renew(store: Store, name: str) -> bool:

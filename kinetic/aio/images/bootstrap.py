@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from kinetic._runner.protocol import directory_urls, gcs_names
@@ -60,7 +61,8 @@ def runner_archive() -> tuple[str, bytes]:
     return f"code/{hashlib.sha256(content).hexdigest()}.runner", content
 
 
-def variables(store_url: str, archive: str, python: str) -> dict[str, str]:
+@functools.cache
+def variables(store_url: str, archive: str, python: str) -> Mapping[str, str]:
     """Return the variables that `COMMAND` needs. Reads the disk.
 
     *archive* is the runner's object in the store at *store_url*, and *python* the version of the

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from absl import logging
@@ -16,7 +13,7 @@ from absl import logging
 from kinetic._messages import one_line
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol.wire import Input
-from kinetic._tasks import in_thread, release
+from kinetic._tasks import in_thread
 from kinetic.aio import _shared_objects
 from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images import bootstrap, recipe
@@ -32,9 +29,6 @@ from kinetic.options import checked_image
 
 COMMAND = ("python3",)
 """The command that starts Python in every image that a job runs in."""
-
-CONFIRMATION_S = 600.0
-"""How long, in seconds, kinetic assumes that an image or object it has found still exists."""
 
 PYTHON_IMAGE_VARIABLE = "KINETIC_PYTHON_IMAGE"
 SECRET_MANAGER_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
@@ -82,8 +76,7 @@ class ContainerImages:
         )
         self._builder: Builder | None = None
         self._logged_notices: set[str] = set()
-        self._confirmed_at: dict[str, float] = {}
-        self._running_builds: dict[str, _Build] = {}
+        self._confirmed_images = _shared_objects.Confirmations()
 
     async def resolve(self, request: ImageRequest) -> Image:
         """Return the image of *request*; build a bundled image if its registry lacks it.
@@ -136,7 +129,9 @@ class ContainerImages:
     async def _resolve_bundled(self, request: ImageRequest) -> Image:
         repository = build_settings(self._target, self._registry_host).image
         plan = await in_thread(self._plan, request, repository)
-        await self._ensure(plan.image, lambda: self._share_build(plan))
+        await self._confirmed_images.once(
+            plan.image, lambda: self._build_if_missing(plan), grace=60.0
+        )
         return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
 
     def _plan(self, request: ImageRequest, repository: str) -> Plan:
@@ -146,30 +141,11 @@ class ContainerImages:
             request, dependencies, repository, wheel=self._wheel(), python_image=self._python_image
         )
 
-    async def _share_build(self, plan: Plan) -> None:
-        """Wait for the build of *plan*, which all calls for the same image share.
-
-        If all these calls are cancelled, the build is cancelled.
-        """
-        if (build := self._running_builds.get(plan.image)) is None:
-            task = asyncio.create_task(
-                self._build_if_missing(plan), name=f"kinetic build {plan.image}"
-            )
-            build = self._running_builds[plan.image] = _Build(task)
-        build.waiter_count += 1
-        try:
-            await asyncio.shield(build.task)
-        finally:
-            build.waiter_count -= 1
-            if not build.waiter_count:  # the build is over, or all callers were cancelled
-                del self._running_builds[plan.image]
-                build.task.cancel()
-                task_end = asyncio.wait({build.task})
-                await release(task_end, operation=f"cancelling {plan.image}", grace=60.0)
-
-    async def _build_if_missing(self, plan: Plan) -> None:
-        if not await self._registry.has(plan.image):
-            await self._build(plan.image, plan.context)
+    async def _build_if_missing(self, plan: Plan) -> bool:
+        if await self._registry.has(plan.image):
+            return False
+        await self._build(plan.image, plan.context)
+        return True
 
     async def _build(self, uri: str, context: Mapping[str, bytes]) -> None:
         """Build and push the image *uri*, and show the progress."""
@@ -197,13 +173,13 @@ class ContainerImages:
             self._logged_notices,
             keep_accelerator=recipe.flavor_of(repository) == recipe.PLAIN,
         )
-        await self._ensure(uri, lambda: self._check_published(uri))
+        await self._confirmed_images.once(uri, lambda: self._check_published(uri))
         requirements = None
         if dependencies.has_packages:
             body = dependencies.text.encode()
             digest = hashlib.sha256(body).hexdigest()
             name = f"requirements/{digest}.txt"
-            await self._ensure(name, lambda: _shared_objects.ensure(self._jobs, name, body))
+            await _shared_objects.ensure(self._jobs, name, body)
             requirements = Input(name=name, start=0, stop=len(body), digest=digest)
         return Image(uri=uri, command=COMMAND, requirements=requirements, user=recipe.USER)
 
@@ -215,7 +191,7 @@ class ContainerImages:
         uri = request.mode
         bootstrap.check_python(uri, request.python)
         name, content = await in_thread(bootstrap.runner_archive)
-        await self._ensure(name, lambda: _shared_objects.ensure(self._jobs, name, content))
+        await _shared_objects.ensure(self._jobs, name, content)
         if uri not in self._logged_notices:
             self._logged_notices.add(uri)
             is_certain = bootstrap.OFFICIAL.fullmatch(uri) is not None
@@ -228,33 +204,28 @@ class ContainerImages:
             runner=name,
         )
 
-    async def _check_published(self, uri: str) -> None:
-        """Check that a base image exists, if it belongs to Google's registry.
+    async def _check_published(self, uri: str) -> bool:
+        """Return whether a base image is known to exist, which only Google's registry can say.
 
         Another registry may hide an image from this machine, although the cluster can pull it.
         """
         if not self._can_query(uri):
-            return
+            return False
         try:
             exists = await self._registry.has(uri)
         except (AuthError, Refused):  # the cluster's nodes may have access
-            exists = True
+            return False
         if not exists:
             raise ConfigurationError(
                 f"the base image {uri} was not published. Publish it with kinetic build-image "
                 f"--repo {uri.rpartition('/')[0]}, or leave container_image out to build one"
             )
+        return True
 
     def _can_query(self, uri: str) -> bool:
         """Return whether the image *uri* belongs to Artifact Registry, or to its emulator."""
         host = registry_of(uri)
         return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
-
-    async def _ensure(self, name: str, confirm: Callable[[], Awaitable[object]]) -> None:
-        """Await *confirm*, unless it succeeded for *name* in the last `CONFIRMATION_S` seconds."""
-        if time.monotonic() - self._confirmed_at.get(name, -CONFIRMATION_S) >= CONFIRMATION_S:
-            await confirm()
-            self._confirmed_at[name] = time.monotonic()
 
     async def aclose(self) -> None:
         """Close everything but the store of jobs, after all calls of this object have ended."""
@@ -262,14 +233,6 @@ class ContainerImages:
             for resource in (self.builds, self._credentials, self._registry, self._builder):
                 if resource is not None:
                     closers.push_async_callback(resource.aclose)
-
-
-@dataclass(slots=True)
-class _Build:
-    """A build, and how many calls wait for it."""
-
-    task: asyncio.Task[None]
-    waiter_count: int = 0
 
 
 def _report_line(line: str, building: Step) -> None:
