@@ -15,7 +15,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 REMOTE_TRACEBACK = "Remote traceback of "
 """The beginning of the note with the traceback that an exception had in its job."""
 
-_OWN_PACKAGES = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "importlib")
+_OWN_PACKAGES = (
+    *("kinetic", "anyio", "asyncio", "cloudpickle", "concurrent", "contextlib", "dataclasses"),
+    "importlib",
+)
 
 
 def count_own_frames() -> int:

@@ -7,13 +7,15 @@ import hashlib
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kinetic import _init_values
 from kinetic._runner.protocol import metrics, outcomes, pickles, wire
 from kinetic._runner.protocol.notes import note_of_result
+from kinetic._tracebacks import without_own_frames
 from kinetic.errors import NotFound, Pruned
 from kinetic.job_status import Reason
 from kinetic.testing.cluster import Run
@@ -24,7 +26,7 @@ async def carry_out(run: Run) -> int:
 
     A coroutine function runs in the loop, any other function in a thread, which can't be
     stopped. The project isn't extracted, the environment isn't applied, and a call with `Data`
-    fails. `kinetic.report` only checks its arguments.
+    fails. `kinetic.report` only checks its arguments. Each call gets its own values of ``init``.
 
     Args:
         run: The job.
@@ -102,8 +104,11 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
         phase = "payload unpickle"
         function = pickles.load(parts[0])
         args, kwargs = pickles.load(parts[1])
+        init: Mapping[str, Callable[[], Any]] = {}
+        if run.spec.crew is not None and run.spec.crew.init is not None:
+            init = pickles.load((await run.store.get(run.spec.crew.init.name)).body)
         phase = "execute"
-        value = await _call(function, args, kwargs)
+        value = await _call(function, init, args, kwargs)
         phase = "result serialization"
         body = outcomes.encode_value(value, Path(), limit=sys.maxsize).content
         assert isinstance(body, bytes)
@@ -114,6 +119,7 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
         return outcome, metrics.pruned_body(*last)
     except Exception as error:
         is_user_error = phase in ("execute", "result serialization")
+        error.__traceback__ = without_own_frames(error.__traceback__)
         text = outcomes.error_text(error, phase=phase)
         if phase != "execute":
             message = f"kinetic {phase} failed: {text.qualname}: {text.message}"
@@ -131,10 +137,15 @@ def _verified_part(content: bytes, part: wire.Input) -> bytes:
     return content
 
 
-async def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _call(
+    function: Callable[..., Any],
+    init: Mapping[str, Callable[[], Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    value = await asyncio.to_thread(function, *args, **kwargs)
+        return await _init_values.call_async(function, init, args, kwargs)
+    value = await asyncio.to_thread(_init_values.call, function, init, args, kwargs)
     return await value if inspect.isawaitable(value) else value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +105,20 @@ async def test_a_call_leaves_out_the_arguments_of_init(client: aio.Client) -> No
             await call(warm, 1, model="x")
         with pytest.raises(TypeError, match="missing a required argument: 'number'"):
             await call(kinetic.run("cpu", init={"model": load})(require))
-    assert (await client.run(warm, 1))[0] == 1
+    assert await client.run(warm, 1) == (1, "model")
+
+
+async def test_the_fake_platform_calls_init_and_shows_no_frames_of_kinetic() -> None:
+    def divide(number: int, *, model: str) -> float:
+        return number / 0
+
+    async with aio.Client(platform=on_loop_time(memory_platform())) as client:
+        batch = await client.run_async_map(warm, [1, 2])
+        assert await batch.results() == [(1, "model"), (2, "model")]
+        with pytest.raises(ZeroDivisionError) as caught:
+            await client.run(kinetic.run("cpu", init={"model": load})(divide), 1)
+    assert "return number / 0" in caught.value.__notes__[0]
+    assert f"{os.sep}kinetic{os.sep}" not in caught.value.__notes__[0].replace(os.getcwd(), "")
 
 
 async def test_init_travels_with_what_it_captures(client: aio.Client, platform: Platform) -> None:
