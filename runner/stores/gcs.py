@@ -80,6 +80,10 @@ class StorageTimeout(StorageError, TimeoutError):
     """Cloud Storage, or the network, failed for longer than the retries last; this may pass."""
 
 
+class StorageDenied(StorageTimeout):
+    """Cloud Storage denied a right. An administrator may have removed it by mistake for a while."""
+
+
 class Bucket:
     """A bucket; any number of threads may use it.
 
@@ -342,6 +346,7 @@ class Bucket:
         except self._failures as exc:
             cause = getattr(exc, "cause", None)  # a RetryError has the last failure
             kind = StorageTimeout if isinstance(exc, self._errors.RetryError) else StorageError
+            kind = StorageDenied if isinstance(exc, self._errors.Forbidden) else kind
             raise self._as_storage_error(operation, cause or exc, kind) from exc
 
     def _as_storage_error(

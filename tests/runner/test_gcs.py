@@ -281,10 +281,11 @@ def test_content_damaged_in_an_upload_is_sent_again(
 def test_a_missing_permission_is_reported_at_once_with_the_role(
     server: GcsServer, objects: GcsObjects
 ) -> None:
+    """The error says that it may pass, so a finished job tries again to store its outcome."""
     denied = json.dumps({"error": {"message": "pod does not have storage.objects.create access"}})
     fault = server.fail("*", times=99, status=403, text=denied)
     with pytest.raises(
-        StorageError, match=r"gs://kn-test/jobs/x: .*lacks storage.objects.create.*objectUser"
+        TimeoutError, match=r"gs://kn-test/jobs/x: .*lacks storage.objects.create.*objectUser"
     ):
         objects.create("x", b"")
     assert fault.seen == 1
