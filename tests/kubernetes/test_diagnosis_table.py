@@ -121,7 +121,7 @@ def unplaced(
     return JobFacts(job=a_job(), pods=[pending], nodes=nodes or None, events=events)
 
 
-def scaled(*reports: tuple[str, str], nodes: Any = ()) -> JobFacts:
+def scaled(*reports: tuple[str, str], nodes: Any = (), had_node: bool = False) -> JobFacts:
     """A pod that requests 16 TPU chips on nodes with 8, and the autoscaler's messages."""
     events = [
         event(reason, message, lastTimestamp=f"2026-01-01T00:0{second}:00Z")
@@ -129,7 +129,8 @@ def scaled(*reports: tuple[str, str], nodes: Any = ()) -> JobFacts:
     ]
     known = nodes or [a_node("a", {"pool": "tpu"}, tpu="8")]
     message = "0/1 nodes are available: 1 Insufficient google.com/tpu."
-    return unplaced(message, *known, asks={"google.com/tpu": "16"}, events=events)
+    facts = unplaced(message, *known, asks={"google.com/tpu": "16"}, events=events)
+    return replace(facts, had_node=had_node)
 
 
 def exited(
@@ -316,6 +317,8 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("no address left", scaled(("FailedScaleUp", FAILED_UP.format("IP space exhausted"))), Reason.UNSCHEDULABLE, OPEN, ("IP space exhausted", "another zone")),
     ("a pool at its limit", scaled(("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached")), Reason.UNSCHEDULABLE, OPEN, ("max node group size reached", "let the node pool grow")),
     ("no pool could hold it", scaled(("NotTriggerScaleUp", NO_POOL)), Reason.UNSCHEDULABLE, FINAL, ("requests 16 TPU chips", "a has only 8 TPU chips", "can never start as requested")),
+    ("no pool could hold it now, but its machine is replaced", scaled(("NotTriggerScaleUp", NO_POOL), had_node=True), Reason.UNSCHEDULABLE, OPEN, ("a has only 8 TPU chips", "an earlier pod had a node", "wait for such a node")),
+    ("a pool whose nodes are unwell", scaled(("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 not ready for scale-up")), Reason.UNSCHEDULABLE, OPEN, ("not ready for scale-up",)),
     ("no pool grows, the node is cordoned", scaled(("NotTriggerScaleUp", NO_POOL), nodes=[a_node("a", {}, cordoned=True, tpu="16")]), Reason.UNSCHEDULABLE, OPEN, ("a has been cordoned", "the autoscaler adds no node now")),
     # Starting.
     ("the FUSE driver is not in the cluster", unmounted(DRIVER + "driver name gcsfuse.csi.storage.gke.io not found", absent=["gcsfuse.csi.storage.gke.io"]), Reason.SETUP, FINAL, ("the cluster has no storage driver gcsfuse.csi.storage.gke.io", "omit fuse=True")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,48 @@ async def test_a_pod_that_replaces_a_disrupted_one_is_the_next_attempt(place: Pl
     assert await lines(cluster, "kinetic-job-a-2") == ["", "attempt 2", seen.executor]
     await cluster.delete(names=["kinetic-job-a-2"])
     await gone(cluster, "kinetic-job-a", "kinetic-job-a-2")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+async def test_a_job_whose_machine_is_replaced_waits_for_it(place: Place) -> None:
+    """The autoscaler knows nothing of node pools that it doesn't scale."""
+    kubelet, cluster = place.namespace.kubelet, await place.open()
+    add_node = partial(asyncio.to_thread, kubelet.add_node, "large", cpu=32)
+    await add_node()
+    job = place.job("one", gate="gate", attempt=1, resources=Resources(cpu=20))
+    await cluster.launch(job)
+    await until(cluster, "one", Phase.RUNNING)
+    (before,) = await place.items("pods")
+    await asyncio.to_thread(kubelet.remove_node, "large")
+    async with asyncio.timeout(200):
+        while (
+            len(pods := await place.items("pods")) > 1
+            or pods[0]["metadata"]["uid"] == before["metadata"]["uid"]
+        ):
+            await asyncio.sleep(0.5)
+        await place.call("POST", "events", not_scaled_up(pods[0]))
+        async with watching(cluster) as watch:
+            async for seen in watch:
+                if seen.name == "one-2" and "had a node" in seen.message:
+                    await add_node()
+                elif seen.name == "one-2" and seen.phase is not Phase.PENDING:
+                    assert seen.phase is Phase.RUNNING
+                    break
+
+
+def not_scaled_up(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the event of an autoscaler whose node pools can't hold *pod*."""
+    metadata = pod["metadata"]
+    return {
+        "metadata": {"generateName": "scale-", "namespace": metadata["namespace"]},
+        "involvedObject": {"kind": "Pod"}
+        | {key: metadata[key] for key in ("name", "namespace", "uid")},
+        "reason": "NotTriggerScaleUp",
+        "message": "pod didn't trigger scale-up: 1 Insufficient cpu",
+        "type": "Normal",
+        "lastTimestamp": "2026-11-30T20:00:00Z",
+    }
 
 
 # --- jobs that don't start ---

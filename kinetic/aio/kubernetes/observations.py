@@ -16,11 +16,10 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     labels_of,
     uid,
 )
-from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, failures_before
 from kinetic.aio.kubernetes.diagnosis.judge import judge, pod_state
 from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,
-    FAILURE_COUNTS,
     KIND,
     LABELS,
     NAME,
@@ -140,12 +139,6 @@ def name_of(document: Document) -> str:
         return f"{name}.{controller(document).get('uid')}.{rank}.{failures_before(document)}"
     failures = failures_before(document)
     return f"{name}-{1 + failures}" if failures else name
-
-
-def failures_before(pod: Document) -> int:
-    """Return how many pods of the same Job failed before *pod*, for any reason."""
-    counts = [str(annotations_of(pod).get(key)) for key in FAILURE_COUNTS]
-    return sum(int(count) for count in counts if count.isdecimal())
 
 
 def _current_attempt(

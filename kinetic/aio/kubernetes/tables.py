@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     uid,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
-from kinetic.aio.kubernetes.manifests import HOSTS, JOB, KIND, RANK, WORKER
+from kinetic.aio.kubernetes.manifests import HOSTS, JOB, KIND, RANK, SUBMISSION, WORKER
 from kinetic.aio.kubernetes.observations import (
     RANK_SEPARATOR,
     controller,
@@ -203,6 +203,7 @@ class Table:
         self.reports_orphans = False
         self._listed: set[bool] = set()  # True after a list of pods, False after one of jobs
         self._changed_names: dict[str, None] = {}
+        self._placed: set[str] = set()  # submissions of which a pod has run
 
     @property
     def has_changes(self) -> bool:
@@ -362,7 +363,12 @@ class Table:
     def _note_waiting(self, entry: Entry, observation: Observation) -> None:
         """Keep *entry* in ``waiting`` while its last attempt waits; time each attempt anew."""
         previous, entry.last_attempt = entry.last_attempt, observation.name
+        submission = observation.labels.get(SUBMISSION, entry.name)
+        if observation.phase is Phase.RUNNING:
+            self._placed.add(submission)
         if observation.phase is Phase.PENDING:
+            if submission in self._placed and not entry.facts.had_node:
+                entry.facts = replace(entry.facts, had_node=True)
             self.waiting[entry.name] = entry
             if previous == observation.name:
                 return

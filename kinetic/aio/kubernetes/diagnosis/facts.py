@@ -9,13 +9,14 @@ from functools import cached_property
 
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
+    annotations_of,
     condition,
     get_dict,
     get_list,
     labels_of,
     uid,
 )
-from kinetic.aio.kubernetes.manifests import CONTAINER
+from kinetic.aio.kubernetes.manifests import CONTAINER, FAILURE_COUNTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class JobFacts:
     ``makers`` has kind and name of each object that creates pods of a set; a set runs a job on
     several hosts. ``absent`` has storage drivers that the cluster lacks. ``waits`` has each pod
     that never ran, by its uid, as it last waited. `merge_facts` keeps it, because the end of a pod
-    hides what it waited for.
+    hides what it waited for. ``had_node`` says whether any pod for this job was ever on a node.
     """
 
     job: Document | None = None
@@ -46,6 +47,7 @@ class JobFacts:
     makers: Sequence[tuple[str, str]] = ()
     absent: Collection[str] = ()
     waits: Mapping[str, Document] = field(default_factory=dict[str, Document])
+    had_node: bool = False
 
     @property
     def current_or_last_job(self) -> Document:
@@ -138,7 +140,19 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
         deleted_pods=[pod for key, pod in previous.items() if is_same_job and key not in present],
         deleted_job=(before.job or before.deleted_job) if is_same_job else None,
         waits=_waits(before.waits if is_same_job else {}, now.pods),
+        had_node=before.had_node or now.had_node or any(map(_had_node, now.pods)),
     )
+
+
+def _had_node(pod: Document) -> bool:
+    """Return whether *pod* has a node, or replaces one that had one."""
+    return bool(get_dict(pod, "spec").get("nodeName")) or failures_before(pod) > 0
+
+
+def failures_before(pod: Document) -> int:
+    """Return how many pods of the same index failed before *pod*, for any reason."""
+    counts = [str(annotations_of(pod).get(key)) for key in FAILURE_COUNTS]
+    return sum(int(count) for count in counts if count.isdecimal())
 
 
 def _waits(before: Mapping[str, Document], pods: Sequence[Document]) -> Mapping[str, Document]:
@@ -333,6 +347,18 @@ class Pod:
         """The condition by which the platform or Kueue ended the pod; None if it has none."""
         kueue = condition(self.document, "TerminationTarget")
         return condition(self.document, "DisruptionTarget") or kueue
+
+    @property
+    def disruptions_before(self) -> int:
+        """How many earlier pods of the same index the platform has ended."""
+        count = str(annotations_of(self.document).get(FAILURE_COUNTS[1]) or "")
+        return int(count) if count.isdecimal() else 0
+
+    @property
+    def was_disrupted(self) -> bool:
+        """Whether a later pod of the same index says that the platform has ended this one."""
+        later = (Pod(pod).disruptions_before for pod in self.facts.every_pod)
+        return any(count > self.disruptions_before for count in later)
 
     @property
     def as_it_waited(self) -> Pod:

@@ -37,6 +37,7 @@ _MAX_NAMED = 5
 """The most nodes, or values of a label, that a message names."""
 
 _WAIT_ADVICE = "wait; this isn't an error"
+_RETURN_ADVICE = "wait for such a node, or cancel the job if that node pool is gone"
 
 
 def _unschedulable(
@@ -186,7 +187,8 @@ def _join_names(names: Collection[str]) -> str:
 # --- the autoscaler -------------------------------------------------------------------------
 
 _TEMPORARY_PROBLEM = re.compile(
-    r"max (node group size|cluster \w+|limit)|reached|in backoff|failed scale-up|quota", re.I
+    r"max (node group size|cluster \w+|limit)|reached|in backoff|failed scale-up|not ready|quota",
+    re.I,
 )
 
 
@@ -208,6 +210,10 @@ def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
     if _TEMPORARY_PROBLEM.search(text):
         advice = "wait for other work to end, or let the node pool grow"
         cause = replace(cause, advice=advice, outlook=Outlook.OPEN)
+    elif cause.outlook is not Outlook.OPEN and pod.facts.had_node:
+        # The autoscaler says nothing about machines that the cloud replaces in other node pools.
+        summary = f"{cause.summary}; an earlier pod had a node, which may be replaced now"
+        cause = replace(cause, summary=summary, advice=_RETURN_ADVICE, outlook=Outlook.OPEN)
     elif cause.outlook is not Outlook.OPEN:
         never = "no node pool could hold this pod, so it can never start as requested"
         return replace(cause, more=[*cause.more, never], outlook=Outlook.FINAL)
