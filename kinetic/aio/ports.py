@@ -251,7 +251,8 @@ class Observation:
     platform can tell. ``receipt`` is a copy of the outcome that the process gave the platform;
     verify it like the outcome itself. ``host`` is the number of the host that failed first.
     ``ended`` are items that this process, a worker, has ended, as pairs of index and attempt; the
-    other facts are then those of the worker.
+    other facts are then those of the worker. ``disruptions`` says how many workers before this one
+    the platform has ended, as far as it counts them; see `WorkerId`.
     """
 
     name: str
@@ -267,6 +268,7 @@ class Observation:
     leaving: bool = False
     receipt: Receipt | None = field(default=None, repr=False)
     ended: tuple[tuple[int, int], ...] = ()
+    disruptions: int = 0
 
 
 class Workers(Protocol):

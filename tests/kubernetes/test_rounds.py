@@ -15,6 +15,7 @@ from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.kubernetes.rounds import extension, growth, round_manifest, size_of
 from kinetic.aio.kubernetes.tables import Table
 from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.job_status import Reason
 from tests.kubernetes.orders import order
 
 Json = dict[str, Any]
@@ -122,6 +123,17 @@ class Rounds:
         return self.read()
 
     def put_pod(self, rank: int, failures: int, state: Json, phase: str) -> list[Observation]:
+        pod = self.pod(rank, failures, state, phase)
+        self.table.feed(Changed(document=pod, deleted=False), pods=True)
+        return self.read()
+
+    def list_pods(self, *pods: Json) -> list[Observation]:
+        self.table.feed(Listed(items=[*pods], version="2"), pods=True)
+        return self.read()
+
+    def pod(
+        self, rank: int, failures: int, state: Json, phase: str, *, disruptions: int = 0
+    ) -> Json:
         template = self.job["spec"]["template"]
         metadata = {
             **template["metadata"],
@@ -131,15 +143,14 @@ class Rounds:
             "labels": {**template["metadata"]["labels"], RANK: str(rank)},
             "annotations": {
                 **template["metadata"]["annotations"],
-                FAILURE_COUNTS[0]: str(failures),
+                FAILURE_COUNTS[0]: str(failures - disruptions),
+                FAILURE_COUNTS[1]: str(disruptions),
             },
             "ownerReferences": [{"name": NAME, "uid": "job", "controller": True}],
         }
         status = {"phase": phase, "containerStatuses": [{"name": "kinetic", "state": state}]}
-        pod_spec = {**template["spec"], "nodeName": "n"}
-        pod = {"metadata": metadata, "spec": pod_spec, "status": status}
-        self.table.feed(Changed(document=pod, deleted=False), pods=True)
-        return self.read()
+        pod_spec = {**template["spec"], "nodeName": "n" if state else None}
+        return {"metadata": metadata, "spec": pod_spec, "status": status}
 
     def phases(self) -> dict[str, Phase]:
         return {name: it.phase for name, it in sorted(self.last.items())}
@@ -172,6 +183,21 @@ def test_a_worker_that_died_has_a_replacement_that_waits() -> None:
     assert not rounds.last["0.0"].last
     rounds.put_pod(0, 1, RUNNING, "Running")
     assert rounds.last["0.1"].executor == "pod-0-1"
+
+
+@pytest.mark.parametrize(
+    ("disruptions", "reason"), [(1, Reason.PREEMPTED), (0, Reason.LOST)], ids=["spot", "by hand"]
+)
+def test_how_a_worker_ended_unseen_is_known_from_the_one_in_its_place(
+    disruptions: int, reason: Reason
+) -> None:
+    """Kubernetes removes the pods of a node that is gone; a client's machine may sleep then."""
+    rounds = Rounds()
+    rounds.put_pod(0, 0, RUNNING, "Running")
+    rounds.list_pods(rounds.pod(0, 1, {}, "Pending", disruptions=disruptions))
+    ended, waiting = rounds.last["0.0"], rounds.last["0.1"]
+    assert (ended.phase, ended.reason, ended.executor) == (Phase.ENDED, reason, "pod-0-0")
+    assert (waiting.phase, waiting.disruptions) == (Phase.PENDING, disruptions)
 
 
 def test_a_worker_that_leaves_is_not_replaced() -> None:

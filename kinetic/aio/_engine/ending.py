@@ -543,12 +543,36 @@ async def _find_items(
     found = {names[it.name]: it for it in observations if it.name in names}
     workers = {it.executor: it for it in observations if LABEL_INDEX not in it.labels}
     for name, attempt in names.items():
-        executor = submission.attempt(*attempt).executor
-        if attempt not in found and executor is not None and executor in workers:
-            worker, (index, number) = workers[executor], attempt
+        claim = submission.attempt(*attempt)
+        if attempt in found or claim.executor is None:
+            continue
+        if claim.executor in workers:
+            worker, (index, number) = workers[claim.executor], attempt
             labels = {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
             found[attempt] = replace(worker, name=name, labels={**worker.labels, **labels})
+        elif claim.executor not in submission.worker_ends and _is_disrupted(
+            submission, claim, workers.values()
+        ):  # the platform has forgotten the worker, and shows only the one in its place
+            submission.worker_ends[claim.executor] = Observation(
+                name=name,
+                phase=Phase.GONE,
+                executor=claim.executor,
+                reason=Reason.PREEMPTED,
+                message="the platform stopped its worker while it ran",
+            )
     return found
+
+
+def _is_disrupted(
+    submission: Submission, claim: wire.Attempt, workers: Iterable[Observation]
+) -> bool:
+    """Return whether one of *workers* replaces the claimant because the platform has ended it."""
+    from kinetic._runner.protocol.workers import WorkerId  # most jobs need none
+
+    if (claimant := WorkerId.parse(claim.worker)) is None:
+        return False
+    rank = f"{submission.identity.round_name(claimant.round)}.{claimant.job}.{claimant.rank}."
+    return any(it.name.startswith(rank) and it.disruptions > claimant.disruptions for it in workers)
 
 
 async def _find_workers(

@@ -178,6 +178,7 @@ def _observation(
         created_at=created.replace("Z", "+00:00"),
         last=last,
         receipt=receipt_of(pod),
+        disruptions=0 if pod is None else Pod(pod).disruptions_before,
     )
 
 

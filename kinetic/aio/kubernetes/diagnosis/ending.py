@@ -144,6 +144,8 @@ def removal(pod: Pod) -> Cause | None:
         return Cause(summary=summary, reason=Reason.NODE_LOST)
     if disruptor:
         return Cause(summary=f"the platform ended it: {quote}", reason=Reason.NODE_LOST)
+    if pod.gone and not pod.ended and pod.was_disrupted:  # while this client didn't watch
+        return Cause(summary="the platform ended it", reason=Reason.PREEMPTED)
     if pod_reason:  # a kubelet gives any other reason when it refuses a pod
         summary = f"the node refused the pod ({pod_reason}): {quote}"
         advice = (
