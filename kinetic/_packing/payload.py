@@ -103,12 +103,12 @@ def dump_function(
     function: Callable[..., Any],
     project: Project,
     table: DataTable,
-    spool: Path | None = None,
+    spool: Callable[[], Path] | None = None,
 ) -> Spooled:
     """Pickle *function* with the current values of what it captures.
 
     *table* gets the `Data` that the function captures. A large function goes to a file in the
-    directory *spool*, if given.
+    directory that *spool* makes, if given.
 
     Raises:
         PackError: *function* can't be pickled; ``culprit`` names the captured value.
@@ -137,7 +137,7 @@ def dump_init(
     init: Mapping[str, Callable[[], Any]],
     project: Project,
     table: DataTable,
-    spool: Path | None,
+    spool: Callable[[], Path] | None,
     function_name: str,
 ) -> Spooled:
     """Pickle the functions of ``init``, by the names of their arguments, like a function.
@@ -158,7 +158,7 @@ def dump_arguments(
     kwargs: dict[str, Any],
     project: Project,
     table: DataTable,
-    spool: Path | None,
+    spool: Callable[[], Path] | None,
     function_name: str,
     *,
     function: Callable[..., Any] | None = None,
@@ -166,7 +166,7 @@ def dump_arguments(
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
     *function_name* is for messages; with *function*, errors name parameters. Content over 1 MiB
-    goes to a file in the directory *spool*, if given. Arrays are not copied on the way.
+    goes to a file in the directory that *spool* makes, if given. Arrays are not copied on the way.
 
     Raises:
         PackError: An argument can't be pickled; ``culprit`` names the argument and the part of it.
@@ -229,15 +229,15 @@ class _Pickling:
         self._parts = parts
         self._modules = Modules(project)
 
-    def dump(self, value: Any, spool: Path | None) -> Spooled:
+    def dump(self, value: Any, spool: Callable[[], Path] | None) -> Spooled:
         """Pickle *value*, and the values that it needs of the project's modules."""
-        path = None if spool is None else spool / f"{os.urandom(8).hex()}.pkl"
-        sink, uses, used = Spool(path, MEMORY_BYTES), self._table.uses, list[Any]()
+        locate = None if spool is None else lambda: spool() / f"{os.urandom(8).hex()}.pkl"
+        sink, uses, used = Spool(locate, MEMORY_BYTES), self._table.uses, list[Any]()
         try:
             self._write(value, sink, used=used)
             if any(needed := self._find_changes(used)):
                 sink.discard()
-                sink = Spool(path, MEMORY_BYTES)
+                sink = Spool(locate, MEMORY_BYTES)
                 self._write(Changed(value, *needed), sink)
             if self._table.uses > uses:
                 refuse_data_as_key(self._parts(), self._function_name)
@@ -249,7 +249,7 @@ class _Pickling:
             found = culprit.find(self._parts(), self._try_pickle, self._modules.is_by_value, value)
             # A traceback helps only if it has a line of user code.
             exc.__traceback__ = without_own_frames(exc.__traceback__)
-            raise self._pack_error(found, exc, spool) from exc if exc.__traceback__ else None
+            raise self._pack_error(found, exc, sink.path) from exc if exc.__traceback__ else None
 
     def _find_changes(self, used: list[Any]) -> changes.Changes:
         """Find changes for the objects *used*; for classes alone, once per submission.
@@ -304,13 +304,13 @@ class _Pickling:
         return None
 
     def _pack_error(
-        self, found: culprit.Culprit | None, exc: Exception, spool: Path | None
+        self, found: culprit.Culprit | None, exc: Exception, file: str | Path | None
     ) -> PackError:
         """Return an error about the culprit *found*, or about *exc* if there is no culprit."""
         if found is None and isinstance(exc, OSError):  # the spool file can't be written
             error = PackError(
                 f"{self._function_name} cannot be shipped: writing its pickle to "
-                f"{exc.filename or spool or 'a temporary file'} failed: {exc.strerror}. Free some "
+                f"{exc.filename or file or 'a temporary file'} failed: {exc.strerror}. Free some "
                 "space there, or point KINETIC_HOME to another disk."
             )
             if exc.errno in NO_SPACE_ERRNOS:

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import shutil
 import weakref
 from collections.abc import (
     AsyncGenerator,
@@ -223,7 +222,7 @@ class Client(AsyncOnly):
                 uploaded = await _lazy.calls.upload_call(session, packed)
                 record, job_ref = await _lazy.beginning.start_job(session, packed, uploaded)
             finally:
-                shutil.rmtree(packed.spool, ignore_errors=True)
+                packed.spool.remove()
             return _job(record, job_ref)
 
     @overload

@@ -162,7 +162,7 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
     if is_plain(value):
         content = frames.pack([pickle.dumps(value, protocol=5)])
         return Spooled(content, "", len(content))  # who stores it computes the digest
-    sink = Spool(spool, limit)
+    sink = Spool(lambda: spool, limit)
     try:
         pickles.dump(value, sink)
         return sink.finish()

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,14 +30,15 @@ class Spooled:
 
 
 class Spool:
-    """Collect bytes in memory, and move them to the private file *path* above *limit* bytes.
+    """Collect bytes in memory, and move them to a private file above *limit* bytes.
 
-    Without a path, all bytes stay in memory.
+    *locate* returns the file's path when it is needed. Without it, all bytes stay in memory.
     """
 
-    def __init__(self, path: str | Path | None, limit: int) -> None:
+    def __init__(self, locate: Callable[[], str | Path] | None, limit: int) -> None:
         self.size = 0
-        self._path = path
+        self.path: str | Path | None = None
+        self._locate = locate
         self._limit = limit
         self._sha256 = hashlib.sha256()
         self._memory = io.BytesIO()
@@ -50,9 +51,9 @@ class Spool:
             OSError: The file can't be written.
         """
         size = memoryview(data).nbytes
-        in_memory = self._file is self._memory
-        if in_memory and self._path is not None and self.size + size > self._limit:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        if self.path is None and self._locate is not None and self.size + size > self._limit:
+            self.path = self._locate()
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             self._file = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115 - closed at the end
             self._file.write(self._memory.getbuffer())
         self._sha256.update(data)
@@ -67,15 +68,15 @@ class Spool:
             OSError: The file can't be written.
         """
         content: bytes | Path = self._memory.getvalue()
-        if self._path is not None and self._file is not self._memory:
+        if self.path is not None:
             self._file.close()
-            content = Path(self._path)
+            content = Path(self.path)
         return Spooled(content, self._sha256.hexdigest(), self.size)
 
     def discard(self) -> None:
         """Remove the file, if there is one, to free its disk space."""
-        if self._path is not None and self._file is not self._memory:
+        if self.path is not None:
             with contextlib.suppress(OSError):  # the disk may be full
                 self._file.close()
             with contextlib.suppress(OSError):
-                os.unlink(self._path)
+                os.unlink(self.path)

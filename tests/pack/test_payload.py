@@ -53,7 +53,9 @@ def dump(project: Project, tmp_path: Path) -> Dump:
 
     def dump_arguments(*args: Any, table: payload.DataTable | None = None, **kwargs: Any) -> Any:
         table = payload.DataTable() if table is None else table
-        return payload.dump_arguments(args, kwargs, project, table, tmp_path, "f", function=f)
+        return payload.dump_arguments(
+            args, kwargs, project, table, lambda: tmp_path, "f", function=f
+        )
 
     return dump_arguments
 
@@ -249,7 +251,7 @@ def test_an_argument_is_named_although_annotations_cannot_be_computed(project: P
             {},
             project,
             payload.DataTable(),
-            REPOSITORY,
+            lambda: REPOSITORY,
             "f",
             function=namespace["annotated"],
         )
@@ -340,7 +342,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 pathlib.Path("spool").mkdir()
 try:
     payload.dump_arguments((bytes(5_000_000),), {}, project, payload.DataTable(),
-                           pathlib.Path("spool"), "f")
+                           lambda: pathlib.Path("spool"), "f")
 except PackError as exc:
     print(json.dumps([str(exc), os.listdir("spool")]))
 """
@@ -398,7 +400,7 @@ def test_threads_may_pickle_functions_of_the_same_modules(
             table = payload.DataTable()
             function = payload.dump_function(module.train, project, table)
             config = module.threads_helper.Config()
-            args = payload.dump_arguments((config,), {}, project, table, tmp_path, "train")
+            args = payload.dump_arguments((config,), {}, project, table, lambda: tmp_path, "train")
             for stored in (function, args):
                 assert isinstance(stored.content, bytes)
                 if b"_make_function" not in stored.content or b"subimport" in stored.content:

@@ -545,7 +545,7 @@ def test_all_items_of_a_batch_see_the_same_values(write: Write, tmp_path: Path) 
     def sent(project: discover.Project) -> int:
         args = ([module.Item()],)
         stored = payload.dump_arguments(
-            args, {}, project, payload.DataTable(), tmp_path, "f"
+            args, {}, project, payload.DataTable(), lambda: tmp_path, "f"
         ).content
         module.RATE = 1  # the value of the file
         assert isinstance(stored, bytes)

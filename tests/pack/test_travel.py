@@ -27,7 +27,7 @@ project = discover.find_project(function, environ=os.environ, cwd=pathlib.Path.c
 table = payload.DataTable()
 pickled = payload.dump_function(function, project, table)
 (out / "function").write_bytes(pickled.content)
-pickled = payload.dump_arguments(args, {}, project, table, out, "f", function=function)
+pickled = payload.dump_arguments(args, {}, project, table, lambda: out, "f", function=function)
 (out / "arguments").write_bytes(pickled.content)
 facts = {"cwd": project.cwd, "sys_path": project.sys_path, "size": pickled.size}
 if project.root is not None:

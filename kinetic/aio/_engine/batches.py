@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -67,7 +66,7 @@ async def start(
     try:
         uploaded = await calls.upload_call(session, packed)
     finally:
-        shutil.rmtree(packed.spool, ignore_errors=True)
+        packed.spool.remove()
     identity = await beginning.new_identity(
         session, uploaded, "grp", RetryBudgets(user=settings.retries)
     )

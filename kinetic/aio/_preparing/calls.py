@@ -11,7 +11,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ from kinetic._tasks import all_or_none, in_thread
 from kinetic._tracebacks import of_the_caller
 from kinetic.aio import _shared_objects
 from kinetic.aio._connection import Connection
-from kinetic.aio._preparing.scratch import scratch_folder
+from kinetic.aio._preparing.scratch import Scratch
 from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import JOB_VARIABLE, Data
@@ -65,7 +64,7 @@ class PackedCall:
     """A call whose archive and pickles are on this machine.
 
     ``overlay`` has what changed since ``archive``; see `archive.Packer`. The pickles lie in memory
-    or in ``spool``, a private folder that the caller removes. ``data`` are the `Data` of the call,
+    or in ``spool``, which the caller removes. ``data`` are the `Data` of the call,
     those of its volumes first.
     """
 
@@ -78,7 +77,7 @@ class PackedCall:
     pickled_arguments: Spooled | None
     data: tuple[Data, ...]
     environment: Mapping[str, str] = field(repr=False)
-    spool: Path
+    spool: Scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +177,14 @@ async def pack(connection: Connection, call: Call) -> PackedCall:
     Cancelled: kinetic waits for the thread to end, and then removes the spool folder.
     """
     _refuse_options(connection, call.options)
-    spool = scratch_folder()
+    spool = Scratch()
     try:
         with step(f"packing {call.name}") as packing_step:
             packed = await in_thread(
                 _pack, connection.packer, call, spool, dict(os.environ), packing_step
             )
     except BaseException:
-        shutil.rmtree(spool, ignore_errors=True)
+        spool.remove()
         raise
     if (packed_archive := packed.archive) is not None:
         message = "Packed %s: %d files, %s"
@@ -198,7 +197,7 @@ async def pack(connection: Connection, call: Call) -> PackedCall:
 
 
 def _pack(
-    packer: archive.Packer, call: Call, spool: Path, environ: dict[str, str], packing_step: Step
+    packer: archive.Packer, call: Call, spool: Scratch, environ: dict[str, str], packing_step: Step
 ) -> PackedCall:
     """Do the work of `pack` that blocks.
 
@@ -209,17 +208,17 @@ def _pack(
     project = discover.find_project(call.function, environ=environ, cwd=Path.cwd())
     volumes = call.options.volumes or {}
     table = payload.DataTable(tuple(volumes.values()))
-    function = payload.dump_function(call.function, project, table, spool)
+    function = payload.dump_function(call.function, project, table, spool.folder)
     init = arguments = None
     if call.options.init is not None:
-        init = payload.dump_init(call.options.init, project, table, spool, call.name)
+        init = payload.dump_init(call.options.init, project, table, spool.folder, call.name)
     if call.pickled is not None:
         digest = hashlib.sha256(call.pickled).hexdigest()
         arguments = Spooled(call.pickled, digest, len(call.pickled))
     elif call.arguments is not None:
         args, kwargs = call.arguments
         arguments = payload.dump_arguments(
-            args, kwargs, project, table, spool, call.name, function=call.function
+            args, kwargs, project, table, spool.folder, call.name, function=call.function
         )
     packed_archive = overlay = None
     if project.root is not None:

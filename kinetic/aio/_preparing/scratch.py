@@ -17,24 +17,37 @@ STALE_S = 24 * 3600.0
 """Above this age, in seconds, a folder counts as left by a killed process, unless that lives."""
 
 
-def scratch_folder() -> Path:
-    """Make a folder in the cache, or in the system's temporary folder; the caller removes it."""
-    parent = _parent()
-    try:
-        make_folder(parent)
-        return Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="kinetic-scratch-"))
+class Scratch:
+    """A private folder that most calls don't need: it exists from its first use to its removal."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def folder(self) -> Path:
+        """Return the folder, in the cache or else in the system's temporary folder."""
+        if self._folder is None:
+            parent = _parent()
+            try:
+                make_folder(parent)
+                self._folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
+            except OSError:
+                self._folder = Path(tempfile.mkdtemp(prefix="kinetic-scratch-"))
+        return self._folder
+
+    def remove(self) -> None:
+        """Remove the folder, if it was made."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def scratch() -> Generator[Path]:
     """Make a folder for the ``with`` block, and remove it at the end."""
-    folder = scratch_folder()
+    private = Scratch()
     try:
-        yield folder
+        yield private.folder()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        private.remove()
 
 
 def sweep_scratch() -> None:
