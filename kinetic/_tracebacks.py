@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+C = TypeVar("C", bound=type)
 E = TypeVar("E", bound=BaseException)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +82,13 @@ class _OwnFramesLeftOut:
                 return await function(*args, **kwargs)
 
         return cast("F", await_call if inspect.iscoroutinefunction(function) else call)
+
+    def in_methods(self, cls: C) -> C:
+        """Wrap the constructor, the public methods, and ``__exit__`` of *cls*."""
+        for name, member in tuple(vars(cls).items()):
+            if inspect.isfunction(member) and (name in ("__init__", "__exit__") or name[0] != "_"):
+                setattr(cls, name, self(member))
+        return cls
 
     def __enter__(self) -> None:
         pass

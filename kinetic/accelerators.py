@@ -46,6 +46,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, TypeAlias
 
 from kinetic._messages import join_with_or, suggest
+from kinetic._tracebacks import own_frames_left_out
 from kinetic.errors import ConfigurationError
 
 __all__ = ["Accelerator", "Kind", "catalogue", "markdown", "parse"]
@@ -384,6 +385,7 @@ GPU_NAMES = {alias: gpu for gpu in GPUS.values() for alias in (gpu.name, gpu.lab
 TPU_NAMES = {alias: tpu for tpu in TPUS.values() for alias in (tpu.name, *tpu.aliases)}
 
 
+@own_frames_left_out
 def parse(text: str, *, spot: bool = False) -> Accelerator:
     """Read the name of an accelerator; the module's documentation has the grammar.
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from kinetic._tracebacks import of_the_caller, own_frames_left_out
 from kinetic.function import RemoteFunction
 from kinetic.options import MapOptions, MapSettings, show_in_signature
 from kinetic.outcome import X
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["map"]
 
 
+@own_frames_left_out
 @show_in_signature(MapSettings)
 def map(
     submit_fn: Callable[..., Any],
@@ -79,7 +81,8 @@ def _find_function(submit_fn: Any) -> Callable[..., Any]:
     owner: Any = getattr(submit_fn, "__self__", None)
     if isinstance(owner, RemoteFunction) and submit_fn == cast("Any", owner).run_async:
         return cast("RemoteFunction[..., Any]", owner)
-    raise TypeError(
+    message = (
         f"kinetic.collections.map takes f.run_async of a function f that @kinetic.run has "
         f"decorated, not {submit_fn!r}; move what it does before it submits into f"
     )
+    raise of_the_caller(TypeError(message))

@@ -8,6 +8,7 @@ import threading
 import urllib.parse
 from typing import TYPE_CHECKING, Any, cast
 
+from kinetic._tracebacks import of_the_caller, own_frames_left_out
 from kinetic.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HF_OPTIONS = ("split", "config_name", "revision")
 
 
+@own_frames_left_out.in_methods
 class Data:
     """A file or directory that should be available where the function runs.
 
@@ -62,10 +64,14 @@ class Data:
     def __init__(self, path: str, fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
         location = os.fspath(path) if hasattr(path, "__fspath__") else path
         if not isinstance(location, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"the path of Data must be text or a pathlib.Path, not {path!r:.80}")
+            raise of_the_caller(
+                TypeError(f"the path of Data must be text or a pathlib.Path, not {path!r:.80}")
+            )
         for name, flag in (("fuse", fuse), ("hf_trust_remote_code", hf_trust_remote_code)):
             if not isinstance(flag, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"{name} of Data must be True or False, not {flag!r:.80}")
+                raise of_the_caller(
+                    TypeError(f"{name} of Data must be True or False, not {flag!r:.80}")
+                )
         if not location:
             raise DataError("Data needs a path: it was given an empty one")
         is_dir = _is_directory_uri(location, fuse) if _SCHEME.match(location) else None
@@ -73,7 +79,8 @@ class Data:
             location = os.path.abspath(os.path.expanduser(location))
             # A job gets the content by its path, and may import a module that defines a `Data`.
             if not os.path.exists(location) and JOB_VARIABLE not in os.environ:
-                raise FileNotFoundError(f"Data: there is nothing at {location} (given as {path!r})")
+                message = f"Data: there is nothing at {location} (given as {path!r})"
+                raise of_the_caller(FileNotFoundError(message))
             is_dir = os.path.isdir(location)
         self.__setstate__((location, bool(fuse), bool(hf_trust_remote_code), is_dir))
 

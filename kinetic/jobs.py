@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import inspect
 import os
 import signal
 import subprocess
@@ -74,19 +73,10 @@ __all__ = [
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
-C = TypeVar("C", bound=type)
 M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any], aio.Sweep)
 
 
-def _hide_own_frames(cls: C) -> C:
-    """Leave kinetic's frames out of the errors that public methods of *cls* raise."""
-    for name, member in tuple(vars(cls).items()):
-        if inspect.isfunction(member) and (not name.startswith("_") or name == "__exit__"):
-            setattr(cls, name, own_frames_left_out(member))
-    return cls
-
-
-@_hide_own_frames
+@own_frames_left_out.in_methods
 @dataclass(eq=False, repr=False)
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
@@ -435,7 +425,7 @@ class JobHandle(JobRecord, Generic[T]):
         return PORTAL.call(self._aio.outputs)
 
 
-@_hide_own_frames
+@own_frames_left_out.in_methods
 class BatchHandle(NoSequence, Generic[T, X]):
     """A batch: many jobs of one function.
 
@@ -1144,7 +1134,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         PORTAL.call(self._aio.cleanup, k8s=k8s, gcs=gcs)
 
 
-@_hide_own_frames
+@own_frames_left_out.in_methods
 class Sweep:
     """A search for the arguments with the best value: the trials, and the batch that runs them.
 

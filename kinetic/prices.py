@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinetic import accelerators
+from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import Accelerator
 from kinetic.errors import ConfigurationError
 
@@ -155,6 +156,7 @@ def budget_price(
     )
 
 
+@own_frames_left_out
 def estimate(
     accelerator: str,
     *,

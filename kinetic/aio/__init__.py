@@ -95,8 +95,12 @@ async def load_result(path: str | os.PathLike[str]) -> Any:
     """
     from kinetic._runner.protocol import pickles
     from kinetic._tasks import in_thread
+    from kinetic._tracebacks import of_the_caller
 
-    return await in_thread(pickles.load_file, path)
+    try:
+        return await in_thread(pickles.load_file, path)
+    except (OSError, ValueError) as error:
+        raise of_the_caller(error) from None
 
 
 async def content_hash(data: Data) -> str:

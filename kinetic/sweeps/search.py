@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from kinetic._tracebacks import own_frames_left_out
 from kinetic.errors import ConfigurationError
 from kinetic.sweeps.protocol import Direction, Proposal, State
 
@@ -18,6 +19,7 @@ MAX_SHUFFLED = 100_000
 """Maximum number of points of a discrete space that random search shuffles, to repeat none."""
 
 
+@own_frames_left_out.in_methods
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One of some values."""
@@ -37,6 +39,7 @@ class Choice:
         return source.choice(self.options)
 
 
+@own_frames_left_out.in_methods
 @dataclass(frozen=True, slots=True)
 class Float:
     """A number from ``low`` to ``high``.
@@ -70,6 +73,7 @@ class Float:
         return min(max(sample, self.low), self.high)  # the logarithm rounds
 
 
+@own_frames_left_out.in_methods
 @dataclass(frozen=True, slots=True)
 class Int:
     """An int from ``low`` to ``high``, both included.
@@ -115,6 +119,7 @@ Domain: TypeAlias = Float | Int | Choice
 """The values that a parameter can have."""
 
 
+@own_frames_left_out.in_methods
 class ASHA:
     """Asynchronous successive halving: prune a trial that isn't among the best at its rung.
 
@@ -210,6 +215,7 @@ class _Search:
         raise NotImplementedError
 
 
+@own_frames_left_out.in_methods
 class RandomSearch(_Search):
     """Propose random points of a space.
 
@@ -259,6 +265,7 @@ class RandomSearch(_Search):
         return _point(self._values, self._order[number % self._size])
 
 
+@own_frames_left_out.in_methods
 class GridSearch(_Search):
     """Propose every point of a discrete space once, the last parameter changing first.
 

@@ -77,6 +77,12 @@ def test_an_error_of_kinetic_shows_only_the_line_of_the_script(
         ("remote(type('Model', (), {}))", "TypeError: "),
         ("inverse.run_async_map(one / 0 for one in [1]).results()", "ZeroDivisionError: "),
         ("Failed(kinetic.errors.KineticError('x')).unwrap()", "kinetic.errors.KineticError: x"),
+        ("inverse.options(accelerator='tpu-v99')", "kinetic.errors.ConfigurationError: "),
+        ("kinetic.sweeps.Float(1, 0)", "kinetic.errors.ConfigurationError: "),
+        ("kinetic.sweeps.RandomSearch({})", "kinetic.errors.ConfigurationError: "),
+        ("kinetic.Data('nowhere')", "FileNotFoundError: "),
+        ("kinetic.jobs.load_result('nowhere')", "FileNotFoundError: "),
+        ("kinetic.collections.map(inverse, 1)", "kinetic.errors.ConfigurationError: "),
     ],
 )
 def test_a_mistake_of_the_script_shows_no_frames_of_kinetic(script, call: str, line: str) -> None:
