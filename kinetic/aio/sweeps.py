@@ -33,7 +33,7 @@ from typing import (
 )
 
 from kinetic._binding import Binding
-from kinetic._messages import handle_bundle, handle_repr, one_line, suggest
+from kinetic._messages import handle_bundle, handle_repr, join_with_or, one_line, suggest
 from kinetic._progress.standing import Goal
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
@@ -232,8 +232,13 @@ class Sweep(AsyncOnly):
         if self._best is not None:
             return self._best
         failed = next((trial for trial in self._trials if trial.error is not None), None)
-        first = "" if failed is None else f"; trial {failed.number}: {one_line(str(failed.error))}"
-        raise SweepError(f"no trial of {self.batch.group_id} has a value yet{first}")
+        message = f"no trial of {self.batch.group_id} has a value yet"
+        if failed is not None and isinstance(failed.error, SweepError):
+            message += f"; {failed.error}"  # it begins with the number of the trial
+        elif failed is not None:
+            text = f"{type(failed.error).__name__}: {failed.error}".removesuffix(": ")
+            message += f"; trial {failed.number}: {one_line(text)}"
+        raise SweepError(message)
 
     def trials(self) -> list[Trial]:
         """Return all trials so far, in the order of their numbers."""
@@ -776,10 +781,15 @@ def _number_of(value: Any, metric: str | None) -> float | None:
 
 
 def _lack_of(value: Any, metric: str | None) -> str:
-    """Return the end of a sentence: that *value* is a dict without *metric*; empty if it isn't."""
-    if metric is None or not isinstance(value, Mapping) or metric in value:
+    """Return the end of a sentence: the number that a dict lacks; empty if *value* isn't one."""
+    if not isinstance(value, Mapping) or metric in value:
         return ""
     names = [str(name) for name in cast("Mapping[str, Any]", value)]
+    if metric is None and len(names) > 1:
+        choice = join_with_or(f"metric={name!r}" for name in names)
+        return f", which has {len(names)} values: pass {one_line(choice)}"
+    if metric is None:
+        return ""
     return f", which has no {metric!r}, as metric= says: {suggest(metric, names)}"
 
 
@@ -952,8 +962,9 @@ def _optimizer_of(optimizer: Any, space: Space | None, name: str | None) -> Opti
         )
     if missing := [method for method in _METHODS if not hasattr(optimizer, method)]:
         raise ConfigurationError(
-            f"{type(optimizer).__name__} isn't an optimizer: it has no {missing[0]}; pass a study "
-            "of Optuna, or an object that follows kinetic.sweeps.Optimizer"
+            f"{type(optimizer).__name__} isn't an optimizer: it has no {missing[0]}; pass "
+            "RandomSearch(space), GridSearch(space), a study of Optuna, or an object that follows "
+            "kinetic.sweeps.Optimizer"
         )
     typed: Optimizer = optimizer
     return typed

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from kinetic._messages import one_line
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.errors import ConfigurationError
 from kinetic.sweeps.protocol import Direction, Proposal, State
@@ -171,11 +172,19 @@ class _Search:
     def __init__(
         self, space: Mapping[str, Domain], direction: Direction, pruner: ASHA | None
     ) -> None:
-        domains: list[Any] = [*space.values()]
-        if not domains or not all(isinstance(domain, Domain) for domain in domains):
+        given: object = space
+        if not space or not isinstance(given, Mapping):
             raise ConfigurationError(
                 f"a space is a dict such as {{'rate': Float(1e-5, 1e-1, log=True)}}, not {space!r}"
             )
+        domains: list[tuple[str, Any]] = [*space.items()]
+        for name, domain in domains:
+            if not isinstance(domain, Domain):
+                values = domain if isinstance(domain, list | tuple) else [0.1, 0.2]
+                raise ConfigurationError(
+                    f"the space of {name!r} must be a Float, an Int, or a Choice, such as "
+                    f"Choice({one_line(repr(values), 80)}), not {one_line(repr(domain), 80)}"
+                )
         if direction not in ("minimize", "maximize"):
             raise ConfigurationError(f"direction must be minimize or maximize, not {direction!r}")
         self.space = dict(space)

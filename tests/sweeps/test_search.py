@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,14 @@ def test_asha_lets_the_best_third_of_a_rung_continue() -> None:
 def test_a_wrong_space_is_refused(make) -> None:
     with pytest.raises(ConfigurationError):
         make()
+
+
+def test_a_list_in_place_of_a_domain_is_named() -> None:
+    space: Any = {"layers": Int(1, 2), "rate": (0.1, 0.2)}
+    with pytest.raises(ConfigurationError, match=r"'rate' must be .* Choice\(\(0.1, 0.2\)\)"):
+        RandomSearch(space)
+    with pytest.raises(ConfigurationError, match="a space is a dict"):
+        GridSearch([Int(1, 2)])  # type: ignore[arg-type]
 
 
 def test_a_bound_that_is_no_number_of_its_kind_is_named() -> None:

@@ -132,6 +132,14 @@ async def test_metric_names_the_number_in_a_dict(local) -> None:
     assert "no 'loss', as metric= says: there are size" in str(sweep.trials()[2].error)
 
 
+async def test_a_dict_of_several_numbers_needs_a_metric(local) -> None:
+    recorder = Recorder({"value": {"loss": 3.0, "size": 1}})
+    async with await local.sweep(returns, recorder, trials=1) as sweep:
+        await sweep.wait()
+    with pytest.raises(SweepError, match="pass metric='loss' or metric='size'"):
+        _ = sweep.best
+
+
 async def test_a_number_that_is_not_in_a_dict_needs_no_metric(local) -> None:
     async with await local.sweep(returns, Recorder({"value": 2.0}), trials=1, metric="x") as sweep:
         await sweep.wait()
@@ -169,6 +177,10 @@ async def test_no_trial_has_a_value(local) -> None:
     async with await local.sweep(returns, Recorder({"value": "nan"}), trials=1) as sweep:
         await sweep.wait()
     with pytest.raises(SweepError, match="trial 0 returned nan"):
+        _ = sweep.best
+    async with await local.sweep(returns, Recorder({"value": "raise"}), trials=1) as sweep:
+        await sweep.wait()
+    with pytest.raises(SweepError, match="; trial 0: ValueError: "):
         _ = sweep.best
 
 
@@ -309,8 +321,8 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent(local) -> Non
     ]:
         with pytest.raises(ConfigurationError, match=match):
             await local.sweep(train, search, **arguments)
-    with pytest.raises(ConfigurationError, match="isn't an optimizer"):
-        await local.sweep(train, object(), trials=1)
+    with pytest.raises(ConfigurationError, match=r"dict isn't an optimizer.* RandomSearch\(space"):
+        await local.sweep(train, {}, trials=1)
     with pytest.raises(TypeError, match="max_concurent"):
         await local.sweep(train, search, trials=1, max_concurent=1)
     assert await local.list_batches() == []
