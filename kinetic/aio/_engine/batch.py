@@ -23,12 +23,7 @@ from kinetic.aio._engine import ending, removal
 from kinetic.aio._engine.coordinator import BatchCoordinator
 from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
-from kinetic.aio._engine.recovery import (
-    load_environment,
-    read_inputs,
-    recover,
-    until_abandoned,
-)
+from kinetic.aio._engine.recovery import load_environment, read_inputs, recover, until_abandoned
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.workers import (
     count_workers,
@@ -99,8 +94,8 @@ class Batch:
         self._own_environment: Mapping[str, str] = {}
         self._own_retry: wire.Request | None = None
         self._places = Places(session.limit)
-        fields = manifest.get("sweep")  # an earlier version has stored none
-        self.goal = Goal(**fields) if fields else None
+        # An earlier version has stored no "sweep".
+        self.goal = Goal(**fields) if (fields := manifest.get("sweep")) else None
         """What the batch searches for, if it is a sweep."""
         self.is_resumable_sweep = self.goal is not None and manifest["name"] is not None
         """Whether ``resume=True`` continues the sweep of this batch."""
@@ -483,8 +478,7 @@ class Batch:
 
         Any process may call this.
         """
-        if not await self.exists():
-            raise self.submission.identity.gone_error
+        await self.refuse_gone()
         await self.read_inputs()
         wanted = {*range(self.known)} if indices is None else {*indices}
         for index in wanted:
@@ -508,16 +502,17 @@ class Batch:
         return count
 
     async def exists(self) -> bool:
-        """Return whether the batch still exists.
-
-        Callers check this before they write: nothing would remove an object that is written after
-        a cleanup.
-        """
+        """Return whether the batch still exists; if it doesn't, stop following it."""
         entry = self.submission.identity.manifest_name
         if self.submits or await self.session.platform.store.look(entry) is not None:
             return True
         self.session.forget(self.submission)
         return False
+
+    async def refuse_gone(self) -> None:
+        """Refuse to write if the batch was cleaned up: nothing would remove a later object."""
+        if not await self.exists():
+            raise self.submission.identity.gone_error
 
     async def _request_retry(self, wanted: Iterable[int]) -> int:
         """Request a retry of the *wanted* items that ended without a value; return how many."""
@@ -572,8 +567,7 @@ class Batch:
     async def scale(self, count: int) -> int:
         """Have *count* workers from now on; return how many of them can run at once."""
         submission, platform = self.submission, self.session.platform
-        if not await self.exists():
-            raise submission.identity.gone_error
+        await self.refuse_gone()
         await self.read_inputs()
         await submission.requests.append(wire.Request(kind="scale", cause=str(count)))
         resources = uploaded_call_of(self.manifest, {}).resources
@@ -583,12 +577,8 @@ class Batch:
 
         if self.coordinator is not None and self.submits:
             launcher = self.coordinator.launcher
-
-            def allowed() -> int:
-                # A launcher that has lost the batch allows none, but the workers continue.
-                return launcher.allowed if self.submits else wanted()
-
-            lacking = await fit(submission, allowed)
+            # A launcher that has lost the batch allows none, but the workers continue.
+            lacking = await fit(submission, lambda: launcher.allowed if self.submits else wanted())
         else:
             lacking = await fit_alone(submission, self._places, wanted)
         if lacking:
@@ -620,8 +610,7 @@ class Batch:
         item = await submission.read_item(index)
         if item.state.final or (number is not None and number != item.attempt):
             return
-        if not await self.exists():
-            raise submission.identity.gone_error
+        await self.refuse_gone()
         name = metrics.prune_key(submission.identity.scope, index, item.attempt)
         mac = signing.sign(submission.identity.key, submission.identity.scope, name, b"")
         await submission.store.create(name, b"", {"mac": mac})
@@ -638,9 +627,10 @@ class Batch:
             if coordinator.lease.lost is None:
                 return
         await self.read()
+        # If every item has ended, keep the remaining jobs and their logs.
         if self.total is not None and self.submission.ended >= self.total:
             await end_leftovers(self.submission)
-            return  # every item has ended, so keep the remaining jobs and their logs
+            return
         if not await self.exists():
             return
         await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
@@ -700,11 +690,11 @@ class Batch:
     async def _retry_while_refused(self, remove: Callable[[], Awaitable[None]]) -> None:
         """Await *remove*; in the process that submitted the batch, retry temporary refusals."""
 
-        def may_wait() -> bool:
-            return self.coordinator is not None and self.submission.has_started
-
-        pause = Pause(f"the removal of {self.group_id}")
-        await retry_while_refused(remove, pause, may_wait=may_wait)
+        await retry_while_refused(
+            remove,
+            Pause(f"the removal of {self.group_id}"),
+            may_wait=lambda: self.coordinator is not None and self.submission.has_started,
+        )
 
     # --- observing ---
 
@@ -758,10 +748,7 @@ class Batch:
     async def watch_abandonment(self) -> None:
         """Wait until no process submits the batch, then fail waiters of items that won't end."""
         found = await until_abandoned(
-            self.session,
-            self.submission,
-            self.inputs,
-            is_resumable_sweep=self.is_resumable_sweep,
+            self.session, self.submission, self.inputs, is_resumable_sweep=self.is_resumable_sweep
         )
         if found.error is not None:
             self.submission.abandon(found.error, found.stuck)

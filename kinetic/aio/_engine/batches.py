@@ -78,9 +78,10 @@ async def start(
     try:
         with step(f"storing the inputs of {call.name}"):
             await batch.until_inputs_fixed()
-        if batch.coordinator is not None and batch.coordinator.pump.has_known_length:
-            # From here on, the batch runs even if this process dies.
-            await batch.coordinator.until_asked()
+        coordinator, runs_alone = batch.coordinator, batch.submission.runs_alone
+        if coordinator is not None and coordinator.pump.has_known_length and runs_alone:
+            # Once the platform has the workers, the batch runs even if this process dies.
+            await coordinator.launcher.asked.wait()
     except BaseException:
         removing = batch.remove(jobs=True, objects=True)
         await release(removing, operation=f"removing the half-made {identity.id}")
@@ -89,10 +90,7 @@ async def start(
 
 
 async def _create(
-    session: Session,
-    identity: Identity,
-    uploaded: calls.UploadedCall,
-    manifest: Mapping[str, Any],
+    session: Session, identity: Identity, uploaded: calls.UploadedCall, manifest: Mapping[str, Any]
 ) -> _lease.HeldLease:
     """Store the objects of a new batch, and take its lease.
 
@@ -145,10 +143,7 @@ async def attach(session: Session, group_id: str) -> Batch:
 
 
 async def list_batches(
-    session: Session,
-    name: str | None,
-    tags: Mapping[str, str] | None,
-    count: int | None,
+    session: Session, name: str | None, tags: Mapping[str, str] | None, count: int | None
 ) -> list[Batch]:
     """Return the newest *count* batches (None: all) with this *name* and *tags*.
 
@@ -181,9 +176,7 @@ async def list_batches(
 
 
 async def _read_batch(
-    session: Session,
-    group_id: str,
-    errors: dict[str, KineticError],
+    session: Session, group_id: str, errors: dict[str, KineticError]
 ) -> Batch | None:
     """Return a batch; None if it has no manifest, or if reading it fails: then add to *errors*."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
@@ -86,10 +87,10 @@ async def _until_ended(
         with session.awaiting(submission):
             while not (submission.is_final(0) or submission.abandoned or submission.final_error(0)):
                 changed.clear()
-                item = submission.item(0)
+                # The outcome of a disrupted attempt opens the next one, which nobody has launched.
                 if (
                     submission.relaunches
-                    and item is not None
+                    and (item := submission.item(0))
                     and item.state is wire.ItemState.OPEN
                     and item.attempt > submission.last_launched
                 ):
@@ -103,17 +104,14 @@ async def _until_ended(
 
 
 async def _launch_again(
-    session: Session,
-    submission: Submission,
-    launch: Callable[[int], Awaitable[None]],
-    number: int,
+    session: Session, submission: Submission, launch: Callable[[int], Awaitable[None]], number: int
 ) -> None:
     """Launch attempt *number*, or else end the job with the outcome of the previous attempt."""
     cluster, identity = session.platform.cluster, submission.identity
     name, previous = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
 
     async def replace() -> None:
-        await cluster.delete(names=[previous])
+        await cluster.delete(names=[previous])  # the other hosts of a disrupted set are left
         await launch(number)
 
     async def is_needed() -> bool:
@@ -186,7 +184,7 @@ async def new_identity(
     session: Session, uploaded: calls.UploadedCall, kind: str, budgets: RetryBudgets
 ) -> Identity:
     """Make the identity of a new submission; *kind* is ``job``, or ``grp`` for a batch."""
-    submission_id = job_spec.new_id(kind, session.platform.id_marker)
+    submission_id = f"{kind}-{session.platform.id_marker}{os.urandom(6).hex()}"
     return _identity_class(submission_id)(
         id=submission_id,
         key=await session.key(scope_of(submission_id)),

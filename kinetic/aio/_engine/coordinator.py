@@ -189,11 +189,6 @@ class BatchCoordinator:
             self.request_error = self.request_error or error
         self._awake.set()
 
-    async def until_asked(self) -> None:
-        """Wait until the platform has been asked for workers, or this coordinator has ended."""
-        if self._submission.runs_alone:
-            await self.launcher.asked.wait()
-
     # --- from beginning to end ---
 
     async def run(self) -> None:
@@ -264,14 +259,12 @@ class BatchCoordinator:
         await retry_forever(lambda: self.lease.release(known_requests), "releasing the lease")
 
     async def _drop_secrets(self, total: int) -> None:
-        """Drop the batch's secrets; if items failed, keep the environment for `retry_failed`."""
+        """Drop the batch's secrets, but keep the environment if an item can be retried."""
         batch, cluster = self._submission.identity.id, self._session.platform.cluster
         items = (self._submission.item(index) for index in range(total))
-        all_succeeded = all(
-            item is not None and item.state is wire.ItemState.SUCCEEDED for item in items
-        )
         try:
-            if all_succeeded:
+            # `retry_failed` needs the environment, but reopens no item that has succeeded.
+            if all(item and item.state is wire.ItemState.SUCCEEDED for item in items):
                 await cluster.drop_secret([batch])
             else:
                 await cluster.finish(batch, self.lease.fence)
@@ -347,7 +340,8 @@ class BatchCoordinator:
             self.window.lift()
         await self.finish_inputs(seal=False)
         self._leaving = True
-        await self.launcher.halt()
+        self.launcher.halted = True
+        await self.launcher.until_idle()
         self._awake.set()
         await self.over.wait()
 
@@ -448,11 +442,7 @@ class BatchCoordinator:
             return
         for index in request.bases:
             item, standing = submission.item(index), submission.requests.standing(index)
-            if (
-                item is not None
-                and item.state is wire.ItemState.OPEN
-                and item.attempt > standing.base
-            ):
+            if item and item.state is wire.ItemState.OPEN and item.attempt > standing.base:
                 self.state.reopen(index, item.attempt, standing)
         self.wake()
 
@@ -486,5 +476,5 @@ class BatchCoordinator:
             await asyncio.sleep(RENEW_S)
             try:
                 await self._submission.requests.read_new()
-            except BackendError as exc:
+            except BackendError as exc:  # the next reading finds the same requests
                 logging.warning("%s: can't read requests: %s", self._submission.identity.id, exc)

@@ -413,10 +413,7 @@ async def ask(submission: Submission, indices: Collection[int], *, explained: bo
     """
     asked = [
         Question(
-            index,
-            item.attempt,
-            submission.claimant(index),
-            submission.observations.get(index),
+            index, item.attempt, submission.claimant(index), submission.observations.get(index)
         )
         for index in indices
         if (item := submission.item(index)) is not None

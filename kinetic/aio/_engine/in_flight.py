@@ -90,7 +90,7 @@ class InFlight:
                 self._timeouts.add(timeout)
                 yield
         except TimeoutError:
-            if timeout.expired():
+            if timeout.expired():  # otherwise the block has raised it
                 raise ClientClosed(CLOSED) from None
             raise
         finally:

@@ -152,7 +152,7 @@ class InputPump:
 
         With *seal*, `run` then records that there are no more, even if the caller is cancelled.
         """
-        if self._source.known_inputs is None:
+        if self.has_iterator:
             self.closing = True
             self.seals = self.seals or seal
             self._room.set()
@@ -163,20 +163,19 @@ class InputPump:
 
         An input that has changed since it was stored isn't the input of the item any more.
         """
-        own, digest = self._own_object(index), self._inputs.known_digest(index)
-        if own is None or digest is None:
-            return own
-        encoded = self._encoder.encode_small(own[0])
+        position, listed = index - self._first_index, self._source.known_inputs
+        if listed is not None and 0 <= position < len(listed):
+            own = listed[position]
+        elif index in self._recent:
+            own = self._recent[index]
+        else:
+            return None
+        if (digest := self._inputs.known_digest(index)) is None:
+            return (own,)
+        encoded = self._encoder.encode_small(own)
         if encoded is None:
-            encoded = await anyio.to_thread.run_sync(self._encoder.encode, own[0])
-        return own if encoded.digest == digest else None
-
-    def _own_object(self, index: int) -> tuple[Any] | None:
-        if self._source.known_inputs is not None and 0 <= index - self._first_index < len(
-            self._source.known_inputs
-        ):
-            return (self._source.known_inputs[index - self._first_index],)
-        return (self._recent[index],) if index in self._recent else None
+            encoded = await anyio.to_thread.run_sync(self._encoder.encode, own)
+        return (own,) if encoded.digest == digest else None
 
     async def run(self) -> None:
         """Store all inputs, and then record that there are no more.
@@ -244,19 +243,17 @@ class InputPump:
             await self._store_inputs(values)
             size = min(2 * size, CHUNK_ITEMS)
 
-    def _is_over(self) -> bool:
-        """Return whether to pull no more, after `close` or a stop; a list is pulled whole."""
-        return self._source.known_inputs is None and (self.closing or self._state.stopping)
-
     async def _wait_for_room(self, size: int) -> int:
-        """Wait until inputs may be pulled; return how many, or 0 if `_is_over`."""
-        while not self._is_over():
+        """Wait until inputs may be pulled; return how many, or 0 if there are to be no more."""
+        # A list is pulled whole, also after `close` or a stop.
+        while not (self.has_iterator and (self.closing or self._state.stopping)):
             if self.has_known_length:
                 return ITEMS_PER_STEP
             room = self._pull_limit() - self._inputs.count
             minimum = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
             if room >= minimum:
                 return minimum
+            # To wait until there is room for a full chunk would leave the worker idle.
             if room >= 1 and self._state.has_idle_worker:
                 return int(room)
             self._room.clear()
@@ -295,7 +292,7 @@ class InputPump:
         except SubmitterLost as exc:
             exc.add_note(f"{len(pulled)} inputs were pulled and not stored: {_sample(pulled)}")
             raise
-        if self._source.known_inputs is None:
+        if self.has_iterator:
             self._remember(first, chunk)
         for position, error in failed.items():
             self._state.add(self._inputs.count)

@@ -104,12 +104,7 @@ class JobSpecBuilder:
             data=self._data,
             output_dir=identity.output_dir(0),
         )
-        labels = {
-            **self._labels,
-            LABEL_INDEX: "0",
-            LABEL_ATTEMPT: str(attempt),
-            LABEL_ROUND: "0",
-        }
+        labels = {**self._labels, LABEL_INDEX: "0", LABEL_ATTEMPT: str(attempt), LABEL_ROUND: "0"}
         name = identity.attempt_name(0, attempt)
         crew: Crew | None = None
         if by_worker:
@@ -119,6 +114,7 @@ class JobSpecBuilder:
         try:
             await self._cluster.launch(self._job(name=name, labels=labels, order=order, crew=crew))
         except BackendError as exc:
+            # The platform may have started the job although its reply was lost.
             if is_refusal(exc) or not await self._cluster.find(names=[name]):
                 raise
 
@@ -172,11 +168,6 @@ def output_base(session: Session, uploaded: UploadedCall, submission_id: str) ->
         return os.path.abspath(os.path.expanduser(configured))
     url = session.platform.store.url
     return f"{directory_urls.directory_of(url) or url}/outputs/{submission_id}"
-
-
-def new_id(kind: str, id_marker: str) -> str:
-    """Return a new random ID, ``job-…`` or ``grp-…``, with the platform's *id_marker*."""
-    return f"{kind}-{id_marker}{os.urandom(6).hex()}"
 
 
 def _user_name() -> str:

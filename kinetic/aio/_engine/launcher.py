@@ -136,6 +136,7 @@ class Launcher:
     ) -> None:
         self._cluster = context.session.platform.cluster
         self.halted = False
+        """Whether to start no more workers."""
         self.asked = asyncio.Event()
         """Set when the platform was asked for workers, or the client's limit has no place."""
         self._context = context
@@ -279,11 +280,6 @@ class Launcher:
         if total is None and not self._submission.runs_alone:
             total = len(self._state.marks)  # a worker can't wait for later inputs
         return self._count if total is None else min(self._count, total - self._state.ended)
-
-    async def halt(self) -> None:
-        """Start no more workers, and wait for the request that is under way."""
-        self.halted = True
-        await self.until_idle()
 
     async def until_idle(self) -> None:
         """Wait until no request is under way."""
@@ -454,11 +450,10 @@ class Launcher:
                     return False
             return isinstance(failure, BackendError) and not is_final(failure)
 
-        async def scale_until_answered() -> int | None:
-            return await retry(scale, FOREVER, self._outage, should_retry=is_unclear)
-
         return await retry_while_refused(
-            scale_until_answered, self._pause, may_wait=self._has_started
+            lambda: retry(scale, FOREVER, self._outage, should_retry=is_unclear),
+            self._pause,
+            may_wait=self._has_started,
         )
 
     async def _start_more(self, job: JobSpec, number: int, roster: Roster) -> int | None:
@@ -474,6 +469,7 @@ class Launcher:
                 self._unregistered, self._restart_pauses = 0, growing_pauses(*RESTARTS_S)
                 continue
             is_early = True
+            # A preemption says nothing about why a worker can't begin.
             self._unregistered += worker.reason not in INFRASTRUCTURE
             if self._unregistered >= MOST_UNREGISTERED:
                 raise LaunchError(
@@ -484,10 +480,12 @@ class Launcher:
         if is_early:
             asyncio.get_running_loop().call_later(next(self._restart_pauses), self._need_workers)
             return None
-        used = max(registered.values(), default=-1) + 1
+        # Each rank runs once: start with the first that no worker is known to have had.
+        first = max(roster.size, max(registered.values(), default=-1) + 1)
         if number == self._used[0]:  # a worker that hasn't registered may have left no trace
-            used = max(used, self._used[1])
-        ranks = roster.ranks_for(min(self.allowed, self._wanted), used)
+            first = max(first, self._used[1])
+        lacking = max(0, min(self.allowed, self._wanted) - len(roster.active))
+        ranks = range(first, first + lacking)
         self._used = number, ranks.stop
         await self._cluster.scale(job, number=number, ranks=ranks)
         return max(1, ranks.stop)

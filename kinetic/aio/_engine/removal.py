@@ -77,16 +77,13 @@ async def remove(
 
 
 async def undo(session: Session, identity: Identity) -> None:
-    """Remove the objects and jobs of a submission that failed before its handle was returned.
-
-    If the job can't be deleted, remove its objects, so that a late process finds no inputs.
-    """
+    """Remove the objects and jobs of a submission that failed before its handle was returned."""
     if identity.leased:  # a batch launches its first job later
         await remove(session, identity, jobs=False, fresh=True)
         return
     try:
         await remove(session, identity, names=[identity.attempt_name(0, 1)], timeout=UNDO_TIMEOUT_S)
-    except BackendError:
+    except BackendError:  # without inputs, a process that still starts ends by itself
         await remove(session, identity, jobs=False, ended=True)
         raise
 
@@ -156,17 +153,13 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
     cases, the process starts nothing.
     """
     store, scope = session.platform.store, identity.scope
+    last = (identity.manifest_name, f"{scope}control/", f"{scope}collected")
     listed = [info.name for info in await store.list(scope)]
     inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
-    control_names = [
-        name for name in listed if name.startswith((f"{scope}control/", f"{scope}collected"))
-    ]
     await store.delete(inputs)
-    await store.delete(
-        [name for name in listed if name not in {*inputs, *control_names, identity.manifest_name}]
-    )
+    await store.delete([name for name in listed if not name.startswith((f"{scope}inputs/", *last))])
     await store.delete([identity.manifest_name])
-    await store.delete(control_names)
+    await store.delete([name for name in listed if name.startswith(last[1:])])
 
 
 async def _until_released(session: Session, identity: Identity) -> None:

@@ -53,11 +53,6 @@ class _Seen(NamedTuple):
     def is_alive(self) -> bool:
         return not self.observation.phase.is_over
 
-    @property
-    def has_left(self) -> bool:
-        """Whether the platform won't replace the worker."""
-        return not self.is_alive and self.observation.exit_code in (EXIT_DONE, EXIT_SURPLUS)
-
 
 def _seen(submission: Submission, observations: Iterable[Observation]) -> list[_Seen]:
     """Return the workers among *observations*, of all rounds."""
@@ -94,14 +89,6 @@ class Roster:
             return workers + self.leaving
         return self.size + max(0, workers - len(self.active))
 
-    def ranks_for(self, workers: int, used: int) -> range:
-        """Return the ranks to start so that *workers* live, if each rank runs once.
-
-        *used* is how many ranks the round is known to have had.
-        """
-        first = max(self.size, used)
-        return range(first, first + max(0, workers - len(self.active)))
-
 
 async def read_roster(submission: Submission, requests: Requests) -> Roster:
     """Ask the platform for the workers of the current round."""
@@ -122,11 +109,13 @@ async def read_roster(submission: Submission, requests: Requests) -> Roster:
     for it in sorted(seen, key=lambda it: it.worker.restarts):
         if it.worker.job == job or not submission.runs_alone:
             last[it.worker.rank] = it
+    # A platform that replaces workers replaces each one that died, so such a rank stays active.
+    left = (EXIT_DONE, EXIT_SURPLUS)
     active = [
         rank
         for rank, it in last.items()
-        if not (it.has_left if submission.runs_alone else not it.is_alive)
-        and rank not in requests.leaving
+        if rank not in requests.leaving
+        and (it.is_alive or (submission.runs_alone and it.observation.exit_code not in left))
     ]
     # One that waits for a place has nothing to finish, so it leaves first.
     active.sort(key=lambda rank: (last[rank].observation.phase is Phase.PENDING, rank))
@@ -278,6 +267,7 @@ async def end_workers(submission: Submission) -> None:
 def stopped_round(submission: Submission) -> int | None:
     """Return the round of workers that a stop ends; None if it lets items run, or a retry came."""
     requests = submission.requests.effect
+
     is_over = requests.all_stopped and requests.standing(UNNAMED).unwanted
     return requests.round if is_over else None
 
