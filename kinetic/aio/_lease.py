@@ -136,10 +136,10 @@ class HeldLease:
     @property
     def may_start(self) -> bool:
         """Whether to ask for workers now; check it right before each request."""
-        is_recent = self._clock() - self._sent < START_S
-        return (
-            is_recent and self._lease.held and not self._has_unread_requests and self.lost is None
-        )
+        if self.lost is not None or self._has_unread_requests or not self._lease.held:
+            return False
+        # After a longer silence, another process may be about to take over.
+        return self._clock() - self._sent < START_S
 
     async def until_may_start(self) -> None:
         """Wait until `may_start`; raise `SubmitterLost` if another process has the lease."""
@@ -155,7 +155,7 @@ class HeldLease:
         Warn once of failures of one kind in a row.
 
         Raises:
-            Refused: The bucket keeps each object as it is, so no later renewal can succeed.
+            Refused: The bucket keeps each object as it is.
         """
         pause = period
         warned: type[BackendError] | None = None
@@ -166,6 +166,7 @@ class HeldLease:
                 await self.renew()
                 warned = None
             except BackendError as exc:
+                # A retention policy lets nothing be replaced, so no later renewal can succeed.
                 if isinstance(exc, Refused) and is_retained(exc.answer.get("error")):
                     raise
                 if type(exc) is not warned:

@@ -24,8 +24,14 @@ async def check_listing(store: Store) -> None:
     Raises:
         KineticError: The store doesn't exist, or refuses the request.
     """
-    found = [info.name for info in await store.list(FOLDER)]
-    if left := [name for name in found if _is_old(name)]:
+    written = {
+        info.name: info.name.removeprefix(FOLDER).partition("-")[0]
+        for info in await store.list(FOLDER)
+    }
+    # A younger object may be that of a check that runs now.
+    oldest = time.time() - OLD_S
+    left = [name for name, at in written.items() if not at.isdecimal() or int(at) < oldest]
+    if left:
         await store.delete(left)
 
 
@@ -49,8 +55,3 @@ async def check_use(store: Store) -> bool:
             await store.delete([name])
         raise
     return content == body and not created_again
-
-
-def _is_old(name: str) -> bool:
-    written = name.removeprefix(FOLDER).partition("-")[0]
-    return not written.isdecimal() or time.time() - int(written) > OLD_S

@@ -6,6 +6,7 @@ Each request is a numbered object in the store; the number is called its *slot*.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ class ControlLog:
         self._retried: dict[int, None] = {}
         self._unsent: set[int] = set()
         self._send_lock = asyncio.Lock()
-        self._last_sent: float | None = None
+        self._last_sent = -math.inf
 
     @property
     def effect(self) -> Requests:
@@ -123,13 +124,8 @@ class ControlLog:
             if not requested:
                 return  # another caller's request has included these items
             loop = asyncio.get_running_loop()
-            if (
-                self._last_sent is not None
-                and (wait := self._last_sent + MERGE_S - loop.time()) > 0
-            ):
-                await asyncio.sleep(wait)
-            else:
-                await asyncio.sleep(0)  # let other callers in this turn of the loop join
+            # Even without a wait, the other callers in this turn of the loop join.
+            await asyncio.sleep(max(0.0, self._last_sent + MERGE_S - loop.time()))
             items, self._unsent = self._unsent, set()
             try:
                 request = wire.Request(kind="stop", items=tuple(sorted(items)), cause=cause)
@@ -150,7 +146,7 @@ class ControlLog:
             raise WireError(
                 f"the request {name} is damaged: {exc}; clean up the batch, and submit it again"
             ) from exc
-        if request.kind == wire.UNSIGNED:
+        if request.kind == wire.UNSIGNED:  # anyone may have written it, so it stops nothing
             logging.warning(
                 "kinetic ignores the request %s, because it has no valid signature; "
                 "check who can write to %s",

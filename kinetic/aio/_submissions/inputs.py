@@ -54,6 +54,11 @@ class _StoredChunk:
     )
     failed: Mapping[int, Exception] = field(default_factory=dict[int, Exception])
 
+    def digest(self, index: int) -> str:
+        """Return the digest of an input's pickle."""
+        start = (index - self.first) * DIGEST_BYTES
+        return self.digests[start : start + DIGEST_BYTES].hex()
+
 
 class InputIndex:
     """The stored inputs of a batch, in numbered objects, the *slots*.
@@ -149,25 +154,20 @@ class InputIndex:
         position = index - stored.first
         if (failed := stored.failed.get(position)) is not None:
             raise failed
-        digest = stored.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES].hex()
-        start = ends[position - 1] if position else 0
+        start, digest = ends[position - 1] if position else 0, stored.digest(index)
         return wire.Input(stored.name, start, ends[position], digest), stored.data.get(position, ())
 
     def known_digest(self, index: int) -> str | None:
         """Return the digest of an input's pickle; None if it has none, or isn't read yet."""
         with contextlib.suppress(NotFound):
             stored = self._chunk_of(index)
-            position = index - stored.first
-            if position not in stored.failed and stored.digests:
-                start = position * DIGEST_BYTES
-                return stored.digests[start : start + DIGEST_BYTES].hex()
+            if index - stored.first not in stored.failed and stored.digests:
+                return stored.digest(index)
         return None
 
     def known_data(self) -> Iterator[wire.DataRef]:
-        """Yield the `Data` in the inputs, as far as this process has read their chunks."""
-        for stored in self._chunks:
-            for refs in stored.data.values():
-                yield from refs
+        """Return the `Data` in the inputs, as far as this process has read their chunks."""
+        return (ref for it in self._chunks for refs in it.data.values() for ref in refs)
 
     async def value(self, index: int) -> Any:
         """Return an input as the function gets it: unpickled.
@@ -206,16 +206,20 @@ class InputIndex:
         """
         found: dict[int, notes.Note] = {}
 
-        @functools.cache
+        @functools.cache  # all inputs of a batch have the same few names
         def named(name: str) -> str:
-            return _named_note(name, parameters)
+            """Name the note of a positional argument: ``[0].lr`` becomes ``config.lr``."""
+            head, bracket, rest = name.partition("]")
+            number = head[1:]
+            if bracket and number.isdecimal() and int(number) < len(parameters):
+                return parameters[int(number)] + rest
+            return name
 
         async def read(stored: _StoredChunk) -> None:
             fields = await self._footer(stored)
             for position, encoded in fields.get("notes", {}).items():
-                is_keyword_call = fields["how"][int(position)] in "kl"
                 note = notes.read(encoded)
-                if not is_keyword_call:
+                if fields["how"][int(position)] not in "kl":  # a call by keywords has names
                     note = {named(name): value for name, value in note.items()}
                 found[stored.first + int(position)] = note
             await asyncio.sleep(0)  # a store in memory answers without a turn of the loop
@@ -281,15 +285,6 @@ class InputIndex:
             f"it is damaged; nothing of it was used. See who can write to {self._store.url}, and "
             f"submit the batch again; kinetic.cleanup({batch!r}) removes this batch"
         )
-
-
-def _named_note(name: str, parameters: Sequence[str]) -> str:
-    """Name the note of a positional argument: ``[0].lr`` becomes ``config.lr``."""
-    head, bracket, rest = name.partition("]")
-    number = head[1:]
-    if bracket and number.isdecimal() and int(number) < len(parameters):
-        return parameters[int(number)] + rest
-    return name
 
 
 def _has_digest(part: bytes | memoryview, digest: str) -> bool:

@@ -77,10 +77,8 @@ class ItemStates:
 
     def is_pruned(self, index: int) -> bool:
         """Return whether the item has ended as pruned, as last read."""
-        known = self._items.get(index)
-        return (
-            known is not None and known.outcome is not None and known.outcome.reason == wire.PRUNED
-        )
+        outcome = self._items.get(index, _UNTOUCHED).outcome
+        return outcome is not None and outcome.reason == wire.PRUNED
 
     def attempt(self, index: int, number: int) -> wire.Attempt:
         """Return one attempt as last read."""
@@ -144,7 +142,7 @@ class ItemStates:
 
     async def _list_item(self, index: int) -> dict[int, wire.Attempt]:
         listed = await self._store.list(wire.item_prefix(self.identity.scope, index))
-        return self._parse(listed).get(index, {})
+        return self._parse(index, listed)
 
     async def all_attempts(self, indices: Iterable[int]) -> dict[int, dict[int, wire.Attempt]]:
         """Read the attempts of items now, including final items."""
@@ -154,7 +152,7 @@ class ItemStates:
                 found[members[0]] = await self._list_item(members[0])
                 continue
             for index, listed in (await self._list_block(prefix, members)).items():
-                found[index] = self._parse(listed).get(index, {})
+                found[index] = self._parse(index, listed)
             await asyncio.sleep(0)
         return found
 
@@ -205,8 +203,8 @@ class ItemStates:
         self, index: int, number: int, receipt: wire.Receipt | None = None
     ) -> _Verified | None:
         """Return the verified outcome of an attempt; None if a listing must decide."""
-        earlier = (self.attempt(index, before) for before in range(1, number))
-        if not all(attempt.outcome is not None for attempt in earlier):
+        # How an earlier attempt ended decides whether this one counts, by the budgets.
+        if any(self.attempt(index, before).outcome is None for before in range(1, number)):
             return None
         name = wire.attempt_key(self.identity.scope, index, number, "outcome")
         if receipt is not None and receipt.body is not None:
@@ -266,13 +264,14 @@ class ItemStates:
         while indices:
             known_requests = len(requests.entries)
             found: dict[int, dict[int, wire.Attempt]] = {}
-            for position, (index, listed) in enumerate(
-                (await self._list_block(prefix, indices)).items(), start=1
-            ):
-                found[index] = self._parse(listed).get(index, {})
-                if position % SLICE == 0:
+            for index, listed in (await self._list_block(prefix, indices)).items():
+                found[index] = self._parse(index, listed)
+                if len(found) % SLICE == 0:
                     await asyncio.sleep(0)
-            all_values = all(map(_has_value, found.values()))
+            all_values = all(
+                any(it.outcome and it.outcome.kind is wire.Kind.VALUE for it in attempts.values())
+                for attempts in found.values()
+            )
             # After the listing, as in `read_item`.
             if not all_values and await self.read_collected():
                 return
@@ -354,15 +353,12 @@ class ItemStates:
     async def names_of_values(self) -> list[str]:
         """Return the names of the claims and outcomes of all attempts that returned a value."""
         scope = self.identity.scope
-        attempts = [
-            (index, item.attempt)
-            for index, item in self._items.items()
-            if item.state is wire.ItemState.SUCCEEDED
-        ]
+        items = [*self._items.items()]  # the loop may change the dict while the thread reads it
         return await in_thread(
             lambda: [
-                wire.attempt_key(scope, index, number, part)
-                for index, number in attempts
+                wire.attempt_key(scope, index, item.attempt, part)
+                for index, item in items
+                if item.state is wire.ItemState.SUCCEEDED
                 for part in ("claim", "outcome")
             ]
         )
@@ -445,16 +441,16 @@ class ItemStates:
 
     # --- updating ---
 
-    def _parse(self, listed: Iterable[ObjectInfo]) -> dict[int, dict[int, wire.Attempt]]:
+    def _parse(self, index: int, listed: Iterable[ObjectInfo]) -> dict[int, wire.Attempt]:
         entries = [(info.name, info.metadata) for info in listed]
-        return wire.attempts_of(entries, self.identity.key, self.identity.scope)
+        return wire.attempts_of(entries, self.identity.key, self.identity.scope).get(index, {})
 
     def _merge(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
-        if known_attempts := self._attempts.get(index):
-            for number, known in known_attempts.items():
-                other = found.get(number)
-                if other is None or (known.outcome is not None and other.outcome is None):
-                    found[number] = known
+        for number, known in self._attempts.get(index, {}).items():
+            other = found.get(number)
+            # Facts only grow: what an older listing lacks exists all the same.
+            if other is None or (known.outcome is not None and other.outcome is None):
+                found[number] = known
         return found
 
     def _state_of(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:
@@ -466,8 +462,7 @@ class ItemStates:
         A final state is not changed unless a retry has reopened the item.
 
         *known_requests* is the number of requests to stop or retry that were known when the item
-        was read. If a stop was read since then, an attempt that *found* lacks may have begun, so
-        the item doesn't count as stopped yet.
+        was read.
         """
         known = self._items.get(index)
         if known is not None and known.state.final and not self._is_reopened(index, known):
@@ -476,6 +471,7 @@ class ItemStates:
         attempts = self._merge(index, found)
         item = self._state_of(index, attempts)
         late = known_requests < len(self.requests.entries) and self.requests.standing(index).stopped
+        # An attempt that *found* lacks may have begun before the stop that was read since.
         if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
             return known if known is not None and not known.state.final else _UNTOUCHED
         self.meter.note(index, attempts, final=item.state is wire.ItemState.SUCCEEDED)
@@ -505,11 +501,6 @@ class ItemStates:
     def _notify(self, index: int, item: wire.Item | None) -> None:
         for listener in self._listeners:
             listener(index, item)
-
-
-def _has_value(attempts: Mapping[int, wire.Attempt]) -> bool:
-    outcomes = (attempt.outcome for attempt in attempts.values())
-    return any(outcome is not None and outcome.kind is wire.Kind.VALUE for outcome in outcomes)
 
 
 _UNTOUCHED = wire.Item(wire.ItemState.OPEN, 1)

@@ -6,6 +6,7 @@ In the job, `kinetic._runner.protocol.failures` packs the exception.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import sys
 from pathlib import Path
@@ -155,7 +156,10 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "")
     a worker thread: it may import a module.
     """
     error = _rebuild(outcome, body, job_id)
-    if cause and cause not in _text(error):
+    text = ""
+    with contextlib.suppress(Exception):  # the class is the user's
+        text = str(error)
+    if cause and cause not in text:
         _add_note(error, cause)
     return error
 
@@ -173,13 +177,6 @@ def item_failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str 
     return failed
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # the class is the user's
-        return ""
-
-
 def _add_note(error: BaseException, note: str) -> None:
     """Add a note, even to an exception whose class is frozen."""
     vars(error)["__notes__"] = [*vars(error).get("__notes__", ()), note]
@@ -193,7 +190,12 @@ def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
     error_fields = content.fields.get("error", {})
     message, traceback_text = error_fields.get("message", ""), error_fields.get("traceback", "")
     if outcome.kind is wire.Kind.LOST:
-        return _lost_error(outcome, message, job_id)
+        return JobLost(
+            f"{job_id} ended without an outcome ({outcome.reason}): {message}",
+            job_id=job_id,
+            reason=outcome.reason,
+            exit_code=outcome.exit_code,
+        )
     if content.frames:
         try:
             error: BaseException = pickles.load(content.frames[0], unpickler=_ExceptionUnpickler)
@@ -233,48 +235,30 @@ def _make_class(make: Any, *args: Any) -> Any:
     """Return this process's exception class of the same ID or name; without one, make it."""
     made: Any = by_value.make_class(make, *args)
     known = getattr(sys.modules.get(made.__module__), made.__name__, None)
-    if issubclass(made, BaseException) and isinstance(known, type):
-        return known
-    return made
-
-
-def _lost_error(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
-    return JobLost(
-        f"{job_id} ended without an outcome ({outcome.reason}): {message}",
-        job_id=job_id,
-        reason=outcome.reason,
-        exit_code=outcome.exit_code,
-    )
+    # `except` in the caller's program names the class that its module has.
+    return known if issubclass(made, BaseException) and isinstance(known, type) else made
 
 
 def _failure_text(outcome: wire.Outcome, error_fields: dict[str, str]) -> str:
-    remote_type, message = error_fields.get("qualname", ""), error_fields.get("message", "")
-    description = message
+    description, remote_type = error_fields.get("message", ""), error_fields.get("qualname", "")
     if outcome.phase == "execute" and remote_type:
-        description = f"{remote_type}: {message}" if message else remote_type
-    return (
-        f"{description}\nThe result was: {result_text}"
-        if (result_text := error_fields.get("result_repr"))
-        else description
-    )
+        description = f"{remote_type}: {description}" if description else remote_type
+    if result_text := error_fields.get("result_repr"):
+        description += f"\nThe result was: {result_text}"
+    return description
 
 
 def _failed_error(outcome: wire.Outcome, error_fields: dict[str, str], job_id: str) -> JobError:
     """Return the `JobFailed` for a failure without an exception that can be rebuilt."""
-    remote_type, description = (
-        error_fields.get("qualname", ""),
-        _failure_text(outcome, error_fields),
-    )
-    if reason := error_fields.get("withheld"):
-        description += (
-            f"\nThe exception is shown as text because it can't be rebuilt here: {reason}"
-        )
+    description = _failure_text(outcome, error_fields)
+    if why := error_fields.get("withheld"):
+        description += f"\nThe exception is shown as text because it can't be rebuilt here: {why}"
     error = JobFailed(
         f"{job_id} failed ({outcome.reason}): {description}",
         job_id=job_id,
         phase=outcome.phase,
         reason=outcome.reason,
-        remote_type=remote_type,
+        remote_type=error_fields.get("qualname", ""),
         remote_traceback=error_fields.get("traceback", ""),
     )
     if error.remote_traceback:

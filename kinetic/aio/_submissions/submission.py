@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
@@ -154,17 +155,10 @@ class Submission(ItemStates):
     @property
     def has_started(self) -> bool:
         """Whether the platform has ever accepted an attempt, as far as this process knows."""
-        claims = (
-            attempt.executor
-            for attempts in self._attempts.values()
-            for attempt in attempts.values()
-        )
-        outcomes = (item.outcome for item in self._items.values())
-        return bool(
-            self.observations
-            or any(executor not in (None, wire.VOID) for executor in claims)
-            or any(outcome is not None and outcome.reason != SUBMISSION for outcome in outcomes)
-        )
+        executors = {it.executor for found in self._attempts.values() for it in found.values()}
+        # The submitter itself claims and closes an item that can't be submitted.
+        reasons = {item.outcome.reason for item in self._items.values() if item.outcome}
+        return bool(self.observations or executors - {None, wire.VOID} or reasons - {SUBMISSION})
 
     def begun(self, indices: Iterable[int]) -> list[int]:
         """Return the items that an attempt may run, or whose attempt is in doubt."""
@@ -188,13 +182,9 @@ class Submission(ItemStates):
 
     def unreadable(self) -> list[int]:
         """Return the items whose outcome can't be read, in order."""
-        unverified = (
-            index
-            for index, item in self._items.items()
-            if item.outcome is not None and item.outcome.reason == UNVERIFIED
-        )
-        lasting = (index for index in self._errors if self.final_error(index) is not None)
-        return sorted({*lasting, *unverified})
+        outcomes = ((index, item.outcome) for index, item in self._items.items())
+        unverified = {index for index, it in outcomes if it and it.reason == UNVERIFIED}
+        return sorted(unverified.union(filter(self.final_error, self._errors)))
 
     def is_damaged(self, index: int) -> bool:
         """Return whether the item's objects are forged or damaged, which doesn't change."""
@@ -393,19 +383,16 @@ class Submission(ItemStates):
         """Return whether the platform's answer shows the attempt's end; note any other answer.
 
         The attempt has also ended if a process has claimed it and the platform has no job of its
-        name. *previous* is the observation that was known when the platform was asked. If a watch
-        has reported another one since, the answer may be older, and isn't noted.
+        name. *previous* is the observation that was known when the platform was asked.
         """
         if observation is None:
             return self.attempt(index, number).executor is not None
         if observation.phase.is_over:
             return True
         latest = self.observations.get(index)
-        same_process = latest is not None and (
-            (latest.name, latest.phase, latest.executor)
-            == (observation.name, observation.phase, observation.executor)
-        )
-        if latest is previous or same_process:
+        facts = attrgetter("name", "phase", "executor")
+        # If a watch has reported another one since the question, the answer may be older.
+        if latest is previous or (latest is not None and facts(latest) == facts(observation)):
             self.note(index, number, observation)
         return False
 
