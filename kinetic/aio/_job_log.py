@@ -7,7 +7,6 @@ the logs of later attempts. `JobHandle.logs` raises an error that explains why a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
@@ -62,22 +61,21 @@ async def lines(
             name, has_lines = submission.identity.attempt_name(ref.index, number), False
             missing: NotFound | None = None
             is_live = follow and (item is None or not item.state.final)
-            source = cluster.logs(name, follow=follow, tail=tail)
-            try:
-                async with aclosing(_until_silent(ref, number, source, follow=follow)) as log:
-                    async for line in log:
-                        has_lines = True
-                        yield line
-            except NotFound as exc:
-                missing = exc
-            if not has_lines and missing is not None and submission.identity.leased:
-                with contextlib.suppress(NotFound):
-                    source = _worker_log(ref, number, follow=follow, tail=tail)
+            sources = [cluster.logs(name, follow=follow, tail=tail)]
+            if submission.identity.leased:
+                sources.append(_worker_log(ref, number, follow=follow, tail=tail))
+            for source in sources:
+                try:
                     async with aclosing(_until_silent(ref, number, source, follow=follow)) as log:
                         async for line in log:
                             has_lines = True
                             yield line
+                except NotFound as exc:
+                    missing = missing or exc  # the first error names the attempt's own log
+                else:
                     missing = None
+                if has_lines or missing is None:
+                    break
             if not has_lines and (missing is not None or not is_live):
                 stored = await submission.kept_log(ref.index, number)
                 missing = None if stored else missing
@@ -86,6 +84,7 @@ async def lines(
                     yield line
             found_log = found_log or has_lines or missing is None
             if attempt is not None or not follow:
+                # An empty log can be that of an attempt that the platform doesn't know.
                 if missing is None and attempt is not None and not has_lines:
                     missing = None if await cluster.find(names=[name]) else NotFound(name)
                 if missing is not None:

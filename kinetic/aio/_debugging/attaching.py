@@ -110,11 +110,12 @@ async def until_ready(
     while True:
         if item.state.final:
             raise await job_error(item)
-        objects = await _attempt_objects(job, item.attempt)
-        if (
-            "outcome" not in objects
-            and (reply := objects.get(wire.debugger_mark(host))) is not None
-        ):
+        prefix = wire.attempt_key(submission.identity.scope, job.index, item.attempt, "")
+        found = await job.session.platform.store.list(prefix)
+        objects = {info.name.removeprefix(prefix): info.metadata for info in found}
+        # A debugger whose attempt has ended listens no more.
+        reply = None if "outcome" in objects else objects.get(wire.debugger_mark(host))
+        if reply is not None:
             return _address_of(job, item.attempt, host, reply)
         left = started_at + seconds - clock()
         if left <= 0:
@@ -132,13 +133,6 @@ async def until_ready(
             item = await submission.read_item(job.index)
 
 
-async def _attempt_objects(job: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:
-    """Return the metadata of an attempt's objects, by the last part of their names."""
-    prefix = wire.attempt_key(job.submission.identity.scope, job.index, attempt, "")
-    found = await job.session.platform.store.list(prefix)
-    return {info.name.removeprefix(prefix): info.metadata for info in found}
-
-
 def _status_text(job: JobRef) -> str:
     error = job.submission.error(job.index)
     return f"{job.submission.status(job.index).value}{f' ({error})' if error else ''}"
@@ -150,13 +144,8 @@ def _address_of(job: JobRef, attempt: int, host: int, reply: Mapping[str, str]) 
         port = int(reply["port"])
     except (KeyError, ValueError) as exc:
         raise errors.WireError(f"the report of {name}'s debugger is damaged: {exc!r}") from exc
-    return DebuggerAddress(
-        name=name,
-        host=host,
-        port=port,
-        root=reply.get("root", ""),
-        project=reply.get("project", ""),
-    )
+    folders = {"root": reply.get("root", ""), "project": reply.get("project", "")}
+    return DebuggerAddress(name=name, host=host, port=port, **folders)
 
 
 async def forward(

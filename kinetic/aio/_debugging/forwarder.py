@@ -11,11 +11,11 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, BinaryIO
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
-from anyio.streams.stapled import MultiListener
 
 from kinetic import errors
 from kinetic._runner.protocol import wire
@@ -87,20 +87,20 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
         with suppress(errors.Unavailable):  # fail now if kinetic can't reach the job
             stream = await platform.cluster.dial(request.name, UNUSED_PORT, host=request.host)
             await stream.aclose()
-        listener = await _listen(request.local_port)
+        try:
+            listener = await anyio.create_tcp_listener(
+                local_host=LOOPBACK, local_port=request.local_port
+            )
+        except OSError as exc:
+            raise port_in_use_error(request.local_port, exc) from exc
         async with listener:
             _write_reply({"port": listener.extra(SocketAttribute.local_port)})
             end_tasks = [
                 asyncio.create_task(_until_closed(stdin), name="kinetic forwarder: its starter"),
                 asyncio.create_task(_until_ended(platform, request, outcome), name="its job"),
             ]
-
-            async def serve_connection(connection: SocketStream) -> None:
-                await _connect(platform.cluster, request, connection)
-
-            serving = asyncio.create_task(
-                listener.serve(serve_connection), name="kinetic forwarder"
-            )
+            connect = partial(_connect, platform.cluster, request)
+            serving = asyncio.create_task(listener.serve(connect), name="kinetic forwarder")
             await asyncio.wait({*end_tasks, serving}, return_when=asyncio.FIRST_COMPLETED)
             for task in (*end_tasks, serving):
                 task.cancel()
@@ -131,13 +131,6 @@ async def _find_job(platform: Platform, name: str) -> tuple[str, str]:
     return worker_name(group_id, worker), wire.attempt_key(scope, index, number, "outcome")
 
 
-async def _listen(port: int) -> MultiListener[SocketStream]:
-    try:
-        return await anyio.create_tcp_listener(local_host=LOOPBACK, local_port=port)
-    except OSError as exc:
-        raise port_in_use_error(port, exc) from exc
-
-
 async def _until_closed(stdin: BinaryIO) -> None:
     """Return when the parent process has ended or closed its pipe."""
     reader = asyncio.StreamReader()
@@ -156,11 +149,8 @@ async def _until_ended(platform: Platform, request: ForwardRequest, outcome: str
         try:
             if outcome and await platform.store.look(outcome) is not None:
                 return
-            observations = await platform.cluster.find(names=[request.name])
-            if not any(
-                observation.name == request.name and not observation.phase.is_over
-                for observation in observations
-            ):
+            found = await platform.cluster.find(names=[request.name])
+            if all(it.name != request.name or it.phase.is_over for it in found):
                 return
         except errors.BackendError as exc:
             _print_error(f"can't ask whether {request.name} still runs: {exc}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Container, Iterable, Iterator
+from collections.abc import AsyncGenerator, Container
 from dataclasses import dataclass, field
 
 from absl import logging
@@ -66,11 +66,12 @@ class Reader:
     async def read_running(self, indices: Container[int]) -> list[Metric]:
         """Return the new reports of the running attempts of items, as far as a read is due."""
         now, found = self._clock(), dict[int, list[Metric]]()
-        running = [
-            (index, number)
-            for index, number in self._running()
-            if index in indices and number > self._ended.get(index, 0)
-        ]
+        shown = (
+            (index, int(seen.labels.get(LABEL_ATTEMPT, 1)))
+            for index, seen in self._submission.observations.items()
+            if seen.phase is Phase.RUNNING and index in indices
+        )
+        running = [it for it in shown if it[1] > self._ended.get(it[0], 0)]
         due = [attempt for attempt in running if self._curve(*attempt).due_at <= now]
 
         async def read(attempt: tuple[int, int]) -> None:
@@ -90,12 +91,6 @@ class Reader:
         item = self._submission.item(index)
         return [] if item is None else await self._read_ended(index, item.attempt)
 
-    def _running(self) -> Iterator[tuple[int, int]]:
-        """Yield item and number of the attempts that the platform shows running."""
-        for index, seen in self._submission.observations.items():
-            if seen.phase is Phase.RUNNING:
-                yield index, int(seen.labels.get(LABEL_ATTEMPT, 1))
-
     def _curve(self, index: int, number: int) -> _Curve:
         return self._curves.setdefault((index, number), _Curve())
 
@@ -108,8 +103,7 @@ class Reader:
             except NotFound:
                 break
             curve.next_slot += 1
-            if reports is not None:
-                found += _new(index, number, curve, reports)
+            found += _new(index, number, curve, reports)
         first, longest, longest_before = self._pauses
         if curve.next_slot == 0:
             longest = longest_before
@@ -135,17 +129,11 @@ class Reader:
             if outcome is None or outcome.metrics or outcome.kind is not wire.Kind.VALUE:
                 found += await self._read_slots(index, number)
             if outcome is not None and outcome.metrics:
-                found += await self._read_body(index, number)
+                tail = await read_tail(submission, index, number)
+                found += _new(index, number, self._curve(index, number), tail)
             self._curves.pop((index, number), None)
             self._ended[index] = number
         return found
-
-    async def _read_body(self, index: int, number: int) -> Iterable[Metric]:
-        """Return the reports in an outcome that weren't in a slot."""
-        reports = await read_tail(self._submission, index, number)
-        if reports is None:
-            return ()
-        return _new(index, number, self._curve(index, number), reports)
 
 
 async def read_slot(submission: Submission, index: int, number: int, slot: int) -> Reports | None:
@@ -177,13 +165,14 @@ async def read_tail(submission: Submission, index: int, number: int) -> Reports 
         return None
 
 
-def _new(index: int, number: int, curve: _Curve, reports: Reports) -> list[Metric]:
+def _new(index: int, number: int, curve: _Curve, reports: Reports | None) -> list[Metric]:
     """Return the reports that weren't read before, and count them as read."""
-    skipped = max(0, curve.read.get(reports.writer, 0) - reports.first)
-    curve.read[reports.writer] = max(
-        reports.first + len(reports.entries), curve.read.get(reports.writer, 0)
-    )
-    return [Metric(index, number, step, value) for step, value in reports.entries[skipped:]]
+    if reports is None:
+        return []
+    known = curve.read.get(reports.writer, 0)
+    curve.read[reports.writer] = max(reports.first + len(reports.entries), known)
+    new = reports.entries[max(0, known - reports.first) :]
+    return [Metric(index, number, step, value) for step, value in new]
 
 
 async def of_batch(batch: Batch, timeout: float | None) -> AsyncGenerator[Metric]:

@@ -112,13 +112,9 @@ class ItemCounter:
 
     def value(self) -> Progress:
         """Return how far the batch is; ``step`` is a step of this process, or why an item waits."""
-        total = self._batch.total
-        counts = self._tally.value(
-            self._clock(),
-            total=total if total is not None else self._batch.manifest["total"],
-            known=self._batch.known,
-        )
-        standing = self._batch.standing
+        total, standing = self._batch.total, self._batch.standing
+        total = total if total is not None else self._batch.manifest["total"]
+        counts = self._tally.value(self._clock(), total=total, known=self._batch.known)
         return dataclasses.replace(
             counts,
             best=standing.best if standing is not None else None,
@@ -260,7 +256,10 @@ class ShownProgress:
             return
         from kinetic._progress.display import DISPLAY
 
-        self._entry = entry = DISPLAY.open(title_of(self._batch), self._batch.details)
+        manifest = self._batch.manifest
+        title = manifest.get("name") or manifest.get("record", {}).get("func_name")
+        title = str(title or self._batch.group_id)
+        self._entry = entry = DISPLAY.open(title, self._batch.details)
         if entry is not None:
             _SHOWN.add(self._batch)
             name = f"progress of {self._batch.group_id}"
@@ -299,32 +298,19 @@ class ShownProgress:
             await asyncio.wait({self._task}, timeout=2 * LAST_LINE_S)
         finally:
             self._task.cancel()
-            drawn = asyncio.Event()
-            DISPLAY.close(entry, _thread_safe_setter(drawn))
+            loop, drawn = asyncio.get_running_loop(), asyncio.Event()
+
+            def set_drawn() -> None:  # the display calls this on its own thread
+                with contextlib.suppress(RuntimeError):  # the loop was closed, so nothing waits
+                    loop.call_soon_threadsafe(drawn.set)
+
+            DISPLAY.close(entry, set_drawn)
         if self._task.done() and not self._task.cancelled() and self._task.exception() is not None:
             logging.warning("can't count the progress of the batch: %s", self._task.exception())
         if entry.drawn:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_LINE_S):
                     await drawn.wait()
-
-
-def _thread_safe_setter(event: asyncio.Event) -> Callable[[], None]:
-    """Return a function that sets *event* from any thread."""
-    loop = asyncio.get_running_loop()
-
-    def set_event() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, so nothing waits
-            loop.call_soon_threadsafe(event.set)
-
-    return set_event
-
-
-def title_of(batch: Batch) -> str:
-    """Return the name of the batch, or, if it has none, of its function."""
-    manifest = batch.manifest
-    name = manifest.get("name") or manifest.get("record", {}).get("func_name")
-    return str(name or batch.group_id)
 
 
 # --- in a notebook ---
@@ -344,9 +330,7 @@ def counts_of(batch: Batch) -> dict[str, int]:
 def follow_batch(batch: Batch) -> None:
     """In the output of the running cell, show how far *batch* is until the batch is over."""
     if not (batch.finished or is_shown(batch)):
-        _spawn_in_notebook(
-            batch.session, lambda: _show_batch(batch), f"display of {batch.group_id}"
-        )
+        _spawn_in_notebook(batch.session, lambda: _show_batch(batch), batch.group_id)
 
 
 def follow_job(job: JobRef) -> None:
@@ -354,7 +338,7 @@ def follow_job(job: JobRef) -> None:
     item = job.submission.item(job.index)
     if item is None or not item.state.final:
         name = job.submission.identity.job_id(job.index)
-        _spawn_in_notebook(job.session, lambda: _show_job(job, name), f"display of {name}")
+        _spawn_in_notebook(job.session, lambda: _show_job(job, name), name)
 
 
 def _spawn_in_notebook(
@@ -363,7 +347,7 @@ def _spawn_in_notebook(
     """Start *work* if this is a notebook, on the loop of *session*, and *session* is open."""
     with contextlib.suppress(KineticError):  # no loop runs here, or the client is closed
         if in_notebook() and running_loop() is session.loop:
-            session.spawn(work(), name=name)
+            session.spawn(work(), name=f"display of {name}")
 
 
 async def _show_batch(batch: Batch) -> None:

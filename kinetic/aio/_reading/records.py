@@ -157,7 +157,7 @@ def _build_attempt(number: int, attempt: wire.Attempt) -> Attempt:
 
 # --- records of items ---
 
-FIELDS = (*("index", "job_id", "state", "reason", "attempts", "began_at", "ended_at", "seconds"),)
+FIELDS = ("index", "job_id", "state", "reason", "attempts", "began_at", "ended_at", "seconds")
 """The fields of every record, before those of its input and its result."""
 
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -170,7 +170,8 @@ async def read(batch: Batch) -> list[dict[str, Any]]:
     Raises:
         NotFound, WireError: As `read_items`.
     """
-    items, now = await _existing_items(batch), time.time()
+    await batch.refuse_gone()
+    items, now = await read_items(batch), time.time()
     return await in_thread(lambda: [_build_record(batch, item, now) for item in items])
 
 
@@ -202,8 +203,8 @@ async def best(batch: Batch, metric: str | None, direction: Direction | None) ->
             don't have exactly one numeric scalar.
         NotFound, WireError: As `read_items`.
     """
-    items = await _existing_items(batch)
-    goal = batch.goal
+    await batch.refuse_gone()
+    items, goal = await read_items(batch), batch.goal
     metric = metric or (goal.metric if goal is not None else None)
     direction = direction or (goal.direction if goal is not None else "minimize")
     names = sorted({name for item in items for name in item.result if _numbers(item, name)})
@@ -222,30 +223,22 @@ async def best(batch: Batch, metric: str | None, direction: Direction | None) ->
     return _build_record(batch, choose(ranked, key=itemgetter(0))[1], time.time())
 
 
-async def _existing_items(batch: Batch) -> list[Item]:
-    if not await batch.exists():
-        raise batch.submission.identity.gone_error
-    return await read_items(batch)
-
-
 def _build_record(batch: Batch, item: Item, now: float) -> dict[str, Any]:
-    last = item.last
+    last = item.last or Attempt(number=0)
     values = (
         item.index,
         batch.submission.identity.job_id(item.index),
         item.state.name.lower(),
         item.message,
         len(item.attempts),
-        None if last is None else _moment(last.begun),
-        None if last is None else _moment(last.ended),
+        _moment(last.begun),
+        _moment(last.ended),
         item.seconds(now),
     )
-    return {
-        **dict(zip(FIELDS, values, strict=True)),
-        **{_field("input", name): _value(value) for name, value in item.input.items()},
-        **{_field("result", name): _value(value) for name, value in item.result.items()},
-        **{_field("pruned", name): _value(value) for name, value in item.pruned.items()},
-    }
+    record = dict[str, Any](zip(FIELDS, values, strict=True))
+    for kind, note in (("input", item.input), ("result", item.result), ("pruned", item.pruned)):
+        record |= {_field(kind, name): _value(value) for name, value in note.items()}
+    return record
 
 
 def _moment(seconds: float | None) -> datetime | None:

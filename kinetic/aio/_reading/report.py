@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kinetic._progress.standing import Goal
 from kinetic._report import compare, file
@@ -102,19 +102,18 @@ async def read(batch: Batch, curves: CurveReader) -> BatchReport:
     This takes as many requests as `read_items`, and one more for each failure that is quoted. If
     jobs have reported metrics, it takes one more listing, and one request for each stored piece.
     """
-    if not await batch.exists():
-        raise batch.submission.identity.gone_error
-    items = await read_items(batch)
-    manifest = batch.manifest
+    await batch.refuse_gone()
+    items, manifest = await read_items(batch), batch.manifest
     quoted = [group.example for group in (await in_thread(group_failures, items))[:MAX_QUOTED]]
     examples = await _read_in_full(batch, [items[index] for index in quoted])
     record, terms = manifest.get("record", {}), manifest.get("terms", {})
+    places = [record.get(name, "") for name in ("project", "zone", "cluster_name", "namespace")]
     return BatchReport(
         group_id=batch.group_id,
         name=manifest["name"] or "",
         function=record.get("func_name", ""),
         tags=manifest["tags"],
-        where=_location(record),
+        where=" / ".join([record.get("backend", ""), *filter(None, places)]),
         accelerator=record.get("accelerator", ""),
         max_concurrent=terms.get("max_concurrent"),
         created=float(manifest.get("created", 0.0)),
@@ -127,11 +126,6 @@ async def read(batch: Batch, curves: CurveReader) -> BatchReport:
     )
 
 
-def _location(record: Mapping[str, str]) -> str:
-    parts = [record.get(name, "") for name in ("project", "zone", "cluster_name", "namespace")]
-    return " / ".join([record.get("backend", ""), *(part for part in parts if part)])
-
-
 async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Example]:
     """Return the texts of failures by item; leave out the outcomes that were removed."""
     found: dict[int, Example] = {}
@@ -141,21 +135,16 @@ async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Exampl
             return
         try:
             outcome, body = await batch.submission.read_outcome(item.index, failure.number)
-            error_fields: dict[str, Any] = (
-                frames.unpack(body).fields.get("error", {}) if body else {}
-            )
-            texts = {
-                name: str(error_fields.get(name, "")) for name in ("message", "traceback", "log")
-            }
-            kind = str(error_fields.get("qualname", ""))
-        except NotFound:
+            fields = frames.unpack(body).fields.get("error", {}) if body else {}
+            texts = {name: str(fields.get(name, "")) for name in ("message", "traceback", "log")}
+            # Only a user's exception has a type that tells more than the message.
+            if outcome.phase == "execute" and (kind := fields.get("qualname")):
+                texts["message"] = f"{kind}: {texts['message']}"
+            found[item.index] = Example(**texts)
+        except NotFound:  # another process is removing the batch
             return
         except (WireError, *frames.MALFORMED) as exc:
             found[item.index] = Example(message=f"the outcome can't be read: {exc}")
-            return
-        if outcome.phase == "execute" and kind:
-            texts["message"] = f"{kind}: {texts['message']}"
-        found[item.index] = Example(**texts)
 
     await for_each(read_example, items, limit=MAX_CONCURRENT_READS)
     return found
@@ -195,7 +184,10 @@ class CurveReader:
         Of many items, return the curves of the best ones and of every nth one. Of many slots, read
         every nth one. If `results` has removed the reports, return no curve.
         """
-        if self._submission.collected is not None or not any(map(_may_have_reported, items)):
+        # An outcome says whether its attempt reported; one that another process wrote doesn't.
+        last = (item.attempts[-1].kind for item in items if item.attempts)
+        may_be_any = any(item.has_tail for item in items) or not {*last} <= {"value", "error"}
+        if self._submission.collected is not None or not may_be_any:
             return Curves()
         slots = await self._list_slots()
         reported = [item.index for item in items if item.has_tail or _attempt_of(item) in slots]
@@ -243,12 +235,6 @@ class CurveReader:
         except NotFound:  # another process is removing the batch
             return
         self._read[piece] = reports.entries if reports is not None else ()
-
-
-def _may_have_reported(item: Item) -> bool:
-    """Return whether *item* may have reports, as far as its outcome says."""
-    last = item.attempts[-1] if item.attempts else None
-    return item.has_tail or (last is not None and last.kind not in ("value", "error"))
 
 
 def _attempt_of(item: Item) -> tuple[int, int]:
