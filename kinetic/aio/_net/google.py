@@ -230,21 +230,13 @@ class GoogleClient:
             OperationFailed: The operation ended with an error.
         """
         pauses = growing_pauses(self.first_pause_s, max(self.first_pause_s, LONGEST_PAUSE_S), 1.5)
+        version = "v3" if api == "cloudresourcemanager" else "v1"
         # At the end, the container and compute APIs set the status to DONE; others set ``done``.
         while not (operation.get("done") or operation.get("status") == "DONE"):
             await asyncio.sleep(next(pauses))
-            operation = await self.call(_status_request(api, operation))
+            # The container and compute APIs give a URL in ``selfLink``, other APIs only a name.
+            link = operation.get("selfLink") or f"/{version}/{operation['name']}"
+            operation = await self.call(GoogleRequest(api, urllib.parse.urlsplit(link).path))
         if operation.get("error"):
             raise OperationFailed(operation)
         return operation
-
-
-def _status_request(api: str, operation: Mapping[str, Any]) -> GoogleRequest:
-    """Return the request that reads an operation's status.
-
-    The container and compute APIs give a URL in ``selfLink``, other APIs only a name.
-    """
-    if link := operation.get("selfLink"):
-        return GoogleRequest(api, urllib.parse.urlsplit(str(link)).path)
-    version = "v3" if api == "cloudresourcemanager" else "v1"
-    return GoogleRequest(api, f"/{version}/{operation['name']}")

@@ -16,13 +16,7 @@ from collections.abc import Awaitable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from kinetic._messages import one_line
-from kinetic.errors import (
-    AuthError,
-    BackendError,
-    ClientClosed,
-    KineticError,
-    Unavailable,
-)
+from kinetic.errors import AuthError, BackendError, ClientClosed, KineticError, Unavailable
 
 if TYPE_CHECKING:
     import aiohttp
@@ -237,9 +231,7 @@ class HttpClient:
         if limit not in self._sessions:
             self._sessions[limit] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=limit,
-                    keepalive_timeout=KEEPALIVE_S,
-                    socket_factory=self._new_socket,
+                    limit=limit, keepalive_timeout=KEEPALIVE_S, socket_factory=self._new_socket
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,

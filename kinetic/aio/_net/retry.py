@@ -172,9 +172,6 @@ async def _retry_with_tenacity(
             raise pending_failures.pop()
         return await call()
 
-    def predicate(failure: BaseException) -> bool:
-        return isinstance(failure, Exception) and should_retry(failure)
-
     def wait(state: RetryCallState) -> float:
         wait_s = getattr(_failure(state), "retry_after", None)
         if wait_s is None:
@@ -191,7 +188,7 @@ async def _retry_with_tenacity(
 
     retrying = AsyncRetrying(
         sleep=asyncio.sleep,
-        retry=retry_if_exception(predicate),
+        retry=retry_if_exception(lambda exc: isinstance(exc, Exception) and should_retry(exc)),
         wait=wait,
         stop=stop,
         before_sleep=warn,
@@ -233,11 +230,12 @@ async def retry_forever(request: Callable[[], Awaitable[T]], operation: str) -> 
     Raises:
         BackendError: The store refused the request, and a retry can't change that.
     """
-
-    def should_retry(failure: Exception) -> bool:
-        return isinstance(failure, BackendError) and not is_final(failure)
-
-    return await retry(request, FOREVER, Outage(operation), should_retry=should_retry)
+    return await retry(
+        request,
+        FOREVER,
+        Outage(operation),
+        should_retry=lambda exc: isinstance(exc, BackendError) and not is_final(exc),
+    )
 
 
 async def create_object(

@@ -19,13 +19,7 @@ from kinetic.aio._net.http import HttpClient, HttpError, proxy_for
 from kinetic.aio._net.retry import NO_RETRIES, Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.ports import ObjectInfo
-from kinetic.errors import (
-    BackendError,
-    ConfigurationError,
-    Conflict,
-    NotFound,
-    WireError,
-)
+from kinetic.errors import BackendError, ConfigurationError, Conflict, NotFound, WireError
 
 if TYPE_CHECKING:
     from gcloud.aio.storage import Storage
@@ -193,6 +187,7 @@ class BucketClient:
                 should_retry=_should_retry,
             )
         except HttpError as refusal:
+            # The same status also refuses a request that a policy or a key forbids.
             is_other = refusal.status in (400, 412) and google.refusal_advice(refusal)
             if refusal.status in expected and not is_other:
                 raise

@@ -76,13 +76,12 @@ class GcsStore:
 
     async def settings(self) -> Mapping[str, Any]:
         """Return the bucket's resource; this needs the permission ``storage.buckets.get``."""
-        client = self._client
-        bucket = client.location.bucket
-        return await client.perform(
-            "get",
-            bucket,
-            lambda: client.storage.get_bucket_metadata(bucket, timeout=client.timeout),
-        )
+        client, bucket = self._client, self._client.location.bucket
+
+        async def read() -> Mapping[str, Any]:
+            return await client.storage.get_bucket_metadata(bucket, timeout=client.timeout)
+
+        return await client.perform("get", bucket, read)
 
     async def create(
         self,
@@ -185,9 +184,11 @@ class GcsStore:
         stored = await self.look(objects[0].name) if objects else None
         if stored is not None and stored.used != objects[0].used:
             return False
-        return await self._delete_unchanged(objects[:1]) and await self._delete_unchanged(
-            objects[1:]
-        )
+        # Of a `Data`, the first is the manifest, whose renewal keeps the files.
+        for part in (objects[:1], objects[1:]):
+            if not await self._delete_unchanged(part):
+                return False
+        return True
 
     async def _delete_unchanged(self, objects: Sequence[ObjectInfo]) -> bool:
         """Delete the *objects* that are as listed; return False if any has changed since."""
