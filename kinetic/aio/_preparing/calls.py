@@ -122,11 +122,8 @@ def single_call(
     plain, settings = _checked(function)
     binding = Binding(plain, settings.init)
     if misfit := binding.find_mismatch(args, kwargs):
-        hints = [
-            misfit,
-            *(usage_hint(name) for name in kwargs if not binding.accepts_keyword(name)),
-        ]
-        raise of_the_caller(TypeError("; ".join(filter(None, hints))))
+        hints = (usage_hint(name) for name in kwargs if not binding.accepts_keyword(name))
+        raise of_the_caller(TypeError("; ".join(filter(None, (misfit, *hints)))))
     return Call(
         function=plain,
         name=_name_of(plain),
@@ -141,9 +138,8 @@ def single_call(
 def batch_call(function: Callable[..., Any], project: str | None, cluster: str | None) -> Call:
     """Return the call of a batch, without inputs; None keeps the function's project or cluster."""
     plain, settings = _checked(function)
-    settings = settings.changed(
-        project=project or settings.project, cluster=cluster or settings.cluster
-    )
+    project, cluster = project or settings.project, cluster or settings.cluster
+    settings = settings.changed(project=project, cluster=cluster)
     return Call(function=plain, name=_name_of(plain), options=settings)
 
 
@@ -186,11 +182,9 @@ async def pack(connection: Connection, call: Call) -> PackedCall:
     except BaseException:
         spool.remove()
         raise
-    if (packed_archive := packed.archive) is not None:
-        message = "Packed %s: %d files, %s"
-        logging.info(
-            message, packed.project.root, packed_archive.files, format_size(packed_archive.size)
-        )
+    if packed.archive is not None:
+        root, files, size = packed.project.root, packed.archive.files, packed.archive.size
+        logging.info("Packed %s: %d files, %s", root, files, format_size(size))
     if packed.overlay is not None:
         logging.info("Packed what changed since: %s", format_size(packed.overlay.size))
     return packed
@@ -476,10 +470,10 @@ def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
 
 def _refuse_options(connection: Connection, options: Options) -> None:
     """Raise `ConfigurationError` if the platform can't run jobs with these options."""
-    if not connection.platform.cluster.replaces and (
-        options.isolation == "worker" or options.init is not None
-    ):
-        asked = "isolation='worker'" if options.isolation == "worker" else "init"
+    asked = "isolation='worker'" if options.isolation == "worker" else "init"
+    is_asked = options.isolation == "worker" or options.init is not None
+    # A worker that isn't replaced runs one item, so no later item could use what `init` made.
+    if is_asked and not connection.platform.cluster.replaces:
         raise ConfigurationError(
             f"{asked} works on backend='local' and backend='gke' only, where a machine runs "
             "several items"

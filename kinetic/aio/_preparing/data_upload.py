@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,30 +141,28 @@ class _Transfer:
         listed = await self._store.list(folder)
         # Leave manifests out: a fresh manifest must prove that its files were renewed before it.
         infos = [info for info in listed if not info.name.startswith(f"{folder}manifest")]
-        wrong = await anyio.to_thread.run_sync(self._wrong_sizes, infos)
-        if wrong:
+        if wrong := await anyio.to_thread.run_sync(self._wrong_sizes, infos):
             await self._store.delete(wrong)
             infos = [info for info in infos if info.name not in wrong]
-        aged = [
-            info.name for info in infos if not _shared_objects.is_fresh(info, _shared_objects.DAY_S)
-        ]
+        within = _shared_objects.DAY_S
+        aged = [info.name for info in infos if not _shared_objects.is_fresh(info, within)]
         missing = await self._store.renew(aged) if aged else set[str]()
         self._stored_names = frozenset(info.name for info in infos) - missing
-        await for_each(self._send, self._files(), limit=MAX_REQUESTS)
+        snapshot = self._snapshot
+        objects = snapshot.manifest.objects(snapshot.digest)
+        files = (
+            _File(entry, name, path, stamp)
+            for (entry, name), path, stamp in zip(
+                objects, snapshot.files, snapshot.stamps, strict=True
+            )
+        )
+        await for_each(self._send, files, limit=MAX_REQUESTS)
 
     def _wrong_sizes(self, infos: list[ObjectInfo]) -> set[str]:
         """Return objects of a wrong size, as a power failure leaves; `run` replaces them."""
         objects = self._snapshot.manifest.objects(self._snapshot.digest)
         sizes = {name: entry.size for entry, name in objects}
         return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}
-
-    def _files(self) -> Iterator[_File]:
-        snapshot = self._snapshot
-        objects = snapshot.manifest.objects(snapshot.digest)
-        for (entry, name), path, stamp in zip(
-            objects, snapshot.files, snapshot.stamps, strict=True
-        ):
-            yield _File(entry, name, path, stamp)
 
     async def _send(self, file: _File) -> None:
         if file.name not in self._stored_names:

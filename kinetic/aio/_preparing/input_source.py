@@ -214,11 +214,11 @@ class Source:
         def work() -> None:
             try:
                 goes_on = self._pull_in_thread(loop, wanted, encoder)
-                settle = functools.partial(answer.set_result, goes_on)
+                reply = functools.partial(answer.set_result, goes_on)
             except Exception as exc:
-                settle = functools.partial(answer.set_exception, exc)
+                reply = functools.partial(answer.set_exception, exc)
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(lambda: answer.done() or settle())
+                loop.call_soon_threadsafe(lambda: answer.done() or reply())
 
         if self._thread_work is None:
             thread_work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -264,9 +264,8 @@ class Source:
 
 def _is_full(pulled: Sequence[EncodedInput]) -> bool:
     """Return whether these inputs must be stored before the next one is pulled."""
-    return bool(pulled) and (
-        bool(pulled[-1].data) or sum(len(encoded.content) for encoded in pulled) >= CHUNK_BYTES
-    )
+    size = sum(len(encoded.content) for encoded in pulled)
+    return bool(pulled) and (bool(pulled[-1].data) or size >= CHUNK_BYTES)
 
 
 def _work_off(work: queue.SimpleQueue[Callable[[], object] | None]) -> None:

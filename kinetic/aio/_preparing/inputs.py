@@ -56,10 +56,9 @@ def call_mode_of(value: Any, mode: str) -> str:
     if mode != "auto":
         return mode
     kind: Any = value.__class__
-    if issubclass(kind, dict) and all(
-        isinstance(it, str) and it.isidentifier() and not iskeyword(it) for it in value
-    ):
-        return "kwargs"
+    if issubclass(kind, dict):
+        is_name = (isinstance(it, str) and it.isidentifier() and not iskeyword(it) for it in value)
+        return "kwargs" if all(is_name) else "single"
     return "args" if issubclass(kind, (list, tuple)) else "single"
 
 
@@ -106,11 +105,9 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
     if not misfit:
         return ""
     if call_mode in ("args", "kwargs") and not binding.find_mismatch((value,), {}):
-        explanation = (
-            "the items of a dict become keyword arguments"
-            if call_mode == "kwargs"
-            else "each element becomes an argument"
-        )
+        explanation = "each element becomes an argument"
+        if call_mode == "kwargs":
+            explanation = "the items of a dict become keyword arguments"
         misfit += (
             f'; {explanation}; input_mode="single" passes the whole input as the only argument'
         )
@@ -189,11 +186,9 @@ class Encoder:
             content, digest, data = pickled
             note = notes.note_of_call(args, kwargs)
             label = value[0] if call_mode == "labelled" else None
-        except ConfigurationError as exc:
-            error = SubmissionError(str(exc))
-            return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=error)
         except (KineticError, ValueError, TypeError) as exc:
-            return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=exc)
+            error = SubmissionError(str(exc)) if isinstance(exc, ConfigurationError) else exc
+            return EncodedInput(value, b"", _EMPTY_DIGEST, call_mode[0], error=error)
         return EncodedInput(value, content, digest, call_mode[0], data, note=note, label=label)
 
     def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pickled:

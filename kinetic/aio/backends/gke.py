@@ -99,7 +99,7 @@ def open_store(url: str, environ: Mapping[str, str], limits: Limits | None = Non
                 "create it"
             )
         return DirectoryStore(Path(directory), shared=True)
-    return GcsStore(url, environ, limits=limits or Limits())
+    return GcsStore(url, environ, limits=limits)
 
 
 def store_directory(target: configuration.Target) -> Path | None:

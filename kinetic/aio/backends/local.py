@@ -49,15 +49,11 @@ def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -
         raise BackendError(
             f"{home} cannot be made: {exc.strerror}; set KINETIC_HOME to another folder"
         ) from exc
-    cluster = LocalCluster(home, environ)
+    cpus, gpus = count_cpus(environ), len(gpu_ids(environ))
     return Platform(
         store=DirectoryStore(root),
         images=CurrentInterpreter(home, environ),
-        cluster=cluster,
+        cluster=LocalCluster(home, environ),
         id_marker=BACKENDS["local"].id_marker,
-        capacity=Capacity(
-            cpus=count_cpus(environ),
-            gpus=len(gpu_ids(environ)),
-            memory_bytes=memory_bytes(),
-        ),
+        capacity=Capacity(cpus=cpus, gpus=gpus, memory_bytes=memory_bytes()),
     )

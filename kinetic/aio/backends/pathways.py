@@ -30,7 +30,11 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """
-    kind = _kind(environ)
+    value = environ.get(VARIABLE) or "lws"
+    kind = value.strip().lower()
+    if kind not in KINDS:
+        hint = suggest(kind, KINDS, otherwise=f"there are {' and '.join(KINDS)}")
+        raise ConfigurationError(f"{VARIABLE}={value!r} isn't a kind of pod sets; {hint}")
     pod_placement, store, images = await anyio.to_thread.run_sync(open_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
@@ -44,12 +48,3 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         id_marker=BACKENDS["pathways"].id_marker,
         app="kinetic-pathways",
     )
-
-
-def _kind(environ: Mapping[str, str]) -> str:
-    value = environ.get(VARIABLE) or "lws"
-    kind = value.strip().lower()
-    if kind not in KINDS:
-        hint = suggest(kind, KINDS, otherwise=f"there are {' and '.join(KINDS)}")
-        raise ConfigurationError(f"{VARIABLE}={value!r} isn't a kind of pod sets; {hint}")
-    return kind

@@ -23,17 +23,10 @@ from kinetic import _tasks
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.directory_urls import directory_of
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._supervisor.protocol import SUBMISSION, JobHeader
-from kinetic.accelerators import Accelerator
+from kinetic._supervisor.protocol import SUBMISSION, JobHeader, SupervisorPaths, edition
 from kinetic.aio.local.logs import LogPart, read_lines
 from kinetic.aio.ports import JobSpec, Observation, Phase
-from kinetic.errors import (
-    ClientClosed,
-    ConfigurationError,
-    LaunchError,
-    NotFound,
-    Unavailable,
-)
+from kinetic.errors import ClientClosed, ConfigurationError, LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
 
 if TYPE_CHECKING:
@@ -100,19 +93,18 @@ class LocalCluster:
         Log it once per submission and cause; but once in all if only other jobs of this client hold
         what it waits for, because then the program expects it.
         """
-        submission = observation.labels.get(SUBMISSION, observation.name)
-        holders = observation.message.rpartition(" with ")[2].split(", ")
-        waiter = "" if self._launched.issuperset(holders) else submission
-        cause = waiter, observation.message.partition(":")[0]
-        if (
-            observation.phase is not Phase.PENDING
-            or not observation.message
-            or submission in observation.message
-        ):
+        submission, message = (
+            observation.labels.get(SUBMISSION, observation.name),
+            observation.message,
+        )
+        if observation.phase is not Phase.PENDING or not message or submission in message:
             return
+        holders = message.rpartition(" with ")[2].split(", ")
+        waiter = "" if self._launched.issuperset(holders) else submission
+        cause = waiter, message.partition(":")[0]
         if cause not in self._reported_waits:
             self._reported_waits.add(cause)
-            logging.warning("%s is %s", submission, observation.message)
+            logging.warning("%s is %s", submission, message)
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; do nothing if a job of this name exists."""
@@ -156,13 +148,12 @@ class LocalCluster:
     @functools.cached_property
     def _runner_edition(self) -> str:
         """The version of the runner's code."""
-        from kinetic._supervisor.protocol import edition
-
         return edition(self._runner)
 
     def _header(self, job: JobSpec) -> JobHeader:
         """Return the fields of *job* that the supervisor reads; only the runner reads the order."""
         resources, order = job.resources, job.order
+        kind, count = resources.accelerator.kind, resources.accelerator.count
         return JobHeader(
             name=job.name,
             labels=job.labels,
@@ -171,7 +162,7 @@ class LocalCluster:
             edition=f"{self._runner_edition}-{_packages_edition()}",
             fresh=_needs_fresh(self._environ, job.environment),
             cpus=max(1, math.ceil(resources.cpu)),
-            gpus=_count_gpus(resources.accelerator),
+            gpus={"cpu": 0, "gpu": count, "tpu": 1}[kind],  # a TPU becomes one GPU
             memory_bytes=resources.memory_bytes,
             timeout=job.timeout,
             start_timeout=job.start_timeout,
@@ -274,8 +265,6 @@ class LocalCluster:
         The log exists until `delete` removes it, even if the supervisor has forgotten the job. For
         an item of a worker, this works while the item runs; later, use `item_log`.
         """
-        from kinetic._supervisor.protocol import SupervisorPaths
-
         paths = SupervisorPaths(self._home)
         part = LogPart(paths.log(name))
         answer = await self._ask({"op": "find", "names": [name], "labels": None})
@@ -321,8 +310,6 @@ class LocalCluster:
         Raises:
             NotFound: The item runs, or the log was removed.
         """
-        from kinetic._supervisor.protocol import SupervisorPaths
-
         path = SupervisorPaths(self._home).log(worker)
         if part is None or not path.exists():
             raise NotFound(f"the log of the worker {worker} was removed")
@@ -399,8 +386,7 @@ class LocalCluster:
                 continue
             if answer.get("kind") != "ending":
                 return answer
-            # The next supervisor starts when the jobs of this one have ended.
-            await connection.aclose()
+            await connection.aclose()  # the next one starts when the jobs of this one have ended
         raise Unavailable(
             f"the local supervisor of {self._home} died {MAX_TRIES} times over one request; "
             "see supervisor.log there"
@@ -447,11 +433,6 @@ def _packages_edition() -> str:
         with contextlib.suppress(OSError):  # there is no such folder
             changes.append(os.stat(folder).st_mtime_ns)
     return f"{max(changes, default=0):x}"
-
-
-def _count_gpus(accelerator: Accelerator) -> int:
-    """Return how many GPUs to request for *accelerator*; a TPU becomes one GPU."""
-    return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
 
 
 def _read_ends(items: Mapping[str, Any]) -> Observation:

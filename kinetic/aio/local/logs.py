@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -35,11 +36,6 @@ class LogPart:
     outcome: str = ""
     objects: DirectoryObjects | None = None
 
-    @property
-    def has_outcome(self) -> bool:
-        """Whether ``outcome`` exists now."""
-        return self.objects is not None and self.objects.exists(self.outcome)
-
 
 async def read_lines(
     part: LogPart, tail: int | None, ended: asyncio.Task[dict[str, Any]] | None
@@ -62,7 +58,9 @@ async def read_lines(
     try:
         while True:
             try:
-                fd = _open(part.path) if fd < 0 else fd
+                if fd < 0:  # the job has no log before it starts
+                    with contextlib.suppress(FileNotFoundError):
+                        fd = os.open(part.path, os.O_RDONLY)
                 end, is_last = await _find_end(part, fd, ended)
                 if position is None:
                     position = tail_offset(fd, tail or 0, part.begin, end) if fd >= 0 else None
@@ -102,7 +100,8 @@ async def _find_end(
     size = os.fstat(fd).st_size if fd >= 0 else 0
     # A worker stores the outcome of an item before it begins the next. Without one, all of these
     # bytes belong to this item.
-    if not part.outcome or not (has_ended or part.has_outcome):
+    has_outcome = part.objects is not None and part.objects.exists(part.outcome)
+    if not part.outcome or not (has_ended or has_outcome):
         return size, has_ended
     answer = await ended if ended is not None else {}
     if "end" not in answer:
@@ -125,10 +124,3 @@ def tail_offset(fd: int, count: int, begin: int, end: int) -> int:
         if newline < 0:
             return start
     return start + newline + 1
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return -1  # the job has no log before it starts

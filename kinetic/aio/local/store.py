@@ -7,10 +7,11 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import anyio.to_thread
+from anyio import to_thread
 
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.stores.directory import DirectoryObjects, Stored
@@ -83,16 +84,14 @@ class DirectoryStore:
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         with _translating(self._objects, name):
-            if self._shared:
-                info, content = await _in_thread(lambda: self._objects.read(name, SMALL_BYTES))
-            else:
-                info, content = self._objects.read(name, SMALL_BYTES)
+            read = partial(self._objects.read, name, SMALL_BYTES)
+            info, content = await self._read_quickly(read)
             if content is not None:
                 body = content[start:]
             elif limit is not None and info.size - start > limit:
                 body = b""
             else:
-                body, _ = await _in_thread(lambda: self._objects.get(name, start, info.size))
+                body, _ = await to_thread.run_sync(self._objects.get, name, start, info.size)
         return Object(name=name, body=body, metadata=info.metadata, generation=info.generation)
 
     async def fetch(self, name: str, path: Path) -> None:
@@ -109,18 +108,18 @@ class DirectoryStore:
             self._objects.fetch(name, path)
 
         with _translating(self._objects, name):
-            await _in_thread(fetch)
+            await to_thread.run_sync(fetch)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         with _translating(self._objects, prefix):
             is_small = prefix.endswith(".")  # a listing of one item is too short for a thread
-            run = self._read_quickly if is_small else _in_thread
-            found = await run(lambda: self._objects.list(prefix))
+            run = self._read_quickly if is_small else to_thread.run_sync
+            found = await run(partial(self._objects.list, prefix))
         return [_object_info(stored) for stored in found]
 
     async def look(self, name: str) -> ObjectInfo | None:
         with _translating(self._objects, name):
-            found = await self._read_quickly(lambda: self._objects.look_up([name]))
+            found = await self._read_quickly(partial(self._objects.look_up, [name]))
         return _object_info(found[0]) if found else None
 
     async def renew(self, names: Collection[str]) -> set[str]:
@@ -140,8 +139,11 @@ class DirectoryStore:
         await asyncio.sleep(0)
 
     async def _read_quickly(self, work: Callable[[], T]) -> T:
-        """Run a short read: in a thread if the volume is shared, else on the event loop."""
-        return await _in_thread(work) if self._shared else work()
+        """Run a short read: in a thread if the volume is shared, else on the event loop.
+
+        A cancelled caller of a read doesn't wait for its thread.
+        """
+        return await to_thread.run_sync(work) if self._shared else work()
 
 
 @contextlib.contextmanager
@@ -176,11 +178,6 @@ def _failure(root: Path, name: str, exc: OSError) -> BackendError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"{problem}; free some space, or set KINETIC_STORE to another disk")
     return BackendError(f"{problem}; check the directory")
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run the read *work* in a thread; a cancelled caller doesn't wait for the thread."""
-    return await anyio.to_thread.run_sync(work)
 
 
 def _object_info(stored: Stored) -> ObjectInfo:
