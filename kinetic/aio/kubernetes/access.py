@@ -79,9 +79,8 @@ def tls_context(
             try:
                 context.load_cert_chain(chain_file, key_file, password=_no_password)
             except ssl.SSLError as exc:
-                raise ValueError(
-                    f"client-certificate and client-key cannot be used ({exc})"
-                ) from exc
+                message = f"client-certificate and client-key cannot be used ({exc})"
+                raise ValueError(message) from exc
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -156,9 +155,8 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
     from kubernetes_asyncio.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR as SEPARATOR
     from kubernetes_asyncio.config.kube_config import ConfigNode, KubeConfigMerger
 
-    kubeconfig = environ.get("KUBECONFIG") or str(
-        Path(environ.get("HOME") or "~") / ".kube" / "config"
-    )
+    usual = Path(environ.get("HOME") or "~", ".kube", "config")
+    kubeconfig = environ.get("KUBECONFIG") or str(usual)
     paths = [Path(entry).expanduser().absolute() for entry in kubeconfig.split(SEPARATOR) if entry]
     files = [str(path) for path in paths if path.is_file() and _has_content(path)]
     if not files:
@@ -500,11 +498,8 @@ def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, byt
     if status in ("PROVISIONING", "STOPPING", "ERROR"):
         reason = one_line(str(description.get("statusMessage") or ""), 300)
         starts = status == "PROVISIONING"
-        advice = (
-            "wait until it is RUNNING"
-            if starts
-            else "create it again with `kinetic up`, or set KINETIC_CLUSTER to another cluster"
-        )
+        advice = "create it again with `kinetic up`, or set KINETIC_CLUSTER to another cluster"
+        advice = "wait until it is RUNNING" if starts else advice
         raise Unavailable(
             f"{_describe(target)} is {status}: {reason or 'no reason given'}; {advice}",
             retryable=starts,
@@ -513,7 +508,10 @@ def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, byt
     dns, ip = get_dict(control, "dnsEndpointConfig"), get_dict(control, "ipEndpointsConfig")
     endpoint = str(description.get("endpoint") or "") if ip.get("enabled", True) else ""
     dns_name = str(dns.get("endpoint") or "") if dns.get("allowExternalTraffic") else ""
-    address = _parse_address(endpoint)
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address | None = None
+    with contextlib.suppress(ValueError):  # it may be a host name
+        address = ipaddress.ip_address(endpoint)
+    # A machine outside the cluster's network reaches the DNS endpoint, but no private address.
     private = address is not None and address.is_private
     if dns_name and (not endpoint or endpoint == dns_name or private):
         return f"https://{dns_name}", None
@@ -532,18 +530,8 @@ def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, byt
     return f"https://{host}", base64.b64decode(encoded)
 
 
-def _parse_address(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return *endpoint* as an IP address; None if it is a host name."""
-    try:
-        return ipaddress.ip_address(endpoint)
-    except ValueError:
-        return None
-
-
 async def open_access(
-    target: Target,
-    environ: Mapping[str, str] = os.environ,
-    policy: RetryPolicy | None = None,
+    target: Target, environ: Mapping[str, str] = os.environ, policy: RetryPolicy | None = None
 ) -> Access:
     """Return access to the cluster of *target*; later changes of the kubeconfig don't redirect it.
 

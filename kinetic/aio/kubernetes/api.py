@@ -211,10 +211,7 @@ class Api:
         await self._access.credentials.aclose()
 
     async def _retry(
-        self,
-        work: Callable[[], Awaitable[T]],
-        request: Request,
-        policy: RetryPolicy | None = None,
+        self, work: Callable[[], Awaitable[T]], request: Request, policy: RetryPolicy | None = None
     ) -> T:
         """Await ``work()`` and retry its temporary failures by *policy*.
 
@@ -237,6 +234,7 @@ class Api:
 
         def is_temporary(failure: Exception) -> bool:
             nonlocal missing_since
+            # A server that has just restarted refuses everything for a moment.
             if isinstance(failure, Forbidden) and permission in self._granted:
                 missing_since = missing_since or clock()
                 return clock() < missing_since + self._limits.rights_s

@@ -14,12 +14,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import find_class
 from kinetic.aio.kubernetes.diagnosis.admission import refused_request
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import (
-    Document,
-    condition,
-    get_dict,
-    get_list,
-)
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.logs import item_log, job_log
 from kinetic.aio.kubernetes.manifests import (
@@ -35,23 +30,11 @@ from kinetic.aio.kubernetes.observations import cause_of_end
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
 from kinetic.aio.kubernetes.reflector import Bell, Rhythm
-from kinetic.aio.kubernetes.rounds import (
-    extension,
-    growth,
-    round_manifest,
-    size_of,
-)
+from kinetic.aio.kubernetes.rounds import extension, growth, round_manifest, size_of
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
 from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs, with_items
 from kinetic.aio.ports import JobSpec, Observation
-from kinetic.errors import (
-    AlreadyThere,
-    Conflict,
-    LaunchError,
-    NotFound,
-    Refused,
-    Throttled,
-)
+from kinetic.errors import AlreadyThere, Conflict, LaunchError, NotFound, Refused, Throttled
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream

@@ -27,13 +27,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     uid,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.manifests import (
-    CONTAINER,
-    HOSTS,
-    Paths,
-    by_items,
-    by_worker,
-)
+from kinetic.aio.kubernetes.manifests import CONTAINER, HOSTS, Paths, by_items, by_worker
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
 from kinetic.aio.kubernetes.reflector import Bell, Rhythm, list_all

@@ -356,9 +356,20 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     identity = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
     own_labels = {key: label_value(value) for key, value in spec.labels.items()}
     labels = usual_labels(placement.secret) | own_labels | identity
-    annotations = _kinetic_annotations(spec, placement)
-    pod_annotations = {**placement.pod_annotations, **_pod_annotations(spec, annotations)}
+    shown_labels = json.dumps(dict(spec.labels), separators=(",", ":"))
+    annotations = {**placement.annotations, NAME: spec.name, LABELS: shown_labels}
+    if spec.start_timeout is not None:
+        annotations[START_TIMEOUT] = f"{spec.start_timeout:g}"
+    pod_annotations = {**placement.pod_annotations, **annotations}
+    if any(ref.fuse for ref in spec.order.data):
+        pod_annotations["gke-gcsfuse/volumes"] = "true"  # GKE adds the sidecar that mounts buckets
+    # The autoscaler must not remove a node to save cost while a job runs on it.
+    pod_annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] = "false"
     queue = {QUEUE: placement.queue} if placement.queue else {}
+    # Any exit code ends the Job. What is left has no exit code: a kubelet refused the pod.
+    # Kubernetes then creates another pod, `REFUSED_PODS` times at most.
+    codes = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
+    rules = [*failure_rules(), {"action": "FailIndex", "onExitCodes": codes}]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -374,7 +385,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             "parallelism": 1,
             "backoffLimitPerIndex": REFUSED_PODS,
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _rules_of_single_job()},
+            "podFailurePolicy": {"rules": rules},
             "ttlSecondsAfterFinished": placement.ttl_s,
             **({"suspend": True} if placement.queue else {}),
             "template": {
@@ -395,21 +406,8 @@ def failure_rules() -> list[dict[str, Any]]:
     codes = {"containerName": CONTAINER, "operator": "In", "values": final}
     return [
         {"action": "FailIndex", "onExitCodes": codes},
-        {
-            "action": "Ignore",
-            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-        },
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
-
-
-def _rules_of_single_job() -> list[dict[str, Any]]:
-    """Return the rules for failed pods of a job without a batch.
-
-    Any exit code ends the Job. What is left has no exit code: a kubelet refused the pod. Kubernetes
-    then creates another pod, `REFUSED_PODS` times at most.
-    """
-    failed = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
-    return [*failure_rules(), {"action": "FailIndex", "onExitCodes": failed}]
 
 
 def usual_labels(instance: str) -> dict[str, str]:
@@ -422,29 +420,12 @@ def usual_labels(instance: str) -> dict[str, str]:
     }
 
 
-def _kinetic_annotations(spec: JobSpec, placement: Placement) -> dict[str, str]:
-    """Return the annotations from which `observations` reads name and labels back."""
-    labels = json.dumps(dict(spec.labels), separators=(",", ":"))
-    annotations = {**placement.annotations, NAME: spec.name, LABELS: labels}
-    if spec.start_timeout is not None:
-        annotations[START_TIMEOUT] = f"{spec.start_timeout:g}"
-    return annotations
-
-
-def _pod_annotations(spec: JobSpec, job_annotations: Mapping[str, str]) -> dict[str, str]:
-    annotations = dict(job_annotations)
-    if any(ref.fuse for ref in spec.order.data):
-        annotations["gke-gcsfuse/volumes"] = "true"  # GKE then adds the sidecar that mounts buckets
-    # The autoscaler must not remove a node to save cost while a job runs on it.
-    return annotations | {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-
-
 def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     accelerator, data = spec.resources.accelerator, spec.order.data
     billing_project = spec.environment.get(wire.BILLING_PROJECT, "")
     fuse_storage, fuse_mounts = fuse_volumes(data, spec.order.store, billing_project)
     user = spec.image.user if placement.run_as_user is None else placement.run_as_user
-    folders = _folders(data, fuse_mounts) if user else []
+    folders = _folders(data, fuse_mounts) if user else []  # root can create any folder
     store_volumes, store_mounts = _store_volume(spec.order.store, placement.claim)
     mounts = [*store_mounts, *fuse_mounts, *folders]
     for mount in mounts:
@@ -583,10 +564,7 @@ def _container(spec: JobSpec, placement: Placement, mounts: list[dict[str, Any]]
         "command": [_escape(word) for word in command],
         "env": _environment(spec, placement),
         "resources": _resources(spec.resources),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # The message is the receipt of an outcome, or the log's last lines if there is no receipt.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
@@ -652,10 +630,8 @@ def _resources(resources: Resources) -> dict[str, Any]:
     limits: dict[str, str] = {}
     if resources.memory_bytes is not None:
         limits["memory"] = str(memory)
-    if accelerator.resource:
-        requests[accelerator.resource] = limits[accelerator.resource] = str(
-            accelerator.chips_per_host
-        )
+    if name := accelerator.resource:
+        requests[name] = limits[name] = str(accelerator.chips_per_host)
     else:
         limits["cpu"] = cpu
     return {"requests": requests, "limits": limits}

@@ -106,7 +106,8 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
         state = verdict if is_current or pod is None else pod_state(Pod(pod, facts))
         attempt_name, attempt_labels = name, labels
         if is_worker:
-            attempt_name = _worker_name(facts, document, name, number)
+            job_uid = uid(facts.current_or_last_job) or str(controller(document).get("uid") or "")
+            attempt_name = f"{name}.{job_uid}.{facts.name.rpartition(RANK_SEPARATOR)[2]}.{number}"
         elif number > first:
             attempt_name, attempt_labels = f"{name}-{number}", {**labels, ATTEMPT: str(number)}
         last = is_final and is_current
@@ -114,12 +115,6 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
         created = document if number == first or pod is None else pod
         found.append(_observation(created, attempt_labels, attempt_name, state, pod, last=last))
     return found
-
-
-def _worker_name(facts: JobFacts, document: Document, name: str, restarts: int) -> str:
-    """Return the name of a worker: its round, the uid of its Job, its rank, and its restarts."""
-    job_uid = uid(facts.current_or_last_job) or str(controller(document).get("uid") or "")
-    return f"{name}.{job_uid}.{facts.name.rpartition(RANK_SEPARATOR)[2]}.{restarts}"
 
 
 RANK_SEPARATOR = "/"

@@ -69,7 +69,7 @@ class PathwaysCluster(GkeCluster):
             for name, set_kind in KINDS.items()
         }
         self._own_sets = sets_by_name.pop(kind)
-        self._candidates = [*sets_by_name.values()]
+        self._candidates = tuple(sets_by_name.values())
         self._other_sets: Sequence[_Sets] | None = None
 
     async def launch(self, job: JobSpec) -> None:
@@ -182,17 +182,10 @@ class PathwaysCluster(GkeCluster):
         selector = by_labels(labels)
         own_sets, *others = await self._kinds()
         kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others
+        timing = self._rhythm, self._bell
         streams = [
-            watch_jobs(
-                self._api,
-                sets.paths,
-                selector,
-                sets.diagnostics,
-                self._rhythm,
-                self._bell,
-                sets.table,
-            )
-            for sets in kinds
+            watch_jobs(self._api, it.paths, selector, it.diagnostics, *timing, it.table)
+            for it in kinds
         ]
         async with aclosing(merge_streams(streams)) as observations:
             async for observation in observations:

@@ -127,12 +127,16 @@ class Diagnostics:
         claims, claim_events = await self._read_claims(
             [name for pod in unstarted if not pod.spec.get("nodeName") for name in pod.claims]
         )
+        # A queue decides without the nodes, so they explain nothing.
         is_queued = entry.verdict is not None and entry.verdict.reason is Reason.QUEUED
         nodes = await self.read_nodes() if unstarted and not is_queued else None
+        messages = (str(event.get("message")) for event in events)
+        lacking = {name for message in messages for name in LACKS_DRIVER.findall(message)}
         return JobFacts(
             events=[*events, *claim_events],
             makers=self._makers(entry.name),
-            absent=await self._absent_drivers(events),
+            # If only a new node lacks a driver, the driver may still start on that node.
+            absent=[name for name in lacking if await self._is_absent(name)],
             nodes=nodes,
             hosts=await self._read_hosts(unstarted, nodes or ()),
             claims=claims,
@@ -154,10 +158,9 @@ class Diagnostics:
         """
         kind, target = (self._paths.jobs, job) if whole else (self._paths.pods, pod.document)
         body = {"preconditions": {"uid": uid(target)}, "propagationPolicy": "Background"}
+        path = f"{kind}/{get_dict(target, 'metadata')['name']}"
         with suppress(NotFound, Conflict):  # it is gone, or another of its name is there
-            await self._api.call(
-                "DELETE", f"{kind}/{get_dict(target, 'metadata')['name']}", body=body
-            )
+            await self._api.call("DELETE", path, body=body)
 
     def report_held(self, pod: Pod) -> None:
         """Log once which containers hold pods of this kind, and which right a runner may lack."""
@@ -188,15 +191,6 @@ class Diagnostics:
             query = {"fieldSelector": selector, "limit": str(MAX_EVENTS)}
             events += get_list(await self._try_get("events", self._paths.events, query), "items")
         return events
-
-    async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
-        """Return the storage drivers that a node lacks by *events*, and that the cluster lacks.
-
-        If only a new node lacks a driver, the driver may still start on that node.
-        """
-        messages = (str(event.get("message")) for event in events)
-        lacking = {name for message in messages for name in LACKS_DRIVER.findall(message)}
-        return [name for name in lacking if await self._is_absent(name)]
 
     async def _is_absent(self, driver: str) -> bool:
         """Return whether the cluster lacks *driver*; False if kinetic can't check."""
@@ -240,9 +234,8 @@ class Diagnostics:
         if now >= self._nodes_until:
             found = await self._try_get("nodes", self._paths.nodes, {"limit": str(MAX_NODES)})
             is_complete = found is not None and not get_dict(found, "metadata").get("continue")
-            nodes = (
-                [_reduce_node(node) for node in get_list(found, "items")] if is_complete else None
-            )
+            nodes = [*map(_reduce_node, get_list(found, "items"))] if is_complete else None
+            # The same object says that no node has changed.
             self.nodes = self.nodes if nodes == self.nodes else nodes
             self._nodes_until = now + self.patience.nodes_s
         return self.nodes
@@ -298,6 +291,7 @@ def _reduce_node(node: Document) -> Document:
         section: {key: get_dict(node, section).get(key) for key in keys}
         for section, keys in kept.items()
     }
+    # The other fields of the condition change with each of the node's heartbeats.
     ready = condition(node, "Ready", None)
     reduced["status"]["conditions"] = (
         [{key: ready.get(key) for key in ("type", "status")}] if ready else []
@@ -337,10 +331,9 @@ class PendingMonitor:
             if any(entry.answers.nodes is not None for entry in self._table.waiting.values()):
                 await self._diagnostics.read_nodes()
             waits = [entry.waiting for entry in self._table.waiting.values()]
-            self._asked = Counter(wait.first_explanation for wait in waits if wait.inquiry_count)
-            self._hopeless = {
-                wait.first_explanation for wait in waits if wait.hopeless_since is not None
-            }
+            self._asked = Counter(it.first_explanation for it in waits if it.inquiry_count)
+            hopeless = (it.first_explanation for it in waits if it.hopeless_since is not None)
+            self._hopeless = {*hopeless}
             for entry in [*self._table.waiting.values()]:
                 if await self._check(entry):
                     self._changed()
@@ -356,9 +349,8 @@ class PendingMonitor:
                 continue
             self._diagnostics.report_held(pod)
             try:
-                await self._diagnostics.end_held(
-                    pod, entry.job, whole=self._table.is_over_with(pod)
-                )
+                whole = self._table.is_over_with(pod)
+                await self._diagnostics.end_held(pod, entry.job, whole=whole)
             except BackendError as exc:
                 logging.warning("can't end pod %s: %s", pod.metadata.get("name"), exc)
             else:

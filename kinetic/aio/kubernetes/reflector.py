@@ -131,12 +131,8 @@ async def reflect(
     version, relist_at = "", 0.0
     failures, pauses = 0, rhythm.pauses()
     while True:
-        started, progressed, wait_s, problem = (
-            clock(),
-            False,
-            0.0,
-            "the server ended the watch at once",
-        )
+        started, progressed, wait_s = clock(), False, 0.0
+        problem = "the server ended the watch at once"
         try:
             if not version or started >= relist_at:
                 found = await list_all(api, path, selector)

@@ -61,9 +61,9 @@ _PATH = re.compile(
 def _required_right(method: str, path: str, is_watch: bool) -> Right:
     match = _PATH.fullmatch(path)
     parts = match.groupdict("") if match is not None else {"resource": path.strip("/")}
-    resource, name, subresource = (
-        parts.get(part, "") for part in ("resource", "name", "subresource")
-    )
+    resource, name = parts["resource"], parts.get("name", "")
+    if subresource := parts.get("subresource"):
+        resource = f"{resource}/{subresource}"
     if method == "GET":
         verb = "watch" if is_watch else "get" if name else "list"
     elif method == "DELETE":
@@ -73,7 +73,7 @@ def _required_right(method: str, path: str, is_watch: bool) -> Right:
     return Right(
         verb=verb,
         group=parts.get("group", ""),
-        resource=f"{resource}/{subresource}" if subresource else resource,
+        resource=resource,
         namespace=parts.get("namespace", ""),
         name=name,
     )
@@ -94,8 +94,11 @@ def translate_refusal(
 
     *has_worked* says that this server has answered an earlier request.
     """
-    operation = f"cannot {request} of {cluster}"
-    message = answer.message
+    operation, message, right = f"cannot {request} of {cluster}", answer.message, request.right
+    # A 404 about a path that every server has: none of another API, nor an answer of a kubelet.
+    is_about_path = not ("." in right.group or "/" in right.resource) and (
+        not answer.body or "could not find the requested resource" in message
+    )
     match answer.status:
         case 401:
             return AuthError(
@@ -103,9 +106,9 @@ def translate_refusal(
                 "again, and check that they belong to this cluster"
             )
         case 403 if _LACKS_RIGHT.search(message):
-            return Forbidden(f"{operation}: {message}\n{how_to_grant(request.right, message)}")
-        case 403 if right := missing_permission("container", message):  # GKE's DNS endpoint
-            return AuthError(f"{operation}: {message}; grant a role with {right} in the project")
+            return Forbidden(f"{operation}: {message}\n{how_to_grant(right, message)}")
+        case 403 if lacking := missing_permission("container", message):  # GKE's DNS endpoint
+            return AuthError(f"{operation}: {message}; grant a role with {lacking} in the project")
         case 403 if not answer.body:
             return AuthError(
                 f"{operation}: the server answered 403 ({message}), which names no missing "
@@ -114,7 +117,7 @@ def translate_refusal(
         case 403:
             return Refused(f"{operation}: {message}", answer=answer.body)
         # A server that has just restarted doesn't know its own paths for a moment.
-        case 404 if has_worked and _is_about_path(answer, request.right):
+        case 404 if has_worked and is_about_path:
             return Unavailable(
                 f"{operation}: the API server doesn't serve this path now ({message}); try again "
                 "later, or check the cluster's control plane",
@@ -155,13 +158,6 @@ def translate_refusal(
                 f"{operation}: the answer {status} ({message}) isn't from a Kubernetes API "
                 "server; check the server's address, and whether a proxy answers for it"
             )
-
-
-def _is_about_path(answer: HttpError, right: Right) -> bool:
-    """Return whether a 404 says that the server doesn't serve a path that every server has."""
-    if "." in right.group or "/" in right.resource:  # of another API, or an answer of a kubelet
-        return False
-    return not answer.body or "could not find the requested resource" in answer.message
 
 
 def _retry_after_s(answer: HttpError) -> float | None:

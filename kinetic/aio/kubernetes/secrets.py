@@ -64,10 +64,8 @@ def missing_own_secret(job: Document | None, missing: str) -> str:
     A client creates a single job's Secret right after the job. If the client dies in between, the
     Secret never exists.
     """
-    job_names = (annotations_of(job).get(NAME), labels_of(job).get(SUBMISSION))
-    own_secrets = (
-        object_name(str(job_name), longest=LABEL_LENGTH) for job_name in job_names if job_name
-    )
+    names = (annotations_of(job).get(NAME), labels_of(job).get(SUBMISSION))
+    own_secrets = [object_name(str(name), longest=LABEL_LENGTH) for name in names if name]
     return missing if missing in own_secrets else ""
 
 
@@ -95,10 +93,8 @@ class Secrets:
         Raises:
             ConfigurationError: The Secret doesn't contain a valid key.
         """
-        try:
+        with contextlib.suppress(NotFound):
             return _decode_root_key(await self._read(ROOT_KEY))
-        except NotFound:
-            pass
         content = {ROOT_KEY_ENTRY: os.urandom(ROOT_BYTES)}
         manifest = opaque_secret(ROOT_KEY, self._paths.namespace, content, ROOT_KEY)
         try:
@@ -121,7 +117,7 @@ class Secrets:
             await self._api.call("PUT", self._path(secret_name), body=manifest)
             return True
 
-        await self._create_or_settle(manifest, replace_content)
+        await self._create_or_reuse(manifest, replace_content)
 
     async def kept(self, name: str) -> bytes:
         """Return the content that `keep` stored under *name*.
@@ -139,7 +135,6 @@ class Secrets:
 
     async def drop(self, names: Collection[str]) -> None:
         """Delete what `keep` stored for the batches *names*, and the Secrets for their pods."""
-
         secret_names = [object_name(name, longest=LABEL_LENGTH) for name in names]
         await self._wait_for_creations(secret_names)
         kept_names = [_kept_secret_name(name) for name in names]
@@ -152,7 +147,7 @@ class Secrets:
         # If another client has deleted or marked the Secret since it was read, keep it.
         with contextlib.suppress(NotFound, Conflict):
             secret = await self._read(name)
-            if _fence_of(secret) <= fence:
+            if _fence_of(secret) <= fence:  # a larger one is of a client that took the batch over
                 await self._delete_version(secret, "uid", "resourceVersion")
 
     async def _wait_for_creations(self, names: Collection[str]) -> None:
@@ -194,7 +189,7 @@ class Secrets:
                 await self._api.call("PUT", self._path(name), body=body)
             return True
 
-        await self._create_or_settle(manifest, mark)
+        await self._create_or_reuse(manifest, mark)
 
     async def create_for_job(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
         """Create the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
@@ -209,26 +204,23 @@ class Secrets:
             await self._delete_version(existing, "uid")
             return False
 
-        await self._create_or_settle(manifest, check_owner)
+        await self._create_or_reuse(manifest, check_owner)
 
-    async def _create_or_settle(
-        self, manifest: Mapping[str, Any], settle: Callable[[], Awaitable[bool]]
+    async def _create_or_reuse(
+        self, manifest: Mapping[str, Any], reuse: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Create *manifest*; if its name is taken, call *settle*. Repeat until either succeeds.
+        """Create *manifest*; if its name is taken, call *reuse*. Repeat until either succeeds.
 
-        *settle* returns True if the existing Secret serves as well, and False after deleting it.
+        *reuse* returns True if the existing Secret serves as well, and False after deleting it.
         """
         while True:
-            try:
+            with contextlib.suppress(AlreadyThere):
                 await self._create(manifest)
                 return
-            except AlreadyThere:
-                pass
-            try:
-                if await settle():
+            # If another client has removed or changed the Secret meanwhile, start over.
+            with contextlib.suppress(NotFound, Conflict):
+                if await reuse():
                     return
-            except (NotFound, Conflict):
-                continue  # another client removed or changed the Secret: start over
 
     async def _create(self, manifest: Mapping[str, Any]) -> Document:
         return await self._api.call("POST", self._paths.secrets, body=manifest)

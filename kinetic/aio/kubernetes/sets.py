@@ -47,10 +47,7 @@ HOST = "host"
 """The name of a JobSet's one replicated job; the name of the Job contains it."""
 
 _SINGLE_HOST_VARIABLES = (
-    "KINETIC_FAILURES",
-    "KINETIC_DISRUPTIONS",
-    "KINETIC_JOB_UID",
-    "KINETIC_POD_NAME",
+    *("KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_JOB_UID", "KINETIC_POD_NAME"),
 )
 _NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
@@ -85,12 +82,7 @@ class Kind:
         return self.api.partition("/")[0]
 
     def manifest(
-        self,
-        spec: JobSpec,
-        placement: Placement,
-        *,
-        life: str,
-        rank: int | None = None,
+        self, spec: JobSpec, placement: Placement, *, life: str, rank: int | None = None
     ) -> dict[str, Any]:
         """Return the manifest of a set that is a worker; its pods are like those of a Job.
 

@@ -28,11 +28,7 @@ def trim(document: Document) -> Document:
     status = get_dict(document, "status")
     if statuses := get_list(status, "containerStatuses"):
         status = {**status, "containerStatuses": [*map(_with_receipt, statuses)]}
-    return {
-        "metadata": _reduce(get_dict(document, "metadata")),
-        "spec": spec,
-        "status": status,
-    }
+    return {"metadata": _reduce(get_dict(document, "metadata")), "spec": spec, "status": status}
 
 
 def _reduce(document: Document) -> dict[str, Any]:

@@ -266,9 +266,7 @@ def _out_of_memory(container: Container, code: int) -> Cause:
         summary = f"out of memory{child}: the container has no memory limit, and its node ran out"
         advice = _MORE_MEMORY
     elif container.init:
-        summary = (
-            f"container {container.name!r} ran out of memory: it passed its limit of "
-            f"{container.memory}"
-        )
+        subject, limit = f"container {container.name!r}", container.memory
+        summary = f"{subject} ran out of memory: it passed its limit of {limit}"
         advice = "raise the pod's annotation gke-gcsfuse/memory-limit"
     return Cause(summary=summary, advice=advice, reason=Reason.OUT_OF_MEMORY)

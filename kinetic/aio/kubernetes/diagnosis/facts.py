@@ -361,11 +361,6 @@ class Pod:
         return any(count > self.disruptions_before for count in later)
 
     @property
-    def as_it_waited(self) -> Pod:
-        """The pod before its end or deletion, if it never ran."""
-        return Pod(self.facts.waits.get(self.uid, self.document), self.facts)
-
-    @property
     def claims(self) -> Sequence[str]:
         """The names of the PersistentVolumeClaims that the pod mounts."""
         sources = (

@@ -69,14 +69,8 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
     arch = str(selector.get("kubernetes.io/arch") or "amd64")
     summary = f"the image {image} cannot be pulled"
     unquoted = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
-    cause = quote_message(
-        summary,
-        f"{reason}: {unquoted}",
-        _RULES,
-        _blocked_rule(""),
-        quote=gist(message),
-        arch=arch,
-    )
+    text, quote = f"{reason}: {unquoted}", gist(message)
+    cause = quote_message(summary, text, _RULES, _blocked_rule(""), quote=quote, arch=arch)
     cause = replace(cause, more=[gist(pod.last_message("FailedToRetrieveImagePullSecret"))])
     if container in pod.programs:
         return cause
@@ -86,6 +80,5 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
         f"tell the cluster's administrator ({cause.next_step}), or set KINETIC_POD_ANNOTATIONS to "
         "the annotation that keeps that container out of kinetic's pods"
     )
-    return replace(
-        cause, summary=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.BLOCKED
-    )
+    outlook = Outlook.BLOCKED
+    return replace(cause, summary=summary, advice=advice, reason=Reason.SETUP, outlook=outlook)

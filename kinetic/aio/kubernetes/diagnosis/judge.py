@@ -71,7 +71,8 @@ def pod_state(pod: Pod) -> Diagnosis:
 
 def obstacle(pod: Pod) -> Cause:
     """Return what keeps a pod that never ran from running, or kept it before its end."""
-    pod = pod.as_it_waited
+    # The end of a pod, or its deletion, hides what it waited for.
+    pod = Pod(pod.facts.waits.get(pod.uid, pod.document), pod.facts)
     if not pod.spec.get("nodeName"):
         return placement_cause(pod)
     cause, sidecar_cause = why_not_started(pod), sidecar_failure(pod)
@@ -152,13 +153,8 @@ def _job_state(facts: JobFacts) -> Diagnosis:
     state = waiting_state(cause=why_no_pod(facts))
     if not pods.failed:
         return state
-    last = pods.ended[-1][1]
-    return replace(
-        state,
-        earlier_cause=pods.last_end,
-        executor=last.executor,
-        exit_code=last.exit_code,
-    )
+    last, earlier = pods.ended[-1][1], pods.last_end
+    return replace(state, earlier_cause=earlier, executor=last.executor, exit_code=last.exit_code)
 
 
 class _Pods:
@@ -184,9 +180,8 @@ class _Pods:
             elif not (was_suspended and pod.deleted):  # a pod that a queue evicted isn't counted
                 self.ended.append((pod, _ended_pod_state(pod)))
         self.failed = [state for _, state in self.ended if state.status is JobStatus.FAILED]
-        self.failures = [
-            state for pod, state in self.ended if state in self.failed and not pod.deleted
-        ]
+        kept = (state for pod, state in self.ended if not pod.deleted)
+        self.failures = [state for state in kept if state in self.failed]
         self.last_failure = self.failures[-1].cause if self.failures else None
         self.last_end = self.failed[-1].cause if self.failed else None
 
@@ -308,9 +303,9 @@ def _state_while_alive(facts: JobFacts, alive: Pod, state: Diagnosis) -> Diagnos
         earlier_cause=state.earlier_cause,
         executor=state.executor or alive.uid,
     )
-    return (
-        alive_state if facts.job is not None else replace(alive_state, status=JobStatus.NOT_FOUND)
-    )
+    if facts.job is not None:
+        return alive_state
+    return replace(alive_state, status=JobStatus.NOT_FOUND)
 
 
 # --- no pod -------------------------------------------------------------------------------

@@ -63,13 +63,10 @@ def placement_cause(pod: Pod) -> Cause:
         return Cause(summary="no scheduler has looked at the pod yet")
     if gates := get_list(pod.spec, "schedulingGates"):  # such as Kueue's for topologies
         names = " and ".join(repr(gate.get("name")) for gate in gates)
+        summary = f"held by scheduling gate {names}"
         advice = "wait, or find out why the controller of that gate doesn't remove it"
-        return Cause(
-            summary=f"held by scheduling gate {names}",
-            advice=advice,
-            reason=Reason.QUEUED,
-            outlook=Outlook.BLOCKED,
-        )
+        outlook = Outlook.BLOCKED
+        return Cause(summary=summary, advice=advice, reason=Reason.QUEUED, outlook=outlook)
     if is_refused and scheduled.get("reason") != "Unschedulable":
         summary = "the scheduler cannot place the pod"
         return quote_message(summary, message, otherwise=Rule("", reason=Reason.UNSCHEDULABLE))
