@@ -28,14 +28,7 @@ from kinetic.aio._reading.progress import ShownProgress, counts_of, follow_batch
 from kinetic.aio._submissions import manifest
 from kinetic.aio.job import JobHandle, shown_status
 from kinetic.aio.ports import Phase
-from kinetic.errors import (
-    BackendError,
-    BatchError,
-    KineticError,
-    NotFound,
-    Pruned,
-    SubmissionError,
-)
+from kinetic.errors import BackendError, BatchError, KineticError, NotFound, Pruned, SubmissionError
 from kinetic.job_status import JobStatus
 from kinetic.metric import Metric
 from kinetic.options import check, check_indices
@@ -109,6 +102,12 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         require_loop(self._batch.session.loop, f"this handle of {self.group_id}", remedy)
         return self._batch
 
+    def _existing(self) -> Batch:
+        """Return the batch as `_here` does, unless it was cleaned up."""
+        batch = self._here()
+        batch.submission.refuse_removed()
+        return batch
+
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self.facts())
 
@@ -137,18 +136,11 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
     def facts(self) -> dict[str, object]:
         """Return what is known without a request; for display, not for programs."""
         batch = self._batch
-        of_total = f" of {batch.total}" if batch.total is not None else ""
-        ended = (
-            f"{batch.submission.ended}{of_total}"
-            if batch.followed
-            else f"?{of_total}, not read yet"
-        )
-        return {
-            "group_id": self.group_id,
-            "name": self.name,
-            "ended": ended,
-            "created_at": self.created_at,
-        }
+        ended = str(batch.submission.ended) if batch.followed else "?"
+        ended += f" of {batch.total}" if batch.total is not None else ""
+        ended += "" if batch.followed else ", not read yet"
+        known = {"group_id": self.group_id, "name": self.name}
+        return {**known, "ended": ended, "created_at": self.created_at}
 
     async def __aenter__(self) -> Self:
         self._here()  # refuses another loop
@@ -161,12 +153,8 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         trace: TracebackType | None,
     ) -> None:
         batch = self._here()
-        if (
-            batch.coordinator is None
-            or self._detached
-            or batch.complete
-            or batch.submission.removed
-        ):
+        is_over = self._detached or batch.complete or batch.submission.removed
+        if batch.coordinator is None or is_over:
             return
         level, cause = logging.INFO, "its block ended"
         interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
@@ -233,9 +221,9 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             NotFound: The batch has no such item.
         """
         check(index=index)
-        self._here().submission.refuse_removed()
-        await self._here().read_inputs()
-        self._here().refuse_unknown(index, self._here().total)
+        batch = self._existing()
+        await batch.read_inputs()
+        batch.refuse_unknown(index, batch.total)
         return self._handle(index)
 
     def _handle(self, index: int) -> JobHandle[T]:
@@ -255,8 +243,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         Raises:
             NotFound: The batch was cleaned up.
         """
-        self._here().submission.refuse_removed()
-        return await self._here().statuses()
+        return await self._existing().statuses()
 
     async def status_counts(self) -> dict[str, int]:
         """Count the submitted and refused items by status, as in ``{"SUCCEEDED": 8}``."""
@@ -335,8 +322,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             Exception: The input's classes raise it while it is rebuilt.
         """
         check(index=index)
-        self._here().submission.refuse_removed()
-        value: X = await self._here().input_of(index)
+        value: X = await self._existing().input_of(index)
         return value
 
     # --- waiting ---
@@ -451,10 +437,10 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         verified: dict[int, wire.Outcome] | None = None,
     ) -> Consumer:
         check(timeout=timeout)
-        self._here().submission.refuse_removed()
+        batch = self._existing()
         return Consumer(
-            self._here(),
-            display=ShownProgress(self._here(), self._progress),
+            batch,
+            display=ShownProgress(batch, self._progress),
             timeout=timeout,
             ordered=ordered,
             windowed=windowed,
@@ -471,9 +457,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         Raises:
             NotFound: The batch was cleaned up.
         """
-        self._here().submission.refuse_removed()
-        values = progress(self._here())
-        async with contextlib.aclosing(values):
+        async with contextlib.aclosing(progress(self._existing())) as values:
             async for value in values:
                 yield value
 
@@ -506,8 +490,8 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
                 print(index, step, loss)
         """
         check(timeout=timeout)
-        self._here().submission.refuse_removed()
-        async with contextlib.aclosing(_lazy.metrics.of_batch(self._here(), timeout)) as reported:
+        reported = _lazy.metrics.of_batch(self._existing(), timeout)
+        async with contextlib.aclosing(reported):
             async for metric in reported:
                 yield metric
 
@@ -596,9 +580,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
     ) -> Snapshots:
         """Return what reads and writes the page of `report`; internal."""
         check(direction=direction or "minimize", metric=metric)
-        batches = [handle._here() for handle in (self, *compare)]
-        for batch in batches:
-            batch.submission.refuse_removed()
+        batches = [handle._existing() for handle in (self, *compare)]
         return _lazy.report.Snapshots(batches, direction=direction, metric=metric)
 
     async def records(self) -> list[dict[str, Any]]:
@@ -623,8 +605,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             rows = await batch.records()
             print([row["input.rate"] for row in rows if row["state"] == "failed"])
         """
-        self._here().submission.refuse_removed()
-        return await _lazy.records.read(self._here())
+        return await _lazy.records.read(self._existing())
 
     async def to_dataframe(self) -> Any:
         """Return `records` as a ``pandas.DataFrame``, whose index is the items' ``index``.
@@ -639,13 +620,10 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             frame = await batch.to_dataframe()
             print(frame.sort_values("result.loss").head())
         """
-        self._here().submission.refuse_removed()
-        return await _lazy.records.to_dataframe(self._here())
+        return await _lazy.records.to_dataframe(self._existing())
 
     async def best(
-        self,
-        metric: str | None = None,
-        direction: Literal["minimize", "maximize"] | None = None,
+        self, metric: str | None = None, direction: Literal["minimize", "maximize"] | None = None
     ) -> dict[str, Any]:
         """Return the record of the best item so far, as in `records`; of equal ones, the first.
 
@@ -668,8 +646,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             print(best["input.rate"], best["result.accuracy"])
         """
         check(direction=direction or "minimize", metric=metric)
-        self._here().submission.refuse_removed()
-        return await _lazy.records.best(self._here(), metric, direction)
+        return await _lazy.records.best(self._existing(), metric, direction)
 
     async def submitted(self) -> None:
         """Wait until this process has submitted every input, or has stopped submitting."""
@@ -745,22 +722,14 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
                     "items were read; call results() again"
                 )
             without_value = {
-                index: outcome
-                for index, outcome in outcomes.items()
-                if not isinstance(outcome, Succeeded | Pruned)
+                index: it
+                for index, it in outcomes.items()
+                if not isinstance(it, Succeeded | Pruned)
             }
-            self._failed = [
-                index
-                for index, outcome in without_value.items()
-                if isinstance(outcome, Failed | Lost)
-            ]
+            self._failed = [n for n, it in without_value.items() if isinstance(it, Failed | Lost)]
             if verified is not None:
                 await self._remove_unneeded(outcomes, verified, consumer.deadline)
-        refused = {
-            index: outcome.error
-            for index, outcome in without_value.items()
-            if self._is_refused(index)
-        }
+        refused = {n: it.error for n, it in without_value.items() if self._is_refused(n)}
         self._refusals.update(refused)
         if without_value and not return_exceptions:
             raise self._build_error(outcomes, without_value, refused)
@@ -774,18 +743,16 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         deadline: float | None,
     ) -> None:
         """Remove the objects that the caller no longer needs; log a warning if some remain."""
-        ended = {
-            index: outcome
-            for index, outcome in outcomes.items()
-            if isinstance(outcome, Succeeded | Pruned)
-        }
-        is_complete = len(ended) == len(outcomes) == self._here().total and self._here().sealed
+        batch = self._here()
+        ended = {n: it for n, it in outcomes.items() if isinstance(it, Succeeded | Pruned)}
+        # Without the end of the inputs, a process may still add some, whose items have no value.
+        is_complete = len(ended) == len(outcomes) == batch.total and batch.sealed
         try:
             async with asyncio.timeout_at(deadline):
                 if not is_complete:
-                    await self._here().delete_jobs(keep_logs=True)
-                elif not self._here().items_removed:
-                    await self._here().collect(ended, await self._read_history(verified))
+                    await batch.delete_jobs(keep_logs=True)
+                elif not batch.items_removed:
+                    await batch.collect(ended, await self._read_history(verified))
         except (BackendError, TimeoutError) as exc:
             cause = str(exc) or "the timeout has passed"
             message = "%s: some of its objects remain (%s); results() or cleanup() removes them"
@@ -808,10 +775,8 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         """Return the error for a batch in which the items *without_value* have no value."""
         failed = [index for index in sorted(without_value) if index not in refused]
         handles = [self._handle(index) for index in failed]
-        partial = [
-            None if index in without_value else _in_results(outcomes[index])
-            for index in sorted(outcomes)
-        ]
+        in_order = sorted(outcomes.items())
+        partial = [None if index in without_value else _in_results(it) for index, it in in_order]
         cancelled = {index for index in failed if isinstance(outcomes[index], Cancelled)}
         # Report the failure itself before the items that were cancelled because of it.
         first = min(without_value.keys() - cancelled or without_value)
@@ -836,10 +801,10 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         Raises:
             NotFound: The batch was cleaned up.
         """
-        self._here().submission.refuse_removed()
+        batch = self._existing()
         if look:
-            await self._here().read()
-        return self._here().estimate()
+            await batch.read()
+        return batch.estimate()
 
     async def reason(self) -> str:
         """Explain why the batch is in its state; empty if there is no explanation.
@@ -922,8 +887,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
                     await batch.prune(index, attempt)
         """
         check(index=index, attempt=attempt)
-        self._here().submission.refuse_removed()
-        await self._here().prune(index, attempt)
+        await self._existing().prune(index, attempt)
 
     async def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``async with`` block.
@@ -940,9 +904,9 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         Cancelled: with *seal*, the batch takes no more inputs, but is not detached.
         """
         check(seal=seal)
-        self._here().submission.refuse_removed()
+        batch = self._existing()
         if seal:
-            await self._here().seal()
+            await batch.seal()
         self._detached = True
 
     # --- workers ---
@@ -975,8 +939,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             await batch.scale(8)
         """
         check(workers=workers)
-        self._here().submission.refuse_removed()
-        return await self._here().scale(workers)
+        return await self._existing().scale(workers)
 
     async def workers(self) -> list[Worker]:
         """Return the workers that wait or run now, in the order of their numbers.
@@ -992,8 +955,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             for worker in await batch.workers():
                 print(worker.number, worker.state, worker.item, worker.done)
         """
-        self._here().submission.refuse_removed()
-        return await self._here().workers()
+        return await self._existing().workers()
 
     # --- continuing ---
 
@@ -1012,8 +974,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             NotFound: The batch has no such item, or was cleaned up.
         """
         wanted = check_indices(indices)
-        self._here().submission.refuse_removed()
-        return await self._here().retry_failed(wanted)
+        return await self._existing().retry_failed(wanted)
 
     async def resume(
         self,
@@ -1043,8 +1004,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         check(seal=seal, force=force)
         if inputs is not None:
             check(inputs=inputs)
-        self._here().submission.refuse_removed()
-        await self._here().take_over(inputs=inputs, seal=seal, force=force)
+        await self._existing().take_over(inputs=inputs, seal=seal, force=force)
         self._detached = False
         return self
 
@@ -1053,8 +1013,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
 
         If the batch is `sealed` then, it leaves *inputs* unread.
         """
-        self._here().submission.refuse_removed()
-        await self._here().take_over(inputs=inputs, alone=True)
+        await self._existing().take_over(inputs=inputs, alone=True)
         self._detached = False
 
     async def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:

@@ -166,11 +166,7 @@ class Client(AsyncOnly):
 
     @overload
     async def submit(
-        self,
-        function: Callable[P, Coroutine[Any, Any, T]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> JobHandle[T]: ...
 
     @overload
@@ -227,11 +223,7 @@ class Client(AsyncOnly):
 
     @overload
     async def run(
-        self,
-        function: Callable[P, Coroutine[Any, Any, T]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T: ...
 
     @overload

@@ -151,14 +151,12 @@ class JobHandle(JobRecord, Generic[T]):
     def began_at(self) -> str:
         """Return when the last known attempt began, or when the job was submitted; internal."""
         if (ref := self._ref) is not None:
-            if (
-                observation := ref.submission.observations.get(ref.index)
-            ) is not None and observation.created_at:
-                return observation.created_at
-            item = ref.submission.item(ref.index)
-            started = item.outcome.started if item is not None and item.outcome else None
-            if started is not None:
-                return datetime.fromtimestamp(started, UTC).isoformat()
+            seen, item = ref.submission.observations.get(ref.index), ref.submission.item(ref.index)
+            if seen is not None and seen.created_at:
+                return seen.created_at
+            # The platform forgets an ended job.
+            if item and item.outcome and item.outcome.started is not None:
+                return datetime.fromtimestamp(item.outcome.started, UTC).isoformat()
         return self.created_at
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -310,12 +308,11 @@ class JobHandle(JobRecord, Generic[T]):
                 if item.state is not wire.ItemState.SUCCEEDED:
                     raise await self._failure(ref, item)
                 cleans_up = cleanup or (cleanup is None and not self.debug)
-                if cleans_up and self.log_unprinted:
+                if cleans_up and self.log_unprinted:  # a cleanup would delete the log
                     await self._end_processes(ref)
                     cleans_up = False
-                return cast(
-                    "T", await self._read_once(ref, item, cleanup_timeout if cleans_up else None)
-                )
+                limit = cleanup_timeout if cleans_up else None
+                return cast("T", await self._read_once(ref, item, limit))
             except NotFound:
                 if self._value is _UNSET:
                     raise  # unless another call has read the value and removed the job
@@ -459,9 +456,8 @@ class JobHandle(JobRecord, Generic[T]):
             await asyncio.wait({printing}, timeout=DRAIN_S)
             is_leaving = False
             with suppress(BackendError):
-                is_leaving = not printing.done() and any(
-                    observation.leaving for observation in await self._running(ref)
-                )
+                running = [] if printing.done() else await self._running(ref)
+                is_leaving = any(observation.leaving for observation in running)
             line_timeout = DRAIN_S if is_leaving else SILENCE_S
             while not printing.done() and (printer.behind or printer.lines != printed):
                 printed = printer.lines
@@ -510,8 +506,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def _end_processes(self, ref: JobRef) -> None:
         """End processes that still run `LEAVING_S` seconds after the outcome was stored.
 
-        By then the runner has stored the end of the log. If `result` couldn't print the whole log,
-        `result` calls this method instead of a cleanup, which would delete the log.
+        By then the runner has stored the end of the log.
         """
         try:
             for _ in range(LEAVING_S):
@@ -618,9 +613,8 @@ class JobHandle(JobRecord, Generic[T]):
         last = item.attempt if item is not None else 1
         if submission.relaunches:  # this process may not know the newest attempt
             last = max(last, 1 + submission.identity.budgets.infrastructure)
-        return [
-            submission.identity.attempt_name(ref.index, attempt) for attempt in range(1, last + 1)
-        ]
+        name_of = submission.identity.attempt_name
+        return [name_of(ref.index, attempt) for attempt in range(1, last + 1)]
 
     @one_loop_stream
     async def metrics(self, *, timeout: float | None = None) -> AsyncGenerator[JobMetric, None]:
@@ -759,9 +753,8 @@ class JobHandle(JobRecord, Generic[T]):
             return
         with suppress(NotFound):  # another process has just removed the job
             await self._stop(ref, cleanup_timeout)
+        # If a cleanup ended before the stop request was stored, nothing reads the request.
         if self.group_id is None and not await self._exists(ref):
-            # A cleanup ended before the stop request was stored. Nothing reads the request, so
-            # remove it.
             store, scope = ref.session.platform.store, ref.submission.identity.scope
             await store.delete([info.name for info in await store.list(f"{scope}control/")])
 
@@ -933,7 +926,12 @@ class JobHandle(JobRecord, Generic[T]):
                 f"can't list {folder} from the {self.backend} platform; use the tools of its "
                 "storage"
             )
-        return await anyio.to_thread.run_sync(_list_files, folder)
+
+        def list_files() -> list[str]:
+            paths = Path(folder).rglob("*")
+            return sorted(str(path.relative_to(folder)) for path in paths if path.is_file())
+
+        return await anyio.to_thread.run_sync(list_files)
 
     async def fetch_outputs(self, folder: str | os.PathLike[str]) -> int:
         """Copy the files of the output directory here, and return how many there are.
@@ -976,8 +974,3 @@ def _prepare_path(folder: Path, name: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return path
-
-
-def _list_files(folder: str) -> list[str]:
-    paths = Path(folder).rglob("*")
-    return sorted(str(path.relative_to(folder)) for path in paths if path.is_file())

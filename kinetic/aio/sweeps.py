@@ -197,11 +197,8 @@ class Sweep(AsyncOnly):
     def facts(self) -> dict[str, object]:
         """Return what is known, for display; internal."""
         pruned = sum(trial.state is State.PRUNED for trial in self._trials)
-        facts: dict[str, object] = {
-            "batch": self.batch.group_id,
-            "ended": len(self._ended),
-            "pruned": pruned,
-        }
+        batch, ended = self.batch.group_id, len(self._ended)
+        facts: dict[str, object] = {"batch": batch, "ended": ended, "pruned": pruned}
         if self._best is not None:
             params = ", ".join(f"{name}={value!r}" for name, value in self._best.params.items())
             facts |= {"best": self._best.value, "trial": self._best.number, "params": params}
@@ -312,9 +309,9 @@ class Sweep(AsyncOnly):
                     failure.__cause__ = exc
                     made.append((result, None, failure))
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(deliver)
 
-        def settle() -> None:
+        def deliver() -> None:
             self._is_calling = False
             for result, value, error in made:
                 if result.done():
@@ -602,9 +599,7 @@ class Sweep(AsyncOnly):
             await self._end(completion)
 
     async def _rebuild(
-        self,
-        batch: BatchHandle[Any, Any],
-        outcomes: AsyncGenerator[Completion[Any, Any], None],
+        self, batch: BatchHandle[Any, Any], outcomes: AsyncGenerator[Completion[Any, Any], None]
     ) -> None:
         """Ask and tell the optimizer what the batch's inputs say, in the same order."""
         arrived: dict[int, Completion[Any, Any]] = {}
@@ -668,7 +663,11 @@ class Sweep(AsyncOnly):
         """Tell the optimizer the outcome of a trial, after all that the trial has reported."""
         try:
             if _prunes(self._optimizer):
-                await self._report_rest(number)
+                # What a trial has reported last, the stream of reports may not have brought yet.
+                job = await self.batch.job(number - self._first)
+                async with contextlib.aclosing(job.metrics()) as reported:
+                    async for _, step, value in reported:
+                        await self._report(number, step, value)
             trial = _ended_trial(self._trials[number], outcome, self._metric)
             result = trial.value if trial.state is State.COMPLETE else trial.state
             if trial.state is State.FAILED and self._on_failure == "ignore":
@@ -691,22 +690,13 @@ class Sweep(AsyncOnly):
         self._steps.pop(trial.number, None)
         self._ended.append(trial.number)
         self._cancelled += trial.state is State.CANCELLED
-        if trial.state is State.COMPLETE and self._is_best(trial):
+        sign = 1.0 if self._optimizer.direction == "minimize" else -1.0
+        value, best = sign * (trial.value or 0.0), math.inf
+        if self._best is not None:
+            best = sign * (self._best.value or 0.0)
+        if trial.state is State.COMPLETE and value < best:  # of equal ones, the first stays
             self._best = trial
         self._notify()
-
-    async def _report_rest(self, number: int) -> None:
-        """Report what an ended trial has reported, and the optimizer doesn't know."""
-        job = await self.batch.job(number - self._first)
-        async with contextlib.aclosing(job.metrics()) as reported:
-            async for _, step, value in reported:
-                await self._report(number, step, value)
-
-    def _is_best(self, trial: Trial) -> bool:
-        if self._best is None:
-            return True
-        value, best = trial.value or 0.0, self._best.value or 0.0
-        return value < best if self._optimizer.direction == "minimize" else value > best
 
     async def _finish(self) -> None:
         """At the end of the block, leave no trial open in the optimizer."""
@@ -831,11 +821,9 @@ class _Record:
         key = _record_key(self.name)
         fields = {"name": self.name, "batches": [*self.batches], "direction": self.direction}
         body = json.dumps(fields).encode()
-        if self.generation:
-            generation = self.generation
-            await retry_forever(
-                lambda: store.replace(key, body, generation=generation), f"writing {key}"
-            )
+        if generation := self.generation:
+            replacing = functools.partial(store.replace, key, body, generation=generation)
+            await retry_forever(replacing, f"writing {key}")
         elif await retry_forever(lambda: store.begin(key, body), f"writing {key}") is None:
             raise Conflict(f"another process has begun the sweep {self.name!r}")
 
@@ -878,13 +866,9 @@ async def start(
     known = optimizer.space if isinstance(optimizer, RandomSearch | GridSearch) else space
     if not (known is None or callable(known)):
         _require_fit(binding, known)
+    limit = settings.max_concurrent
     sweep = Sweep(
-        checked,
-        binding,
-        trials=trials,
-        on_failure=on_failure,
-        metric=metric,
-        limit=settings.max_concurrent,
+        checked, binding, trials=trials, on_failure=on_failure, metric=metric, limit=limit
     )
     if name is None:
         await sweep.follow(await client.start_batch(function, sweep.proposals(), settings, goal))
@@ -936,20 +920,18 @@ async def start(
 async def _attach(
     client: _Client, record: _Record, settings: MapSettings
 ) -> list[BatchHandle[Any, Any]]:
-    """Return the batches of a sweep, without those that were cleaned up.
+    """Return the batches of a sweep.
 
     Raises:
         WireError: The record has the ID of another batch.
     """
     batches: list[BatchHandle[Any, Any]] = []
     for group_id in record.batches:
-        try:
+        with contextlib.suppress(NotFound):  # it was cleaned up
             batch = await client.attach_batch(group_id, settings.project, settings.cluster)
-        except NotFound:
-            continue
-        if batch.name != record.name:
-            raise WireError(f"{group_id} isn't a batch of the sweep {record.name!r}")
-        batches.append(batch)
+            if batch.name != record.name:  # the record isn't signed
+                raise WireError(f"{group_id} isn't a batch of the sweep {record.name!r}")
+            batches.append(batch)
     return batches
 
 
