@@ -39,10 +39,8 @@ class _SigtermHandler:
             stop()
 
     async def all_ready(self) -> None:
-        """After the signal, wait until every plain call of this loop has ended its job.
-
-        Without this wait, the first call that returns could end the loop and interrupt the others.
-        """
+        """After the signal, wait until every plain call of this loop has ended its job."""
+        # The first call that returns could end the loop, and interrupt the others.
         if self.received and len(self._ready_futures) + 1 < len(_stop_callbacks):
             self._ready_futures.append(asyncio.get_running_loop().create_future())
             await self._ready_futures[-1]

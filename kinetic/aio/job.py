@@ -605,15 +605,13 @@ class JobHandle(JobRecord, Generic[T]):
         return ""
 
     def _attempt_names(self, ref: JobRef) -> list[str]:
-        """Return the names of all attempts that the platform may have, from the first one on.
-
-        The last attempt isn't enough: if an item is cancelled, its last attempt was never launched.
-        """
+        """Return the names of all attempts that the platform may have, from the first one on."""
         submission, item = ref.submission, ref.submission.item(ref.index)
         last = item.attempt if item is not None else 1
         if submission.relaunches:  # this process may not know the newest attempt
             last = max(last, 1 + submission.identity.budgets.infrastructure)
         name_of = submission.identity.attempt_name
+        # The last one isn't enough: that of a cancelled item was never launched.
         return [name_of(ref.index, attempt) for attempt in range(1, last + 1)]
 
     @one_loop_stream
@@ -762,7 +760,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Ask the job to end, and wait until it has."""
         # Name the attempts before the stop request: a later retry may add attempts.
         names = self._attempt_names(ref)
-        await ref.submission.requests.stop_items((ref.index,), "cancel")
+        await ref.submission.requests.stop_item(ref.index)
         await ref.session.platform.cluster.delete(names=names, keep_logs=True)
         await ref.submission.read_item(ref.index)
         try:

@@ -564,10 +564,8 @@ class Sweep(AsyncOnly):
             self._fail(exc)
 
     async def _report(self, number: int, step: int, value: float | Mapping[str, float]) -> bool:
-        """Report a value to the optimizer once; return whether to prune the trial.
-
-        If an attempt repeats the steps of an earlier one, the optimizer keeps the earlier values.
-        """
+        """Report a value to the optimizer once; return whether to prune the trial."""
+        # If an attempt repeats the steps of an earlier one, the optimizer keeps the earlier values.
         is_new = number < len(self._trials) and step > self._steps.get(number, -1)
         if not is_new or self._trials[number].state is not State.RUNNING:
             return False

@@ -347,10 +347,7 @@ class Batch:
         )
 
     async def _run_coordinator(self, coordinator: BatchCoordinator) -> None:
-        """Run *coordinator*; then observe the batch if another process may run its items.
-
-        Another process may run them if this one has lost the lease, or a retry has reopened items.
-        """
+        """Run *coordinator*; then observe the batch if another process may run its items."""
         await coordinator.run()
         requests, lease_lost = self.submission.requests, coordinator.lease.lost is not None
         if (
@@ -359,17 +356,15 @@ class Batch:
             or not (lease_lost or coordinator.complete)
         ):
             return
-        if self.submission.unfinished(requests.reopened):
+        if self.submission.unfinished(requests.reopened):  # another process serves the retry
             self._observe_again()
         elif lease_lost:
             self.session.watch(self.submission)  # callers may still wait for its jobs
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
-        """If another process requests a retry, observe the batch, unless this process submits it.
-
-        Ignore requests of this process, and all requests while this process takes the batch over.
-        """
+        """If another process requests a retry, observe the batch, unless this one submits it."""
+        # A process that takes the batch over reads the requests itself.
         if request.kind != "retry" or request == self._own_retry or self._take_over_lock.locked():
             return
         if self.coordinator is not None and not self.submits:

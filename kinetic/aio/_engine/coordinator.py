@@ -219,8 +219,7 @@ class BatchCoordinator:
     async def _until_complete(self) -> None:
         """Carry out decisions until the batch is complete, or this process must leave it.
 
-        After releasing the lease, read the requests again. If there is a new one to stop or retry,
-        take the lease again and continue.
+        If there is a new request to stop or retry then, take the lease again and continue.
         """
         while True:
             await self._decide()
@@ -229,6 +228,7 @@ class BatchCoordinator:
             requests = self._submission.requests
             logging.info("batch %s is complete", self._submission.identity.id)
             await self._finish_submitting(len(requests.entries))
+            # A client appends its retry, and then looks for a holder: one of both sees the other.
             await retry_forever(requests.read, "reading requests")
             self._act()
             # A request to stop or retry makes the batch busy. One of the workers, which say that
@@ -332,11 +332,8 @@ class BatchCoordinator:
             await self.pump.end()
 
     async def leave(self) -> None:
-        """Store the pulled inputs, start nothing, and release the lease; running jobs continue.
-
-        A list is stored whole, so a window doesn't limit it any more.
-        """
-        if not self.pump.has_iterator:
+        """Store the pulled inputs, start nothing, and release the lease; running jobs continue."""
+        if not self.pump.has_iterator:  # a list is stored whole
             self.window.lift()
         await self.finish_inputs(seal=False)
         self._leaving = True
@@ -449,7 +446,7 @@ class BatchCoordinator:
     async def reconcile(self) -> None:
         """Reconcile the open items, and check that workers live."""
         if await ending.reconcile_items(self._submission, self.state.unfinished()):
-            self.launcher.check()
+            self.launcher.check()  # a repeated request for workers changes nothing
 
     async def _renew_shared_daily(self) -> NoReturn:
         store, batch = self._session.platform.store, self._submission.identity.id

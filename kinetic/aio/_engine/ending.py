@@ -85,8 +85,10 @@ def decide(
         return None
     observation, executor = evidence.observation, attempt.executor
     is_claimed = executor not in (None, wire.VOID)
+    # The end of an earlier attempt says only whether another one follows.
     if item.attempt != evidence.number and not (evidence.final and executor is not None):
         return GiveUp(evidence.final) if evidence.final else None
+    # In a running batch, the holder closes attempts; those of a stopped item, any process.
     if not (closes or item.state is wire.ItemState.CANCELLING):
         return None
     if evidence.refusal is not None:
@@ -100,6 +102,7 @@ def decide(
     ):
         # An answer that names no process may be about an earlier job of the same name.
         return Ask()
+    # Behind a void claim, no process can begin, so there is no end to wait for.
     if executor != wire.VOID and observation is not None:
         if not observation.phase.is_over:
             return None
@@ -249,13 +252,11 @@ async def _read_item(submission: Submission, evidence: Evidence) -> wire.Item:
 
 
 async def _close(submission: Submission, evidence: Evidence, number: int, death: Death) -> bool:
-    """Close an attempt; return False if that had no effect.
-
-    If no process has claimed the attempt, first make a void claim, so that no process can begin it.
-    """
+    """Close an attempt; return False if that had no effect."""
     index = evidence.index
     await _refuse_cleaned(submission)
     claimant = submission.attempt(index, number).executor
+    # A process that arrives late must find that it is too late, so make a void claim first.
     if claimant is None:
         claim = wire.claim_metadata(wire.VOID)
         name = wire.attempt_key(submission.identity.scope, index, number, "claim")
@@ -531,11 +532,7 @@ async def find(
 async def _find_items(
     submission: Submission, names: Mapping[str, tuple[int, int]]
 ) -> dict[tuple[int, int], Observation]:
-    """Ask the platform about attempts that workers run.
-
-    The platform may not know yet which item a worker has claimed. So what the claim names counts:
-    the attempt runs as long as that process runs.
-    """
+    """Ask the platform about attempts that workers run."""
     observations = await _find_workers(submission, names.values())
     found = {names[it.name]: it for it in observations if it.name in names}
     workers = {it.executor: it for it in observations if LABEL_INDEX not in it.labels}
@@ -543,6 +540,8 @@ async def _find_items(
         claim = submission.attempt(*attempt)
         if attempt in found or claim.executor is None:
             continue
+        # The platform may not know yet which item a worker has claimed, so the claim counts: the
+        # attempt runs as long as that process runs.
         if claim.executor in workers:
             worker, (index, number) = workers[claim.executor], attempt
             labels = {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
@@ -575,14 +574,12 @@ def _is_disrupted(
 async def _find_workers(
     submission: Submission, attempts: Iterable[tuple[int, int]]
 ) -> Collection[Observation]:
-    """Return what the platform says of workers.
-
-    Where it shows no items, ask seldom, unless a process has claimed one of *attempts* that the
-    watch doesn't report as running: a large batch is read every few seconds.
-    """
+    """Return what the platform says of workers."""
     now = asyncio.get_running_loop().time()
     seen = [it for it in submission.worker_observations.values() if it.phase is Phase.RUNNING]
     running = {None, *(it.executor for it in seen)}
+    # Where only the store shows items, a large batch is read every few seconds. The answer matters
+    # only for a claimant that the watch doesn't report as running.
     is_fresh = submission.listed and now - submission.workers_asked < ASK_WORKERS_S
     if is_fresh and all(submission.attempt(*it).executor in running for it in attempts):
         return seen

@@ -159,10 +159,7 @@ class InputPump:
             self._source.stop()
 
     async def input_of(self, index: int) -> tuple[Any] | None:
-        """Return the user's input in a tuple, or None if this process doesn't have it any more.
-
-        An input that has changed since it was stored isn't the input of the item any more.
-        """
+        """Return the user's input in a tuple, or None if this process doesn't have it any more."""
         position, listed = index - self._first_index, self._source.known_inputs
         if listed is not None and 0 <= position < len(listed):
             own = listed[position]
@@ -175,7 +172,7 @@ class InputPump:
         encoded = self._encoder.encode_small(own)
         if encoded is None:
             encoded = await anyio.to_thread.run_sync(self._encoder.encode, own)
-        return (own,) if encoded.digest == digest else None
+        return (own,) if encoded.digest == digest else None  # the user may have changed it since
 
     async def run(self) -> None:
         """Store all inputs, and then record that there are no more.
@@ -202,14 +199,11 @@ class InputPump:
                 self.over.set()
 
     async def end(self) -> None:
-        """Record in the store that there are no more inputs.
-
-        In a stopped batch, the inputs of a list that aren't stored yet also count as items.
-        """
+        """Record in the store that there are no more inputs."""
         self.finished = True
         while self._inputs.total is None:
             total = self._inputs.count
-            if self._state.stopping:
+            if self._state.stopping:  # the inputs of a list that aren't stored count as items, too
                 total = max(total, self._first_index + (self._source.length or 0))
             content = {"kind": "end", "total": total, "sealed_by": self._lease.fence}
             name = wire.input_key(self._scope, self._inputs.slots)

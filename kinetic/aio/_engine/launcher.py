@@ -241,7 +241,7 @@ class Launcher:
         if self._state.complete:
             return
         self._may_grow.set()
-        if worker.exit_code not in (EXIT_DONE, EXIT_SURPLUS):
+        if worker.exit_code not in (EXIT_DONE, EXIT_SURPLUS):  # with these, it has left
             self._lost.append(worker)
         self._need_workers()
 
@@ -278,7 +278,7 @@ class Launcher:
         """How many workers the batch may have: no more than items that have not ended."""
         total = self._state.total
         if total is None and not self._submission.runs_alone:
-            total = len(self._state.marks)  # a worker can't wait for later inputs
+            total = len(self._state.marks)  # such a worker takes one item, and can't wait for it
         return self._count if total is None else min(self._count, total - self._state.ended)
 
     async def until_idle(self) -> None:
@@ -302,7 +302,7 @@ class Launcher:
                 self._may_grow.clear()
                 await self._may_grow.wait()
                 continue
-            if places.limit.is_full:
+            if places.limit.is_full:  # a submission waits for `asked`, and this may last for long
                 self.asked.set()
             await places.acquire()
             if self.allowed >= self._wanted:  # the batch was scaled, or items have ended

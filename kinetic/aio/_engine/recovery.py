@@ -187,7 +187,7 @@ async def until_abandoned(
         f"asking for the workers of {identity.id}",
     )
     living = {it.executor for it in found if not it.phase.is_over}
-    if not submission.runs_alone:
+    if not submission.runs_alone:  # nobody replaces these workers, and each runs one item
         stuck = [index for index in stuck if submission.claimant(index) not in living]
         is_sealed = is_sealed or inputs.total is not None or inputs.expected is not None
     elif living:  # they run the items whose inputs are stored

@@ -170,6 +170,7 @@ class Session(Connection):
         failing_since: float | None = None
         ended = submission.ended
         while True:
+            # Where only the store shows what runs, list again soon after an item's end.
             if submission.listed and ended != submission.ended:
                 slow_pauses, ended = _slow_pauses(submission), submission.ended
             if failing_since is not None or submission.in_doubt:

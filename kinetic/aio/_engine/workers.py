@@ -101,6 +101,7 @@ async def read_roster(submission: Submission, requests: Requests) -> Roster:
     seen = [it for it in every if it.worker.round == requests.round]
     living = [it for it in seen if it.is_alive]
     if not living:
+        # If each worker runs one item, the next one gets the next rank.
         used = 0 if submission.runs_alone else max((it.worker.rank for it in seen), default=-1) + 1
         return Roster((), used, len(requests.leaving), earlier)
     # If the round was started again, the workers of its first start have all ended.

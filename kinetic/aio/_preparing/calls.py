@@ -304,13 +304,11 @@ async def upload_call(connection: Connection, packed: PackedCall) -> UploadedCal
 def job_environment(
     connection: Connection, captured: Mapping[str, str], output_dir: str
 ) -> dict[str, str]:
-    """Return the environment of a job: *captured*, and what every job of the platform gets.
-
-    A job on this machine gets a small part of the environment of this process. A pod gets
-    only *captured*, and the project that pays for its requests to a bucket.
-    """
-    base = environment.capture([wire.BILLING_PROJECT], os.environ)
-    if connection.platform.capacity is not None:
+    """Return the environment of a job: *captured*, and what every job of the platform gets."""
+    base = environment.capture(
+        [wire.BILLING_PROJECT], os.environ
+    )  # it pays for requests to buckets
+    if connection.platform.capacity is not None:  # a pod has its image's environment
         base |= environment.base_environment(os.environ)
     if _writes_to_cloud_storage(connection, output_dir):
         base |= environment.storage_environment(os.environ)

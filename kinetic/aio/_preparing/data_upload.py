@@ -56,10 +56,6 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     calls have the same content, one call sends it and the others wait. If that call is cancelled,
     the next call takes over.
 
-    The stored manifest lists the files. Each upload stores or renews the files, and then the
-    manifest. So if the manifest is fresh (see `kinetic.aio._shared_objects`), no file is old enough
-    to be removed, and kinetic doesn't check the files. Otherwise, kinetic checks every file.
-
     Raises:
         DataError: A file can't be read, or has changed since it was hashed.
         BackendError: The store refuses a request, or doesn't answer.
@@ -76,8 +72,11 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
 
     async def send() -> bool:
         stored = await store.look(snapshot.name)
+        # Each upload stores or renews the files, and then the manifest that lists them. So if that
+        # is fresh, no file is old enough to be removed. Otherwise, `_send` checks every file.
         if stored is not None and stored.size and _shared_objects.is_fresh(stored):
             logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
+            # A store that exceeds its limit loses what wasn't used for a minute.
             if _shared_objects.has_size_limit(store):
                 await store.renew([snapshot.name])
             return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from absl import logging
@@ -115,23 +115,21 @@ class ControlLog:
             self._note(request)
         return True
 
-    async def stop_items(self, indices: Iterable[int], cause: str) -> None:
-        """Stop single items; concurrent callers share one entry of the log."""
-        requested = {*indices}
-        self._unsent |= requested
+    async def stop_item(self, index: int) -> None:
+        """Stop a single item; concurrent callers share one entry of the log."""
+        self._unsent.add(index)
         async with self._send_lock:
-            requested &= self._unsent
-            if not requested:
-                return  # another caller's request has included these items
+            if index not in self._unsent:
+                return  # another caller's request has included the item
             loop = asyncio.get_running_loop()
             # Even without a wait, the other callers in this turn of the loop join.
             await asyncio.sleep(max(0.0, self._last_sent + MERGE_S - loop.time()))
             items, self._unsent = self._unsent, set()
             try:
-                request = wire.Request(kind="stop", items=tuple(sorted(items)), cause=cause)
+                request = wire.Request(kind="stop", items=tuple(sorted(items)), cause="cancel")
                 await self.append(request)
             except BaseException:
-                self._unsent |= items - requested
+                self._unsent |= items - {index}  # the others' callers still wait for the lock
                 raise
             self._last_sent = loop.time()
 

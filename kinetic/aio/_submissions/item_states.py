@@ -117,14 +117,11 @@ class ItemStates:
     # --- reading ---
 
     async def read_item(self, index: int) -> wire.Item:
-        """Read one item's objects now, and new requests only if requests can change its state.
-
-        If the objects of an ended item were removed, but not by `results()`, this returns an item
-        that never started.
-        """
+        """Read one item's objects now, and new requests only if requests can change its state."""
         known_requests = len(self.requests.entries)
         found = await self._list_item(index)
         known = self._items.get(index)
+        # Its objects were removed: by `results()`, or else with the batch.
         if not found and known is not None and known.state.final and known.outcome is not None:
             return known if await self.read_collected() else _UNTOUCHED
         if self._state_of(index, self._merge(index, found)).state is not wire.ItemState.SUCCEEDED:

@@ -94,18 +94,14 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
         return await unpickled(body)
     except (BackendError, WireError):  # the value exists, so the caller can read it later
         raise
-    except pickles.OtherPythonError as exc:
-        raise JobFailed(
-            f"{job_id} succeeded, but its value cannot be rebuilt in this process: {exc}; "
-            f"read the result with Python {exc.version}, or return plain data",
-            job_id=job_id,
-            phase="result deserialization",
-        ) from exc
     except Exception as exc:
+        why = f"{type(exc).__name__}: {exc}"
+        remedy = "install the package that defines the returned value"
+        if isinstance(exc, pickles.OtherPythonError):
+            why, remedy = str(exc), f"read the result with Python {exc.version}"
         raise JobFailed(
-            f"{job_id} succeeded, but its value cannot be rebuilt in this process: "
-            f"{type(exc).__name__}: {exc}; install the package that defines the returned value, or "
-            "return plain data",
+            f"{job_id} succeeded, but its value cannot be rebuilt in this process: {why}; "
+            f"{remedy}, or return plain data",
             job_id=job_id,
             phase="result deserialization",
         ) from exc

@@ -157,11 +157,7 @@ class GkeCluster:
     # --- workers (`kinetic.aio.ports.Workers`) ---
 
     async def scale(self, job: JobSpec, *, number: int, ranks: range) -> int:
-        """Start the workers of a round, or more of them; see `Workers.scale`.
-
-        A round is one Job. In a queue, a round keeps its number of workers, because a change of the
-        number would suspend all of them.
-        """
+        """Start the workers of a round, which is one Job, or more of them; see `Workers.scale`."""
         placement, workers = await self._placement_of(job), ranks.stop
         manifest = round_manifest(job, number=number, workers=workers, placement=placement)
         found = await create_job(self._api, self._paths, self._secrets, job, manifest)
@@ -184,6 +180,7 @@ class GkeCluster:
             if not size:
                 await self._refuse_unfit(job)
                 return 0
+            # In a queue, a change of the number would suspend all workers.
             if size >= workers or self._placement.queue:
                 return size
             try:

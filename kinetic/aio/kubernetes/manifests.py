@@ -503,16 +503,13 @@ def pod_requirements(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _selector(accelerator: Accelerator, compute_class: str = "") -> dict[str, str]:
-    """Return the node selector; GKE keeps Arm nodes for pods that select them.
-
-    The ComputeClass of a spot accelerator also has on-demand nodes, which it uses if there are no
-    spot nodes. So pods of a class don't select spot nodes.
-    """
+    """Return the node selector."""
     selector = dict(accelerator.node_selector)
     if compute_class:
+        # The class of a spot accelerator also has on-demand nodes, for a lack of spot nodes.
         selector.pop(SPOT, None)
         selector[COMPUTE_CLASS] = compute_class
-    if accelerator.arch != "amd64":
+    if accelerator.arch != "amd64":  # GKE keeps Arm nodes for pods that select them
         selector["kubernetes.io/arch"] = accelerator.arch
     return selector
 
@@ -543,15 +540,12 @@ def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
     """Return a pod's security context.
 
     The context meets the Pod Security Standard ``restricted`` if *user* is known and not root.
-
-    If *user* is None, the image's own user applies: the image may not work with another user.
-    A pod with a *claim* gets no ``fsGroup``, because the node would then change the permissions of
-    all files in the claim.
     """
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-    if user is not None:
+    if user is not None:  # otherwise the image's own user applies, without which it may not work
         security["runAsUser"] = user
     if user:
+        # With a group, the node would change the permissions of all files in the claim.
         security |= {"runAsNonRoot": True, **({} if claim else {"fsGroup": user})}
     return security
 
@@ -618,19 +612,14 @@ def _escape(text: str) -> str:
 
 
 def _resources(resources: Resources) -> dict[str, Any]:
-    """Return the requests and limits of a container.
-
-    Kubernetes requires an accelerator in requests and limits. A job with accelerators may use all
-    cores of its machine, so ``cpu`` is only its request; for other jobs, ``cpu`` is also the limit.
-    The memory that a job requests is also its limit.
-    """
+    """Return the requests and limits of a container."""
     accelerator, cpu = resources.accelerator, f"{max(1, math.ceil(resources.cpu * 1000))}m"
     memory = resources.memory_bytes or int(MEMORY_PER_CORE * max(resources.cpu, 0.25))
     requests: dict[str, str] = {"cpu": cpu, "memory": str(memory)}
     limits: dict[str, str] = {}
     if resources.memory_bytes is not None:
         limits["memory"] = str(memory)
-    if name := accelerator.resource:
+    if name := accelerator.resource:  # such a job may use all cores of its machine
         requests[name] = limits[name] = str(accelerator.chips_per_host)
     else:
         limits["cpu"] = cpu
@@ -638,10 +627,8 @@ def _resources(resources: Resources) -> dict[str, Any]:
 
 
 def _volumes(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
-    """Return the volumes with the key, and with shared memory for data loaders.
-
-    Without the second volume, a container has only 64 MiB of shared memory.
-    """
+    """Return the volumes with the key, and with shared memory for data loaders."""
+    # Without this volume, a container has only 64 MiB of shared memory.
     shm: dict[str, Any] = {"medium": "Memory"}
     if spec.resources.memory_bytes is not None:  # files in shared memory count as memory
         shm["sizeLimit"] = str(max(64 * 1024**2, spec.resources.memory_bytes // 2))
@@ -655,16 +642,12 @@ def _volumes(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
 
 
 def _store_volume(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the volume with a shared store, and its mount at the same path; none for a bucket.
-
-    Without a *claim*, the directory must exist on the node. If the directory is missing, the pod
-    doesn't start. Otherwise, it would use an empty directory.
-    """
+    """Return the volume with a shared store, and its mount at the same path; none for a bucket."""
     if (path := directory_urls.directory_of(url)) is None:
         return [], []
     if claim:
         source: dict[str, Any] = {"persistentVolumeClaim": {"claimName": claim}}
-    else:
+    else:  # without the type, a pod on a node that lacks the directory would use an empty one
         source = {"hostPath": {"path": path, "type": "Directory"}}
     return [{"name": "store", **source}], [{"name": "store", "mountPath": path}]
 

@@ -151,11 +151,9 @@ class Diagnostics:
         await self._api.call("PATCH", f"{self._paths.jobs}/{name}", body=body)
 
     async def end_held(self, pod: Pod, job: Document | None, *, whole: bool) -> None:
-        """End *pod*, whose program has ended; if *whole*, delete its *job* with all its pods.
-
-        Kubernetes would replace a pod whose program has succeeded, because its other containers
-        fail when they are stopped.
-        """
+        """End *pod*, whose program has ended; if *whole*, delete its *job* with all its pods."""
+        # Kubernetes would replace a pod whose program has succeeded, because its other containers
+        # fail when they are stopped.
         kind, target = (self._paths.jobs, job) if whole else (self._paths.pods, pod.document)
         body = {"preconditions": {"uid": uid(target)}, "propagationPolicy": "Background"}
         path = f"{kind}/{get_dict(target, 'metadata')['name']}"

@@ -88,11 +88,9 @@ def _backstop(seconds: float) -> int:
 
 
 def growth(job: Document, workers: int) -> dict[str, Any]:
-    """Return the change to *job* that gives its round more workers.
-
-    Kubernetes refuses it if the Job has changed meanwhile, because it would end workers if another
-    client had asked for more.
-    """
+    """Return the change to *job* that gives its round more workers."""
+    # With the version, Kubernetes refuses the change if another client has asked for more
+    # meanwhile: it would end workers.
     version = get_dict(job, "metadata")["resourceVersion"]
     return {
         "metadata": {"resourceVersion": version},

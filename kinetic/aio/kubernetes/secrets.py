@@ -171,18 +171,14 @@ class Secrets:
         await asyncio.gather(*self._creations.values(), return_exceptions=True)
 
     async def _create_for_batch(self, job: JobSpec, name: str) -> None:
-        """Create a batch's Secret. If it exists, only raise its fence: its content is fixed.
-
-        The fence is the number of the newest submitter. An older submitter, whose number is lower,
-        then doesn't delete the Secret.
-        """
+        """Create a batch's Secret. If it exists, only raise its fence: its content is fixed."""
         fence = job.order.fence
         manifest = secret_manifest(job, name, self._paths.namespace)
         manifest["metadata"]["annotations"][FENCE] = str(fence)
 
         async def mark() -> bool:
             existing = await self._read(name)
-            if _fence_of(existing) < fence:
+            if _fence_of(existing) < fence:  # so that no older submitter deletes the Secret
                 annotations = {**annotations_of(existing), FENCE: str(fence)}
                 metadata = {**get_dict(existing, "metadata"), "annotations": annotations}
                 body = {**existing, "metadata": metadata}

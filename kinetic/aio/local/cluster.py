@@ -88,11 +88,7 @@ class LocalCluster:
         """The submissions that this client has launched, without single jobs that are gone."""
 
     def _log_wait(self, observation: Observation) -> None:
-        """Log why a job waits, unless it waits for its own batch.
-
-        Log it once per submission and cause; but once in all if only other jobs of this client hold
-        what it waits for, because then the program expects it.
-        """
+        """Log why a job waits, unless it waits for its own batch."""
         submission, message = (
             observation.labels.get(SUBMISSION, observation.name),
             observation.message,
@@ -100,6 +96,7 @@ class LocalCluster:
         if observation.phase is not Phase.PENDING or not message or submission in message:
             return
         holders = message.rpartition(" with ")[2].split(", ")
+        # If only jobs of this client hold what it waits for, the program expects it: log it once.
         waiter = "" if self._launched.issuperset(holders) else submission
         cause = waiter, message.partition(":")[0]
         if cause not in self._reported_waits:

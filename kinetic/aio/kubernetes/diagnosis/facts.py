@@ -431,13 +431,11 @@ class Pod:
 
     @property
     def node_silent(self) -> bool:
-        """Whether the pod's node doesn't respond, so that the containers' status is out of date.
-
-        Only the controller that watches nodes marks a pod as not ready without a reason. It doesn't
-        mark a pod that the node never started; then only the node's own condition says so.
-        """
+        """Whether the pod's node doesn't respond, so that the containers' status is out of date."""
+        # Of a pod that the node never started, only the node's own condition says so.
         if self.status.get("phase") == "Unknown" or condition(self.node, "Ready", "Unknown"):
             return True
+        # Only the controller that watches nodes marks a pod as not ready without a reason.
         unready = condition(self.document, "Ready", "False")
         return unready is not None and not unready.get("reason")
 
