@@ -23,7 +23,7 @@ LAST_BYTES = 1 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 """First and longest pause between checks for the log of a starting attempt, in seconds."""
 
-LOOK_S = 30.0
+CHECK_S = 30.0
 """Seconds between checks whether the attempt has ended, in case its end isn't reported."""
 
 QUIET_S = 15.0
@@ -179,7 +179,7 @@ async def _until_silent(
 
         It sets no timer for each line, because timers would take a third of the CPU time.
         """
-        await _wait_until_past(ref, number, LOOK_S)
+        await _wait_until_past(ref, number, CHECK_S)
         seen: asyncio.Timeout | None = None
         while seen is None or seen is not waiting:
             seen = waiting

@@ -268,7 +268,7 @@ async def acquire(
                 return held
             has_changed = await observer.read()
         else:
-            has_changed = await observer.look(holder)
+            has_changed = await observer.read_later(holder)
         if not has_changed:
             continue
         if observer.seen is None:
@@ -286,7 +286,7 @@ async def is_free(store: Store, scope: str) -> bool:
     observer = _Observer(store, scope)
     await observer.read()
     while (holder := _holder(observer.seen, None)) is not None and not observer.expired:
-        if await observer.look(holder):  # the holder has renewed the lease, or released it
+        if await observer.read_later(holder):  # the holder has renewed the lease, or released it
             return _holder(observer.seen, None) is None
     return True
 
@@ -311,7 +311,7 @@ async def until_abandoned(
     observer = _Observer(store, scope)
     await observer.read()
     while (holder := _holder(observer.seen, submitter)) is not None and not observer.expired:
-        if await observer.look(holder) and observer.seen is None:
+        if await observer.read_later(holder) and observer.seen is None:
             return None  # the batch was removed
     if observer.seen is not None:
         return observer.seen[0]
@@ -335,7 +335,7 @@ class _Observer:
         self.seen, self._unchanged = current, 0
         return True
 
-    async def look(self, holder: ProcessIdentity) -> bool:
+    async def read_later(self, holder: ProcessIdentity) -> bool:
         """Read the lease `LOOK_S` later, or when *holder* has ended; return whether it changed."""
         await holder.wait_for_end(LOOK_S)
         self._unchanged += 1

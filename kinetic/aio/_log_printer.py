@@ -61,7 +61,7 @@ class LogPrinter:
             raise failure
 
     async def _read(self, lines: AsyncGenerator[str], failures: list[Exception]) -> None:
-        """Collect lines for `_write`, but wait while too many characters wait to be printed."""
+        """Keep lines for `_write`, but wait while too many characters wait to be printed."""
         try:
             async for line in lines:
                 self._block.append(line)
@@ -138,7 +138,7 @@ def _blocking_descriptor(stream: TextIO) -> int:
         descriptor = stream.fileno()
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     except (OSError, ValueError, AttributeError):
-        return -1  # no file at all: a notebook, or a test that collects the output
+        return -1  # no file at all: a notebook, or a test that captures the output
     return -1 if is_file or descriptor >= 1024 else descriptor  # `select` has this limit
 
 

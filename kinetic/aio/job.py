@@ -190,7 +190,7 @@ class JobHandle(JobRecord, Generic[T]):
         self._ref.submission.refuse_removed()
         return self._ref
 
-    async def _look(self) -> JobRef:
+    async def _locate(self) -> JobRef:
         """Find the job, to read it once: unlike `_follow`, don't read the rest of an item's batch.
 
         Raises:
@@ -212,7 +212,7 @@ class JobHandle(JobRecord, Generic[T]):
         if self._cleaned:
             return JobStatus.NOT_FOUND
         try:
-            ref = await self._look()
+            ref = await self._locate()
         except NotFound:
             return JobStatus.NOT_FOUND
         item = await ref.submission.read_item(ref.index)
@@ -239,7 +239,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Asks the platform why a waiting job waits. Unpickles nothing.
         """
-        ref = await self._look()
+        ref = await self._locate()
         item = await ref.submission.read_item(ref.index)
         if not item.state.final:
             with suppress(BackendError):  # if this fails, explain from what is known
@@ -364,7 +364,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: The job was cleaned up.
         """
-        ref = await self._look()
+        ref = await self._locate()
         attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
         if not attempts and not await self._exists(ref):
             raise ref.submission.identity.gone_error
@@ -895,7 +895,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: The job was cleaned up, or `results` has removed what is known of it.
         """
-        ref = await self._look()
+        ref = await self._locate()
         attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
         if not attempts:
             await ref.submission.refuse_collected()

@@ -28,11 +28,11 @@ from kinetic.configuration import Target
 
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"
 
-FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0
-"""First and longest pause between two looks for the debugger, in seconds."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""First and longest pause between two checks for the debugger, in seconds."""
 
-LOOKS_PER_REPORT = 8
-"""After this number of looks for the debugger, kinetic reads and logs the job's state."""
+CHECKS_PER_REPORT = 8
+"""After this number of checks for the debugger, kinetic reads and logs the job's state."""
 
 START_S = 60.0
 """How long a forwarder may take to start, in seconds."""
@@ -103,8 +103,8 @@ async def until_ready(
     """
     seconds = configuration.debug_wait_s() if timeout is None else timeout
     clock = asyncio.get_running_loop().time
-    started_at, looks = clock(), 0
-    pauses = growing_pauses(FIRST_LOOK_S, LAST_LOOK_S, 1.5)
+    started_at, checks = clock(), 0
+    pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     submission = job.submission
     item = await submission.read_item(job.index)
     while True:
@@ -125,11 +125,11 @@ async def until_ready(
                 "or wait longer with KINETIC_DEBUG_WAIT_S",
                 job_id=job_id,
             )
-        if looks % LOOKS_PER_REPORT == LOOKS_PER_REPORT - 1:
+        if checks % CHECKS_PER_REPORT == CHECKS_PER_REPORT - 1:
             logging.info("%s isn't ready for a debugger yet: %s", job_id, _status_text(job))
-        looks += 1
+        checks += 1
         await asyncio.sleep(min(next(pauses), left))
-        if "outcome" in objects or looks % LOOKS_PER_REPORT == 0:
+        if "outcome" in objects or checks % CHECKS_PER_REPORT == 0:
             item = await submission.read_item(job.index)
 
 

@@ -29,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 UNUSED_PORT = 9
 """A port without a listener: connecting to it shows whether the user may connect."""
 
-LOOK_S = 2.0
+CHECK_S = 2.0
 """How long the forwarder waits before it asks again whether the job still runs, in seconds."""
 
 
@@ -154,7 +154,7 @@ async def _until_ended(platform: Platform, request: ForwardRequest, outcome: str
                 return
         except errors.BackendError as exc:
             _print_error(f"can't ask whether {request.name} still runs: {exc}")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
 
 
 async def _connect(cluster: Cluster, request: ForwardRequest, local: SocketStream) -> None:

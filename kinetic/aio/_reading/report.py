@@ -97,7 +97,7 @@ def _check_metric(report: BatchReport) -> None:
 
 
 async def read(batch: Batch, curves: CurveReader) -> BatchReport:
-    """Collect the content of the page about *batch* from the store; nothing is unpickled.
+    """Read the content of the page about *batch* from the store; nothing is unpickled.
 
     This takes as many requests as `read_items`, and one more for each failure that is quoted. If
     jobs have reported metrics, it takes one more listing, and one request for each stored piece.

@@ -125,8 +125,8 @@ class BucketClient:
         self._credentials = Credentials()
         self._storage: Storage | None = None
         self._outage = Outage("Cloud Storage")
-        self._request_slots = asyncio.Semaphore(limits.connections)
-        self._transfer_slots = asyncio.Semaphore(limits.transfers)
+        self._requests = asyncio.Semaphore(limits.connections)
+        self._transfers = asyncio.Semaphore(limits.transfers)
 
     @property
     def storage(self) -> Storage:
@@ -172,7 +172,7 @@ class BucketClient:
         problem = f"cannot {verb} {name!r} in {self.location.url}"
 
         async def send_once(_token: object = None) -> T:  # `work` asks `Credentials` for the token
-            async with self._transfer_slots if large else nullcontext(), self._request_slots:
+            async with self._transfers if large else nullcontext(), self._requests:
                 with self._http.translate_errors(problem, self._endpoint):
                     return await work()
 

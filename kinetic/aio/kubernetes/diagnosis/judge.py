@@ -149,7 +149,7 @@ def _job_state(facts: JobFacts) -> Diagnosis:
     if pods.alive is not None:
         return replace(pod_state(pods.alive), earlier_cause=pods.last_end)
     if pods.ended and not _is_replaced(facts, *pods.ended[-1]):
-        return _settled_state(facts, pods)
+        return _state_after_last_pod(facts, pods)
     state = waiting_state(cause=why_no_pod(facts))
     if not pods.failed:
         return state
@@ -213,7 +213,7 @@ def _covers(rule: Document, pod: Pod) -> bool:
     return any(code and (code in get_list(wanted, "values")) is is_listed for code in codes)
 
 
-def _settled_state(facts: JobFacts, pods: _Pods) -> Diagnosis:
+def _state_after_last_pod(facts: JobFacts, pods: _Pods) -> Diagnosis:
     """Return the state of a Job whose last pod ended; the Job's status follows a moment later."""
     pod, end = pods.ended[-1]
     succeeded = end.status is JobStatus.SUCCEEDED
