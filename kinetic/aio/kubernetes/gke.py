@@ -29,9 +29,10 @@ from kinetic.aio.kubernetes.manifests import (
 from kinetic.aio.kubernetes.observations import cause_of_end
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dial_pod
-from kinetic.aio.kubernetes.reflector import Bell, Rhythm
+from kinetic.aio.kubernetes.reflector import Bell, Namespace, Rhythm
 from kinetic.aio.kubernetes.rounds import extension, growth, round_manifest, size_of
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
+from kinetic.aio.kubernetes.tables import Table
 from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs, with_items
 from kinetic.aio.ports import JobSpec, Observation
 from kinetic.errors import AlreadyThere, Conflict, LaunchError, NotFound, Refused, Throttled
@@ -122,8 +123,7 @@ class GkeCluster:
         self.root_key, self.keep_secret, self.secret = secrets.root_key, secrets.keep, secrets.kept
         self._use_classes = use_compute_classes
         self._diagnostics = Diagnostics(api, self._paths, patience or Patience())
-        self._rhythm = rhythm or Rhythm()
-        self._bell = Bell()
+        self._namespace = Namespace(api, self._paths, rhythm or Rhythm(), Bell())
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job* by two writing requests: for the Job and its Secret; see `Cluster.launch`.
@@ -226,8 +226,7 @@ class GkeCluster:
         tail: int | None = None,
     ) -> AsyncGenerator[str]:
         """Yield what a running item has written; see `Workers.item_log`."""
-        options: dict[str, Any] = {"since": since, "follow": follow, "tail": tail}
-        return item_log(self._api, self._paths, worker, marks, self._rhythm, self._bell, **options)
+        return item_log(self._namespace, worker, marks, since=since, follow=follow, tail=tail)
 
     async def _placement_of(self, job: JobSpec) -> Placement:
         placement = replace(self._placement, secret=submission_secret(job))
@@ -262,7 +261,7 @@ class GkeCluster:
     ) -> list[Observation]:
         """Read the state of jobs; see `Cluster.find`. A deleted one stays while a pod may run."""
         diagnostics = self._diagnostics if explained else None
-        return await find_jobs(self._api, self._paths, names, labels, diagnostics=diagnostics)
+        return await find_jobs(self._namespace, names, labels, diagnostics)
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state, then every change; see `Cluster.watch`.
@@ -271,25 +270,19 @@ class GkeCluster:
         why a job doesn't start. The watch ends a job that can never start, or that waits longer
         than its ``start_timeout``.
         """
-        selector = by_labels(labels)
-        jobs = watch_jobs(
-            self._api, self._paths, selector, self._diagnostics, self._rhythm, self._bell
-        )
-        return with_items(self._api, self._paths, self._rhythm, jobs)
+        jobs = watch_jobs(self._namespace, by_labels(labels), self._diagnostics, Table())
+        return with_items(self._namespace, jobs)
 
     def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
         """Yield lines of the job's output; see `Cluster.logs`."""
-        find_paths = partial(self._paths_of, name)
-        return job_log(
-            self._api, find_paths, name, self._rhythm, self._bell, follow=follow, tail=tail
-        )
+        return job_log(partial(self._namespace_of, name), name, follow=follow, tail=tail)
 
-    async def _paths_of(self, name: str) -> Paths:
-        """Return the API paths for the objects of the attempt *name*."""
+    async def _namespace_of(self, name: str) -> Namespace:
+        """Return where to read the objects of the attempt *name*."""
         del name
-        return self._paths
+        return self._namespace
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
         """Connect to *port* of the pod's loopback through the API server; see `Cluster.dial`."""

@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import aclosing
 from typing import TypeVar
 
-from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
     age_key,
@@ -27,10 +26,10 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     uid,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.manifests import CONTAINER, HOSTS, Paths, by_items, by_worker
+from kinetic.aio.kubernetes.manifests import CONTAINER, HOSTS, by_items, by_worker
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
-from kinetic.aio.kubernetes.reflector import Bell, Rhythm, list_all
+from kinetic.aio.kubernetes.reflector import Namespace
 from kinetic.aio.ports import LogPiece, LogPieces
 from kinetic.errors import NotFound, Refused, Throttled, Unavailable
 
@@ -142,24 +141,11 @@ def _second_before(second: str) -> str:
 class _AttemptView:
     """The attempt called *name*: the Jobs and pods of its item, as they were last read."""
 
-    def __init__(
-        self,
-        api: Api,
-        paths: Paths,
-        name: str,
-        rhythm: Rhythm,
-        bell: Bell,
-        *,
-        follow: bool,
-        begin: str = "",
-    ) -> None:
+    def __init__(self, namespace: Namespace, name: str, *, follow: bool, begin: str = "") -> None:
         self.name = name
         self.follow = follow
         self._begin = begin  # the UTC second from which on to read the log; empty: all of it
-        self._api = api
-        self._paths = paths
-        self._rhythm = rhythm
-        self._bell = bell
+        self._namespace = namespace
         self._jobs: list[Document] = []
         self._pods: list[Document] = []
         self._read_at = -math.inf
@@ -170,14 +156,14 @@ class _AttemptView:
         async with self._reading:
             clock = asyncio.get_running_loop().time
             if clock() >= self._read_at + FRESH_S:
-                jobs = await list_all(self._api, self._paths.jobs, self._selector)
-                pods = await list_all(self._api, self._paths.pods, self._selector)
+                jobs = await self._namespace.jobs(self._selector)
+                pods = await self._namespace.pods(self._selector)
                 self._jobs, self._pods, self._read_at = jobs.items, pods.items, clock()
 
     async def _read_later(self, pause: float) -> None:
         """Read the jobs and pods after a change or a *pause*; if that fails, keep the old ones."""
         await asyncio.sleep(min(pause, FRESH_S))
-        await self._bell.wait(max(0.0, pause - FRESH_S))
+        await self._namespace.bell.wait(max(0.0, pause - FRESH_S))
         with contextlib.suppress(Unavailable, Throttled):
             await self.read()
 
@@ -199,8 +185,8 @@ class _AttemptView:
 
     def _not_found(self) -> NotFound:
         return NotFound(
-            f"there is no job {self.name!r} in namespace {self._paths.namespace} of "
-            f"{self._api.cluster}, or it was deleted"
+            f"there is no job {self.name!r} in namespace {self._namespace.paths.namespace} of "
+            f"{self._namespace.api.cluster}, or it was deleted"
         )
 
     @property
@@ -241,7 +227,8 @@ class _AttemptView:
             for last in [pod for pod in self._pods_of(index) if _has_started(pod)][-1:]:
                 yield last
             return
-        read, pauses = {uid(pod) for pod in self._pods_of(index)[:-1]}, self._rhythm.pauses()
+        read = {uid(pod) for pod in self._pods_of(index)[:-1]}
+        pauses = self._namespace.rhythm.pauses()
         while True:
             unread = [pod for pod in self._pods_of(index) if uid(pod) not in read]
             pod = unread[0] if unread else None
@@ -269,8 +256,9 @@ class _AttemptView:
             NotFound: Without ``follow``: the pod, or its log, no longer exists.
             Unavailable: The container has ended, and its log can't be read.
         """
-        path = f"{self._paths.pods}/{get_dict(pod, 'metadata').get('name')}/log"
-        started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, self._rhythm.pauses()
+        api, rhythm = self._namespace.api, self._namespace.rhythm
+        path = f"{self._namespace.paths.pods}/{get_dict(pod, 'metadata').get('name')}/log"
+        started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, rhythm.pauses()
         memory = _Memory(self._begin)
         while True:
             # Check this before reading: if the container has ended, the log has all of its output.
@@ -284,7 +272,7 @@ class _AttemptView:
             memory.prepare_reconnect()
             try:
                 pieces = LogPieces()
-                async with self._api.stream(path, query=query, idle_s=IDLE_S) as contents:
+                async with api.stream(path, query=query, idle_s=IDLE_S) as contents:
                     async for content in contents:
                         for text in memory.texts(pieces.feed(content)):
                             yield text
@@ -308,7 +296,7 @@ class _AttemptView:
             if failure is not None and empty_reads >= MAX_EMPTY_READS and is_last:
                 raise failure
             if memory.has_output and not memory.has_note:
-                pauses = self._rhythm.pauses()
+                pauses = rhythm.pauses()
             await self._read_later(next(pauses))
 
 
@@ -334,12 +322,9 @@ class _WorkerView(_AttemptView):
 
 
 async def item_log(
-    api: Api,
-    paths: Paths,
+    namespace: Namespace,
     worker: str,
     marks: tuple[str, str],
-    rhythm: Rhythm,
-    bell: Bell,
     *,
     since: float,
     follow: bool,
@@ -353,9 +338,7 @@ async def item_log(
     skipped = 0
     if tail is not None:
         last = deque[str](maxlen=tail)
-        whole = item_log(
-            api, paths, worker, marks, rhythm, bell, since=since, follow=False, tail=None
-        )
+        whole = item_log(namespace, worker, marks, since=since, follow=False, tail=None)
         async with aclosing(whole) as lines:
             async for line in lines:
                 last.append(line)
@@ -366,7 +349,7 @@ async def item_log(
             return
     begin = datetime.datetime.fromtimestamp(since, datetime.UTC)
     second = begin.replace(microsecond=0, tzinfo=None).isoformat()
-    view = _WorkerView(api, paths, worker, rhythm, bell, follow=follow, begin=second)
+    view = _WorkerView(namespace, worker, follow=follow, begin=second)
     await view.read()
     view.check_exists()
     has_begun = False
@@ -403,14 +386,7 @@ def _has_started(pod: Document) -> bool:
 
 
 async def job_log(
-    api: Api,
-    find_paths: Callable[[], Awaitable[Paths]],
-    name: str,
-    rhythm: Rhythm,
-    bell: Bell,
-    *,
-    follow: bool,
-    tail: int | None,
+    find_namespace: Callable[[], Awaitable[Namespace]], name: str, *, follow: bool, tail: int | None
 ) -> AsyncGenerator[str]:
     """Yield the lines of a job's output; with *follow*, until the job has ended.
 
@@ -420,7 +396,7 @@ async def job_log(
     Raises:
         NotFound: The job doesn't exist, or its log no longer exists.
     """
-    view = _AttemptView(api, await find_paths(), name, rhythm, bell, follow=follow)
+    view = _AttemptView(await find_namespace(), name, follow=follow)
     await view.read()
     view.check_exists()
     indices = range(view.hosts) if view.hosts > 1 else (None,)

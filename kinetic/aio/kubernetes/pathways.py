@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.logs import merge_streams
 from kinetic.aio.kubernetes.manifests import Paths, Placement, by_labels
 from kinetic.aio.kubernetes.multihost import GroupTable
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
-from kinetic.aio.kubernetes.reflector import Rhythm
+from kinetic.aio.kubernetes.reflector import Namespace, Rhythm
 from kinetic.aio.kubernetes.secrets import MAX_CONCURRENT_REQUESTS, submission_secret
 from kinetic.aio.kubernetes.sets import KINDS, Kind, name_of_set
 from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs
@@ -27,12 +27,13 @@ from kinetic.errors import AuthError, LaunchError, NotFound
 class _Sets:
     """The sets of one kind in a namespace; a set has the pods that run a job on several hosts."""
 
-    def __init__(self, api: Api, kind: Kind, namespace: str, patience: Patience) -> None:
+    def __init__(self, namespace: Namespace, kind: Kind, patience: Patience) -> None:
         self.kind = kind
-        self.paths = Paths(namespace)
-        self.paths.jobs = f"/apis/{kind.api}/namespaces/{namespace}/{kind.collection}"
+        self.paths = paths = Paths(namespace.paths.namespace)
+        paths.jobs = f"/apis/{kind.api}/namespaces/{paths.namespace}/{kind.collection}"
+        self.namespace = replace(namespace, paths=paths)
         self.diagnostics = Diagnostics(
-            api, self.paths, patience, stop=kind.stop, makers=kind.makers
+            namespace.api, paths, patience, stop=kind.stop, makers=kind.makers
         )
 
     def table(self) -> GroupTable:
@@ -65,7 +66,7 @@ class PathwaysCluster(GkeCluster):
     ) -> None:
         super().__init__(api, placement, patience=patience, rhythm=rhythm)
         sets_by_name = {
-            name: _Sets(api, set_kind, placement.namespace, patience or Patience())
+            name: _Sets(self._namespace, set_kind, patience or Patience())
             for name, set_kind in KINDS.items()
         }
         self._own_sets = sets_by_name.pop(kind)
@@ -172,9 +173,7 @@ class PathwaysCluster(GkeCluster):
         for sets in await self._kinds():
             diagnostics = sets.diagnostics if explained else None
             with suppress(NotFound):  # the cluster lacks the definition of this kind of set
-                found += await find_jobs(
-                    self._api, sets.paths, names, labels, sets.table, diagnostics
-                )
+                found += await find_jobs(sets.namespace, names, labels, diagnostics, sets.table)
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
@@ -182,20 +181,16 @@ class PathwaysCluster(GkeCluster):
         selector = by_labels(labels)
         own_sets, *others = await self._kinds()
         kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others
-        timing = self._rhythm, self._bell
-        streams = [
-            watch_jobs(self._api, it.paths, selector, it.diagnostics, *timing, it.table)
-            for it in kinds
-        ]
+        streams = [watch_jobs(it.namespace, selector, it.diagnostics, it.table()) for it in kinds]
         async with aclosing(merge_streams(streams)) as observations:
             async for observation in observations:
                 yield observation
 
-    async def _paths_of(self, name: str) -> Paths:
-        """Return the API paths for the kind of set that runs the attempt *name*."""
+    async def _namespace_of(self, name: str) -> Namespace:
+        """Return where to read the kind of set that runs the attempt *name*."""
         kinds = await self._kinds()
         for sets in kinds if len(kinds) > 1 else ():
             with suppress(NotFound):
                 await self._api.call("GET", sets.path(name))
-                return sets.paths
-        return self._own_sets.paths
+                return sets.namespace
+        return self._own_sets.namespace

@@ -16,6 +16,7 @@ from kinetic.aio._net.http import json_object
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
+from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.trimming import trim
 from kinetic.errors import Expired, Throttled, Unavailable
 
@@ -69,6 +70,24 @@ class Bell:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._rung.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A namespace as one client reads it: ``paths.jobs`` has Jobs, or the sets of one kind."""
+
+    api: Api
+    paths: Paths
+    rhythm: Rhythm
+    bell: Bell
+
+    async def jobs(self, selector: str) -> Listed:
+        """Return the Jobs, or the sets, that *selector* matches."""
+        return await list_all(self.api, self.paths.jobs, selector)
+
+    async def pods(self, selector: str) -> Listed:
+        """Return the pods that *selector* matches."""
+        return await list_all(self.api, self.paths.pods, selector)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,21 +15,19 @@ from absl import logging
 
 from kinetic._runner.protocol.marks import Mark, parse_mark
 from kinetic._tasks import all_or_none, release
-from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import get_dict, get_list, uid
+from kinetic.aio.kubernetes.diagnosis.documents import get_dict, uid
 from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,
     CONTAINER,
     INDEX,
     KIND,
     WORKER,
-    Paths,
     by_items,
     by_labels,
     by_worker,
 )
 from kinetic.aio.kubernetes.pending import SAMPLE_SIZE, Diagnostics, PendingMonitor
-from kinetic.aio.kubernetes.reflector import Bell, Rhythm, list_all, reflect
+from kinetic.aio.kubernetes.reflector import Namespace, reflect
 from kinetic.aio.kubernetes.tables import Table
 from kinetic.aio.ports import LogPieces, Observation, Phase
 from kinetic.errors import BackendError
@@ -38,24 +36,15 @@ JOBS_PER_TURN = 100
 """How many jobs to evaluate before other tasks of the event loop run."""
 
 
-async def list_jobs(
-    api: Api,
-    paths: Paths,
-    selector: str,
-    make_table: Callable[[], Table] = Table,
-    diagnostics: Diagnostics | None = None,
+async def _list_jobs(
+    namespace: Namespace, selector: str, table: Table, diagnostics: Diagnostics | None
 ) -> list[Observation]:
-    """Return all jobs that match *selector*.
-
-    *make_table* makes the table that evaluates the jobs. *diagnostics* finds out why some of the
-    jobs wait.
-    """
-    table = make_table()
+    """Return all jobs that match *selector*; *diagnostics* finds out why some of them wait."""
     # The list of pods is the later one, so that it shows how the pods of ended jobs ended.
-    table.feed(await list_all(api, paths.jobs, selector), pods=False)
-    table.feed(await list_all(api, paths.pods, selector), pods=True)
+    table.feed(await namespace.jobs(selector), pods=False)
+    table.feed(await namespace.pods(selector), pods=True)
     if table.has_strays:  # a stray's Job was created after the list of jobs, or is deleted
-        table.feed(await list_all(api, paths.jobs, selector), pods=False)
+        table.feed(await namespace.jobs(selector), pods=False)
         table.reports_orphans = True
     observations = await _evaluate(table)
     if diagnostics is not None:
@@ -74,52 +63,46 @@ async def _evaluate(table: Table) -> dict[str, Observation]:
 
 
 async def find_jobs(
-    api: Api,
-    paths: Paths,
+    namespace: Namespace,
     names: Collection[str],
     labels: Mapping[str, str] | None,
+    diagnostics: Diagnostics | None,
     make_table: Callable[[], Table] = Table,
-    diagnostics: Diagnostics | None = None,
 ) -> list[Observation]:
-    """Return the jobs with these *names* and the jobs with *labels*; if neither is given, all."""
+    """Return the jobs with these *names* and the jobs with *labels*; if neither is given, all.
+
+    *make_table* makes the table that evaluates the jobs.
+    """
     found: list[Observation] = []
     if names:
-        listed = await list_jobs(api, paths, by_items(names), make_table, diagnostics)
+        listed = await _list_jobs(namespace, by_items(names), make_table(), diagnostics)
         found += [observation for observation in listed if observation.name in names]
     if labels is not None or not names:
-        found += await list_jobs(api, paths, by_labels(labels or {}), make_table, diagnostics)
+        found += await _list_jobs(namespace, by_labels(labels or {}), make_table(), diagnostics)
     return [*{observation.name: observation for observation in found}.values()]
 
 
 async def watch_jobs(
-    api: Api,
-    paths: Paths,
-    selector: str,
-    diagnostics: Diagnostics,
-    rhythm: Rhythm,
-    bell: Bell,
-    make_table: Callable[[], Table] = Table,
+    namespace: Namespace, selector: str, diagnostics: Diagnostics, table: Table
 ) -> AsyncGenerator[Observation]:
     """Yield each job's state, then its changes, forever; a slow reader misses some changes.
-
-    Each change of a pod rings *bell*.
 
     Raises:
         BackendError: The server refuses the read permanently.
     """
-    table, changed, listed = make_table(), asyncio.Event(), asyncio.Event()
+    changed, listed, paths = asyncio.Event(), asyncio.Event(), namespace.paths
     monitor = PendingMonitor(table, diagnostics, changed.set)
 
     async def follow(path: str, *, pods: bool) -> None:
-        if pods:  # as in `list_jobs`
+        if pods:  # as in `_list_jobs`
             await listed.wait()
-        async with aclosing(reflect(api, path, selector, rhythm)) as updates:
+        async with aclosing(reflect(namespace.api, path, selector, namespace.rhythm)) as updates:
             async for update in updates:
                 table.feed(update, pods=pods)
                 changed.set()
                 listed.set()
-                if pods:
-                    bell.ring()
+                if pods:  # the readers of logs wait for it
+                    namespace.bell.ring()
 
     work = all_or_none(
         follow(paths.jobs, pods=False), follow(paths.pods, pods=True), monitor.work()
@@ -156,7 +139,7 @@ IDLE_S = 300.0
 
 
 async def with_items(
-    api: Api, paths: Paths, rhythm: Rhythm, source: AsyncGenerator[Observation]
+    namespace: Namespace, source: AsyncGenerator[Observation]
 ) -> AsyncGenerator[Observation]:
     """Yield the observations of *source*, and those of the items that its workers run."""
     queue = asyncio.Queue[Observation | None]()
@@ -178,7 +161,7 @@ async def with_items(
                 if not runs and (follower := followers.pop(name, None)) is not None:
                     follower.cancel()
                 elif runs and name not in followers and len(followers) < MOST_FOLLOWED:
-                    work = _follow(api, paths, rhythm, observation, queue)
+                    work = _follow(namespace, observation, queue)
                     followers[name] = asyncio.create_task(work, name=f"kinetic log of {name}")
             yield observation
         await pumping  # raises the error that ended the watch
@@ -190,20 +173,16 @@ async def with_items(
 
 
 async def _follow(
-    api: Api,
-    paths: Paths,
-    rhythm: Rhythm,
-    worker: Observation,
-    queue: asyncio.Queue[Observation | None],
+    namespace: Namespace, worker: Observation, queue: asyncio.Queue[Observation | None]
 ) -> None:
     """Put an observation into *queue* for each mark in the log of *worker*, until cancelled."""
     query = {"container": CONTAINER, "follow": "true", "sinceSeconds": str(LAST_S)}
-    path, pauses = "", rhythm.pauses()
+    path, pauses = "", namespace.rhythm.pauses()
     while True:
         try:
-            path = path or await _log_path(api, paths, worker)
+            path = path or await _log_path(namespace, worker)
             pieces = LogPieces()
-            async with api.stream(path, query=query, idle_s=IDLE_S) as contents:
+            async with namespace.api.stream(path, query=query, idle_s=IDLE_S) as contents:
                 async for content in contents:
                     for piece in pieces.feed(content):
                         if (found := parse_mark(piece.text)) is not None:
@@ -213,16 +192,15 @@ async def _follow(
         await asyncio.sleep(next(pauses))
 
 
-async def _log_path(api: Api, paths: Paths, worker: Observation) -> str:
+async def _log_path(namespace: Namespace, worker: Observation) -> str:
     """Return the path of the log of the worker's pod.
 
     Raises:
         BackendError: The server doesn't answer, or refuses.
     """
-    query = {"labelSelector": by_worker(worker.name)}
-    for pod in get_list(await api.call("GET", paths.pods, query=query), "items"):
+    for pod in (await namespace.pods(by_worker(worker.name))).items:
         if uid(pod) == worker.executor:
-            return f"{paths.pods}/{get_dict(pod, 'metadata')['name']}/log"
+            return f"{namespace.paths.pods}/{get_dict(pod, 'metadata')['name']}/log"
     raise BackendError(f"the pod {worker.executor} of {worker.name} is gone")
 
 
