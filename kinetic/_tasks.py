@@ -140,6 +140,14 @@ async def _wait_until_done(*futures: asyncio.Future[Any]) -> None:
             future.exception()  # otherwise asyncio logs that no one read the exception
 
 
+async def until_set(event: asyncio.Event, timeout: float) -> bool:
+    """Wait for *event* up to *timeout* seconds; return whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    return event.is_set()
+
+
 async def await_shared(task: asyncio.Task[T], owner: str) -> T:
     """Await *task*, which several callers share, and let it continue if this caller is cancelled.
 
@@ -200,6 +208,14 @@ async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
             task.cancel()
         await release(_wait_until_done(*tasks), operation="ending the other requests")
         raise
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> list[Any]:
+    """Cancel *tasks*, and wait until they have ended; return their results, or their errors."""
+    ending = [*tasks]
+    for task in ending:
+        task.cancel()
+    return await asyncio.gather(*ending, return_exceptions=True)
 
 
 async def for_each(

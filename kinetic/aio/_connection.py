@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kinetic._packing.archive import Packer
 from kinetic._runner.protocol import signing
-from kinetic._tasks import await_shared
+from kinetic._tasks import await_shared, end_all
 from kinetic.aio.platforms import Platform
 from kinetic.configuration import Target
 from kinetic.errors import ConfigurationError
@@ -49,9 +49,6 @@ class Connection:
     async def aclose(self) -> None:
         """Cancel the tasks, and close the platform; running jobs continue."""
         self._closed = True
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks)
         self.packer.close()
         await self.platform.aclose()

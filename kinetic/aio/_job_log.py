@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
 from kinetic._runner.protocol import wire
+from kinetic._tasks import until_set
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio._submissions.ids import worker_name
@@ -237,10 +238,6 @@ async def _wait_for_change(ref: JobRef, timeout: float) -> bool:
 
     stop_listening = ref.submission.listen(on_change)
     try:
-        async with asyncio.timeout(timeout):
-            await changed.wait()
-    except TimeoutError:
-        return False
+        return await until_set(changed, timeout)
     finally:
         stop_listening()
-    return True

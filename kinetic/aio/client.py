@@ -25,7 +25,15 @@ from absl import logging
 
 from kinetic import _log_level, configuration
 from kinetic._messages import describe_error
-from kinetic._tasks import AsyncOnly, await_shared, in_thread, release, require_loop, running_loop
+from kinetic._tasks import (
+    AsyncOnly,
+    await_shared,
+    end_all,
+    in_thread,
+    release,
+    require_loop,
+    running_loop,
+)
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _lazy
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
@@ -679,15 +687,8 @@ class Client(AsyncOnly):
     ) -> Session:
         """Return the session for these settings; the first call opens its platform."""
         self._require_open()
-        target = configuration.resolve(
-            backend=settings["backend"],
-            project=settings["project"],
-            zone=settings["zone"],
-            cluster=settings["cluster"],
-            namespace=settings["namespace"],
-            store=self._store,
-            accelerator=accelerator,
-        )
+        given: dict[str, Any] = {**settings, "store": self._store}
+        target = configuration.resolve(**given, accelerator=accelerator)
         session_key = (configuration.home(os.environ), target)
         opening = self._sessions.get(session_key)
         if opening is None or (opening.done() and opening.exception() is not None):
@@ -702,9 +703,7 @@ class Client(AsyncOnly):
 
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
-    for opening in sessions:
-        opening.cancel()  # no effect once the session is open
-    opened = await asyncio.gather(*sessions, return_exceptions=True)
+    opened = await end_all(sessions)  # a session that is open stays so
     closing = (session.aclose() for session in opened if not isinstance(session, BaseException))
     for result in await asyncio.gather(*closing, return_exceptions=True):
         if isinstance(result, BaseException):

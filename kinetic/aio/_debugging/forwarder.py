@@ -20,6 +20,7 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from kinetic import errors
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import WorkerId
+from kinetic._tasks import end_all
 from kinetic.aio._submissions.ids import attempt_of, scope_of, worker_name
 from kinetic.aio.platforms import Platform, open_platform
 from kinetic.aio.ports import Cluster
@@ -102,9 +103,7 @@ async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
             connect = partial(_connect, platform.cluster, request)
             serving = asyncio.create_task(listener.serve(connect), name="kinetic forwarder")
             await asyncio.wait({*end_tasks, serving}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*end_tasks, serving):
-                task.cancel()
-            for result in await asyncio.gather(*end_tasks, serving, return_exceptions=True):
+            for result in await end_all([*end_tasks, serving]):
                 if isinstance(result, Exception):
                     _print_error(
                         f"forwarding to {request.name} has ended: {type(result).__name__}: {result}"

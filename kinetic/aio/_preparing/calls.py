@@ -35,6 +35,7 @@ from kinetic.aio._connection import Connection
 from kinetic.aio._preparing.scratch import Scratch
 from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
+from kinetic.configuration import Target
 from kinetic.data import JOB_VARIABLE, Data
 from kinetic.errors import ConfigurationError
 from kinetic.options import DEFAULT_ACCELERATOR, Options, settings_of, usage_hint
@@ -269,15 +270,7 @@ async def upload_call(connection: Connection, packed: PackedCall) -> UploadedCal
             "machine or a gs:// prefix, leave output_dir out to use a directory in the store, or "
             'choose a backend other than "local"'
         )
-    request = ImageRequest(
-        mode=options.container_image or "bundled",
-        category=options.parsed_accelerator.kind,
-        base_image_repo=options.base_image_repo or target.base_image_repo,
-        python=platform.python_version(),
-        entry_dir=packed.project.entry_dir,
-        root=packed.project.root,
-        scripts=discover.scripts_of(packed.call.function),
-    )
+    request = image_request(options, target, packed.project, packed.call.function)
     code, function, init, refs, image = await all_or_none(
         _upload_code(store, packed),
         _upload_function(store, packed.pickled_function),
@@ -298,6 +291,21 @@ async def upload_call(connection: Connection, packed: PackedCall) -> UploadedCal
         environment=job_environment(connection, packed.environment, output_dir),
         captured_names=tuple(sorted(packed.environment)),
         client=_describe_client(),
+    )
+
+
+def image_request(
+    options: Options, target: Target, project: discover.Project, function: Any
+) -> ImageRequest:
+    """Return the facts that decide the image of *function*, which is part of *project*."""
+    return ImageRequest(
+        mode=options.container_image or "bundled",
+        category=options.parsed_accelerator.kind,
+        base_image_repo=options.base_image_repo or target.base_image_repo,
+        python=platform.python_version(),
+        entry_dir=project.entry_dir,
+        root=project.root,
+        scripts=discover.scripts_of(function),
     )
 
 

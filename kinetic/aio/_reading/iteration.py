@@ -13,6 +13,7 @@ import anyio.to_thread
 
 from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
+from kinetic._tasks import end_all
 from kinetic.aio._submissions import results
 from kinetic.errors import (
     AuthError,
@@ -141,9 +142,7 @@ class Consumer:
     async def _cancel_readers(self) -> None:
         readers = [reader for _, reader in self._read_ahead]
         self._read_ahead.clear()
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await end_all(readers)
 
     def __aiter__(self) -> Self:
         return self

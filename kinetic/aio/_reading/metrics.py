@@ -17,7 +17,7 @@ from absl import logging
 
 from kinetic._runner.protocol import frames, metrics, wire
 from kinetic._runner.protocol.metrics import Reports
-from kinetic._tasks import for_each
+from kinetic._tasks import for_each, until_set
 from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._reading.iteration import Consumer
@@ -225,8 +225,6 @@ async def of_job(ref: JobRef, timeout: float | None) -> AsyncGenerator[JobMetric
                         job_id=submission.identity.job_id(index),
                     )
                 changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(reader.pause()):
-                        await changed.wait()
+                await until_set(changed, reader.pause())
     finally:
         stop_listening()

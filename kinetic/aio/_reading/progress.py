@@ -19,7 +19,7 @@ from kinetic._progress import steps
 from kinetic._progress.entry import in_notebook
 from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import frames, wire
-from kinetic._tasks import running_loop
+from kinetic._tasks import running_loop, until_set
 from kinetic.aio._reading.iteration import Consumer
 from kinetic.errors import KineticError
 from kinetic.job_status import JobStatus
@@ -222,9 +222,7 @@ async def progress(batch: Batch, *, interval: float = INTERVAL_S) -> AsyncGenera
             await counter.changed.wait()
             while not counter.over and (left := next_time - loop.time()) > 0:
                 counter.changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await counter.changed.wait()
+                await until_set(counter.changed, left)
         yield await counter.last()
 
 
@@ -278,12 +276,8 @@ class ShownProgress:
             while not (counter.over or self._ending.is_set()):
                 counter.changed.clear()
                 entry.value = counter.value()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(INTERVAL_S):
-                        await self._ending.wait()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REDRAW_S):
-                        await counter.changed.wait()
+                await until_set(self._ending, INTERVAL_S)
+                await until_set(counter.changed, REDRAW_S)
             needs_last = counter.over and entry.drawn
             entry.value = await counter.last() if needs_last else counter.value()
 
@@ -308,9 +302,7 @@ class ShownProgress:
         if self._task.done() and not self._task.cancelled() and self._task.exception() is not None:
             logging.warning("can't count the progress of the batch: %s", self._task.exception())
         if entry.drawn:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_LINE_S):
-                    await drawn.wait()
+            await until_set(drawn, LAST_LINE_S)
 
 
 # --- in a notebook ---

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
+from kinetic._tasks import until_set
 from kinetic.aio._net.retry import is_temporary
 from kinetic.aio._submissions.ids import Identity
 from kinetic.aio._submissions.item_states import ItemStates
@@ -421,9 +422,7 @@ class Submission(ItemStates):
         """Wait up to *timeout* seconds until the submission is `in_doubt`; return whether it is."""
         if not self.in_doubt:
             self._doubted.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._doubted.wait()
+            await until_set(self._doubted, timeout)
         return self.in_doubt
 
     async def until_final(self, index: int) -> wire.Item:

@@ -96,9 +96,9 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
 
         print(kinetic.images.image_of(train, kinetic.configuration.resolve()).image)
     """
-    from kinetic._packing.discover import find_project, scripts_of
+    from kinetic._packing.discover import find_project
+    from kinetic.aio._preparing.calls import image_request
     from kinetic.aio.images import container, dependencies, recipe, registry
-    from kinetic.aio.ports import ImageRequest
     from kinetic.options import settings_of
 
     plain, options = settings_of(function)
@@ -107,15 +107,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
     if mode not in ("bundled", "prebuilt"):
         return Plan(image=mode, category=category)
     project = find_project(plain, environ=os.environ, cwd=Path.cwd())
-    request = ImageRequest(
-        mode=mode,
-        category=category,
-        base_image_repo=options.base_image_repo or target.base_image_repo,
-        python=platform.python_version(),
-        entry_dir=project.entry_dir,
-        root=project.root,
-        scripts=scripts_of(plain),
-    )
+    request = image_request(options, target, project, plain)
     is_plain = recipe.flavor_of(request.base_image_repo or "") == recipe.PLAIN
     requirements = dependencies.dependencies_of(
         request, set(), keep_accelerator=mode == "prebuilt" and is_plain

@@ -193,11 +193,13 @@ class BucketClient:
                 raise
             raise refusal_error(refusal, verb, self.location.bucket, name) from None
 
+    def place(self, name: str) -> tuple[str, str]:
+        """Return the bucket of the object *name*, and its full name there."""
+        return self.location.bucket, self.location.object_name(name)
+
     async def read_metadata_once(self, name: str) -> ObjectMetadata:
         """Read an object's metadata. Call it only within `perform`, which retries."""
-        resource = await self.storage.download_metadata(
-            self.location.bucket, self.location.object_name(name), timeout=self.timeout
-        )
+        resource = await self.storage.download_metadata(*self.place(name), timeout=self.timeout)
         return ObjectMetadata.from_resource(name, resource)
 
     async def read_metadata(self, name: str) -> ObjectMetadata:

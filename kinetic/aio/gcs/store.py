@@ -126,19 +126,20 @@ class GcsStore:
     async def list(self, prefix: str) -> list[ObjectInfo]:
         """Implement `Store.list`. Sends one request for every thousand objects."""
         found: list[ObjectInfo] = []
-        params = {"prefix": self._client.location.object_name(prefix), "fields": LIST_FIELDS}
+        client, location = self._client, self._client.location
+        params = {"prefix": location.object_name(prefix), "fields": LIST_FIELDS}
 
         async def read_page() -> Mapping[str, Any]:
-            return await self._client.storage.list_objects(
-                self._client.location.bucket, params=dict(params), timeout=self._client.timeout
+            return await client.storage.list_objects(
+                location.bucket, params=dict(params), timeout=client.timeout
             )
 
         while params.get("pageToken") != "":
-            answer = await self._client.perform("list", prefix, read_page)
+            answer = await client.perform("list", prefix, read_page)
             found += (
                 ObjectMetadata.from_resource(name, resource).info
                 for resource in answer.get("items") or ()
-                if (name := self._client.location.name(resource["name"])) is not None
+                if (name := location.name(resource["name"])) is not None
             )
             params["pageToken"] = answer.get("nextPageToken") or ""
         # The service sorts by the encoded names in the bucket, whose order may differ.
@@ -156,17 +157,14 @@ class GcsStore:
 
         Cancelled: some of the objects may be renewed.
         """
-        now, absent = _now(), set[str]()
+        now, absent, client = _now(), set[str](), self._client
 
         async def renew(name: str) -> None:
             status = await self._request(
                 "renew",
                 name,
-                lambda: self._client.storage.patch_metadata(
-                    self._client.location.bucket,
-                    self._client.location.object_name(name),
-                    {"customTime": now},
-                    timeout=self._client.timeout,
+                lambda: client.storage.patch_metadata(
+                    *client.place(name), {"customTime": now}, timeout=client.timeout
                 ),
                 expected=(NOT_FOUND, EARLIER_TIME_STATUS),  # another client's clock may be ahead
             )
@@ -213,14 +211,12 @@ class GcsStore:
 
     async def _delete(self, name: str, condition: Mapping[str, str] | None = None) -> int:
         """Delete an object that meets *condition*; return 0, or the status of a refusal."""
+        client, params = self._client, condition or {}
         return await self._request(
             "delete",
             name,
-            lambda: self._client.storage.delete(
-                self._client.location.bucket,
-                self._client.location.object_name(name),
-                params=dict(condition or {}),
-                timeout=self._client.timeout,
+            lambda: client.storage.delete(
+                *client.place(name), params=dict(params), timeout=client.timeout
             ),
             expected=(NOT_FOUND, PRECONDITION_FAILED) if condition else (NOT_FOUND,),
         )

@@ -142,14 +142,13 @@ async def write(
     unfinished upload after a week.
     """
     content = await Content.of(body, client.limits.piece_bytes)
-    object_name, nonce = client.location.object_name(name), secrets.token_hex(8)
+    place, nonce = client.place(name), secrets.token_hex(8)
     is_large = content.size > client.limits.piece_bytes
 
     async def upload_once() -> int:
         with content.open() as stream:
             answer = await client.storage.upload(
-                client.location.bucket,
-                object_name,
+                *place,
                 stream,
                 content_type=CONTENT_TYPE,
                 parameters={"ifGenerationMatch": str(generation), "fields": "generation"},
@@ -246,14 +245,9 @@ async def _open_content(
     client: BucketClient, name: str, start: int = 0
 ) -> AsyncGenerator[aiohttp.ClientResponse]:
     """Open the content of an object from byte *start* on."""
-    headers = {"Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     stream = await client.storage.download_stream(
-        client.location.bucket,
-        client.location.object_name(name),
-        headers=headers,
-        timeout=client.timeout,
+        *client.place(name), headers=headers, timeout=client.timeout
     )
     async with stream as answer:
         try:

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import aclosing
 from typing import TypeVar
 
+from kinetic._tasks import end_all
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
     age_key,
@@ -428,9 +429,7 @@ async def merge_streams(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerato
                 yield item
                 idle.append(stream)
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await end_all(waiting)
         for stream in streams:
             await stream.aclose()
 

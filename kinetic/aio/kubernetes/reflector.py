@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -12,6 +11,7 @@ from typing import Any
 
 from absl import logging
 
+from kinetic._tasks import until_set
 from kinetic.aio._net.http import json_object
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
@@ -67,9 +67,7 @@ class Bell:
 
     async def wait(self, timeout: float) -> None:
         """Wait for the next change, up to *timeout* seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._rung.wait()
+        await until_set(self._rung, timeout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from kinetic._tasks import for_each
+from kinetic._tasks import end_all, for_each
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
@@ -166,9 +166,7 @@ class Secrets:
 
     async def aclose(self) -> None:
         """Cancel creations in progress."""
-        for creation in self._creations.values():
-            creation.cancel()
-        await asyncio.gather(*self._creations.values(), return_exceptions=True)
+        await end_all(self._creations.values())
 
     async def _create_for_batch(self, job: JobSpec, name: str) -> None:
         """Create a batch's Secret. If it exists, only raise its fence: its content is fixed."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from absl import logging
 
 from kinetic._runner.protocol.marks import Mark, parse_mark
-from kinetic._tasks import all_or_none, release
+from kinetic._tasks import all_or_none, end_all, release
 from kinetic.aio.kubernetes.diagnosis.documents import get_dict, uid
 from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,
@@ -120,8 +120,7 @@ async def watch_jobs(
                     yield observation
                 await asyncio.sleep(0)
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
         if table.held:  # the last item may have ended just now
             await release(monitor.end_held(), operation="ending pods that others hold")
 
@@ -166,10 +165,7 @@ async def with_items(
             yield observation
         await pumping  # raises the error that ended the watch
     finally:
-        tasks = [pumping, *followers.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([pumping, *followers.values()])
 
 
 async def _follow(
