@@ -472,9 +472,8 @@ def _find_evidence(
             return _evidence_of_absence(submission, question, found, last_launched)
         name = submission.identity.attempt_name(index, number)
         message = "its process is gone, and the platform has started another process"
-        observation = Observation(
-            name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=message
-        )
+        reason = Reason.PREEMPTED
+        observation = Observation(name=name, phase=Phase.GONE, reason=reason, message=message)
     # A process that makes a void claim may die before it closes the attempt.
     is_void = executor == wire.VOID
     if is_void or submission.is_over(index, number, observation, question.previous):

@@ -216,7 +216,7 @@ def is_refusal(error: KineticError) -> bool:
 
 def is_temporary(error: Exception) -> bool:
     """Return whether a retry may succeed, because the store may answer or have space later."""
-    if isinstance(error, StoreFull):
+    if isinstance(error, StoreFull):  # final for one request, but a user may free some space
         return True
     return isinstance(error, BackendError) and not is_final(error)
 

@@ -137,7 +137,7 @@ class TokenCache(Generic[T]):
             raise ClientClosed(f"the client of {self._name} is closed; open another")
         now, cached = self._clock(), self._current
         if cached is not None and now < cached.renew_by:
-            if now >= cached.renew_from:
+            if now >= cached.renew_from:  # no request needs to wait yet
                 self._start_renewal()
             return cached.value
         return await await_shared(self._start_renewal(), f"the client of {self._name}")

@@ -56,14 +56,12 @@ def open_storage(
 def placement(target: configuration.Target, environ: Mapping[str, str]) -> Placement:
     """Return the placement of the pods of *target*.
 
-    With a store in a directory, pods run as the user of this process by default: only the owner of
-    a stored file can read it.
-
     Raises:
         ConfigurationError: KINETIC_JOB_TTL_S isn't a whole number of at least 0.
     """
     defaults = Placement()
     user = target.run_as_user
+    # Only the owner of a file in a store's directory can read it.
     if user is None and store_directory(target) is not None:
         user = os.geteuid()
     return Placement(

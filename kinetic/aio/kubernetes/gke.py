@@ -200,7 +200,7 @@ class GkeCluster:
         query = {"labelSelector": by_job(name), "limit": "1"}
         pods = get_list(await self._api.call("GET", self._paths.pods, query=query), "items")
         for end in (Pod(pod).end for pod in pods):
-            if end.get("exitCode") == wire.EXIT_FINAL:
+            if end.get("exitCode") == wire.EXIT_FINAL:  # the image can't run a worker
                 lines = str(end.get("message") or "").strip().splitlines()
                 why = lines[-1] if lines else f"exit code {wire.EXIT_FINAL}"
                 raise LaunchError(f"the workers of {name} can't run: {why}", reason="setup")

@@ -250,8 +250,7 @@ class _AttemptView:
         Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
         A broken connection neither repeats nor drops lines. With ``follow``, the iteration just
         ends if the node has removed the log, because another pod may follow. A line of the
-        kubelet's comes once, after `KUBELET`. While the kubelet can't follow the log, the pauses
-        between requests grow.
+        kubelet's comes once, after `KUBELET`.
 
         Raises:
             NotFound: Without ``follow``: the pod, or its log, no longer exists.
@@ -296,6 +295,7 @@ class _AttemptView:
             empty_reads = 0 if memory.has_output else empty_reads + 1
             if failure is not None and empty_reads >= MAX_EMPTY_READS and is_last:
                 raise failure
+            # While the kubelet can't follow the log, which its notes say, the pauses grow.
             if memory.has_output and not memory.has_note:
                 pauses = rhythm.pauses()
             await self._read_later(next(pauses))

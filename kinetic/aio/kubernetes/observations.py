@@ -204,6 +204,6 @@ def is_news(before: Observation | None, now: Observation) -> bool:
     """
     if before is None or now.phase is not before.phase:
         return True
-    if now.last and not before.last:
+    if now.last and not before.last:  # a client waits for no further attempt then
         return True
     return now.phase not in (Phase.ENDED, Phase.GONE) and now != before

@@ -180,6 +180,7 @@ class PathwaysCluster(GkeCluster):
         """Yield the current state, then every change; see `Cluster.watch`."""
         selector = by_labels(labels)
         own_sets, *others = await self._kinds()
+        # The watch of a kind that the cluster lacks fails, and with it the merged stream.
         kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others
         streams = [watch_jobs(it.namespace, selector, it.diagnostics, it.table()) for it in kinds]
         async with aclosing(merge_streams(streams)) as observations:

@@ -131,6 +131,7 @@ class Kind:
             container["env"].append({"name": "KINETIC_LWS", "value": name})
         if accelerator.kind == "tpu" and accelerator.multi_host:  # the hosts form one TPU slice
             metadata["annotations"] = {**metadata["annotations"], self.exclusive: NODE_POOL}
+            # Without it, LeaderWorkerSet takes the port on which the first host listens.
             if self.label.startswith(LWS) and TPU_PORT not in spec.environment:
                 container["env"].append({"name": TPU_PORT, "value": "8471"})
         return {

@@ -40,6 +40,7 @@ def failure(pod: Pod) -> Cause | None:
 def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
     """Return why *pod* failed: what the platform did to it, or how container *failed* ended."""
     cause = removal(pod)
+    # A deletion explains only an end that a request to stop may have caused.
     if cause is not None and (
         cause.reason is not Reason.LOST or pod.may_have_been_stopped or not pod.ended
     ):
