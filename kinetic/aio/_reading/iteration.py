@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio.to_thread
 
+from kinetic import errors
 from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import end_all
 from kinetic.aio._submissions import results
-from kinetic.errors import (
-    AuthError,
-    JobCancelled,
-    JobFailed,
-    KineticError,
-    Pruned,
-    ResultTimeout,
-    SubmissionError,
-    WireError,
-)
 from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
 
 if TYPE_CHECKING:
@@ -121,8 +112,8 @@ class Consumer:
         await self._stack.__aexit__(kind, error, trace)
         if self._timeout is None or not isinstance(error, TimeoutError):
             return
-        if not isinstance(error, KineticError):
-            raise ResultTimeout(
+        if not isinstance(error, errors.KineticError):
+            raise errors.ResultTimeout(
                 f"batch {self._batch.group_id} has not ended after {self._timeout:g} s; the batch "
                 "continues, and its handle stays valid",
                 job_id=self._batch.group_id,
@@ -251,7 +242,7 @@ class Consumer:
             return math.inf
         left = self._search_until - asyncio.get_running_loop().time()
         if left <= 0:
-            raise ResultTimeout(
+            raise errors.ResultTimeout(
                 f"batch {batch.group_id} is still being submitted: {batch.known} of its items were "
                 "found within poll_timeout; the batch continues: attach to it again, or wait "
                 "longer",
@@ -312,23 +303,23 @@ async def outcome_of(
     if item.outcome is None:
         job_id = submission.identity.job_id(index)
         cancellation = submission.cancellation(index, batch.cause)
-        return Cancelled(JobCancelled(f"{job_id} was {cancellation}", job_id=job_id))
+        return Cancelled(errors.JobCancelled(f"{job_id} was {cancellation}", job_id=job_id))
     try:
         outcome, body = await submission.outcome(index, item.attempt)
         if outcome.kind is wire.Kind.VALUE:
             if verified is not None and item.attempt == 1:
                 verified[index] = outcome
             return Succeeded(await submission.value(index, outcome, body))
-    except Pruned as pruned:
+    except errors.Pruned as pruned:
         return pruned.with_traceback(None)
-    except (WireError, AuthError, JobFailed) as exc:
+    except (errors.WireError, errors.AuthError, errors.JobFailed) as exc:
         # The outcome is forged or damaged, or this process can't read or rebuild its value.
         return Failed(exc)
     job_id = submission.identity.job_id(index)
     if outcome.reason == SUBMISSION:  # the submitting process wrote this outcome
         error_fields = frames.unpack(body).fields.get("error", {})
         return Failed(
-            SubmissionError(f"{job_id} was not submitted: {error_fields.get('message', '')}")
+            errors.SubmissionError(f"{job_id} was not submitted: {error_fields.get('message', '')}")
         )
     end = submission.host_ends.get((index, item.attempt))
     cause = end.message if end is not None else ""

@@ -11,16 +11,7 @@ from typing import Any, TypeVar
 from kinetic._runner.protocol.wire import BILLING_PROJECT
 from kinetic._tasks import for_each
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.gcs import transfer
-from kinetic.aio.gcs.http import (
-    EMULATOR,
-    PRECONDITION_FAILED,
-    BucketClient,
-    Limits,
-    Location,
-    ObjectMetadata,
-    Verb,
-)
+from kinetic.aio.gcs import http, transfer
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.errors import Conflict, NotFound
 
@@ -57,15 +48,15 @@ class GcsStore:
         environ: Mapping[str, str] = os.environ,
         *,
         endpoint: str | None = None,
-        limits: Limits | None = None,
+        limits: http.Limits | None = None,
     ) -> None:
-        emulator = environ.get(EMULATOR, "")
+        emulator = environ.get(http.EMULATOR, "")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
-        self._client = BucketClient(
-            Location.from_url(url),
+        self._client = http.BucketClient(
+            http.Location.from_url(url),
             endpoint or emulator or None,
-            limits or Limits(),
+            limits or http.Limits(),
             authorized=not emulator,
             billing_project=environ.get(BILLING_PROJECT),
         )
@@ -137,7 +128,7 @@ class GcsStore:
         while params.get("pageToken") != "":
             answer = await client.perform("list", prefix, read_page)
             found += (
-                ObjectMetadata.from_resource(name, resource).info
+                http.ObjectMetadata.from_resource(name, resource).info
                 for resource in answer.get("items") or ()
                 if (name := location.name(resource["name"])) is not None
             )
@@ -200,7 +191,7 @@ class GcsStore:
             statuses.add(await self._delete(info.name, condition))
 
         await self._for_each(delete_if_unchanged, objects)
-        return PRECONDITION_FAILED not in statuses
+        return http.PRECONDITION_FAILED not in statuses
 
     async def delete(self, names: Collection[str]) -> None:
         """Implement `Store.delete`. Sends a request for each object, up to 64 at once.
@@ -218,7 +209,7 @@ class GcsStore:
             lambda: client.storage.delete(
                 *client.place(name), params=dict(params), timeout=client.timeout
             ),
-            expected=(NOT_FOUND, PRECONDITION_FAILED) if condition else (NOT_FOUND,),
+            expected=(NOT_FOUND, http.PRECONDITION_FAILED) if condition else (NOT_FOUND,),
         )
 
     async def _for_each(
@@ -229,7 +220,7 @@ class GcsStore:
 
     async def _request(
         self,
-        verb: Verb,
+        verb: http.Verb,
         name: str,
         work: Callable[[], Awaitable[object]],
         *,

@@ -8,20 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
+from kinetic import errors
 from kinetic._runner.protocol.google_refusals import missing_permission
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.kubernetes.rights import Right, how_to_grant
-from kinetic.errors import (
-    AlreadyThere,
-    AuthError,
-    BackendError,
-    Conflict,
-    Expired,
-    NotFound,
-    Refused,
-    Throttled,
-    Unavailable,
-)
 
 MALFORMED = frozenset({400, 405, 406, 413, 415, 422})
 """HTTP statuses that mean that no retry of the same request can succeed."""
@@ -79,7 +69,7 @@ def _required_right(method: str, path: str, is_watch: bool) -> Right:
     )
 
 
-class Forbidden(AuthError):
+class Forbidden(errors.AuthError):
     """The credentials lack a permission."""
 
 
@@ -89,7 +79,7 @@ _LACKS_RIGHT = re.compile(r'User "[^"]*" cannot ')
 
 def translate_refusal(
     answer: HttpError, request: Request, cluster: str, *, has_worked: bool = False
-) -> BackendError:
+) -> errors.BackendError:
     """Return the error for a refusal: what failed, on which cluster, what to do next.
 
     *has_worked* says that this server has answered an earlier request.
@@ -101,60 +91,64 @@ def translate_refusal(
     )
     match answer.status:
         case 401:
-            return AuthError(
+            return errors.AuthError(
                 f"{operation}: the API server does not accept the credentials ({message}); log in "
                 "again, and check that they belong to this cluster"
             )
         case 403 if _LACKS_RIGHT.search(message):
             return Forbidden(f"{operation}: {message}\n{how_to_grant(right, message)}")
         case 403 if lacking := missing_permission("container", message):  # GKE's DNS endpoint
-            return AuthError(f"{operation}: {message}; grant a role with {lacking} in the project")
+            return errors.AuthError(
+                f"{operation}: {message}; grant a role with {lacking} in the project"
+            )
         case 403 if not answer.body:
-            return AuthError(
+            return errors.AuthError(
                 f"{operation}: the server answered 403 ({message}), which names no missing "
                 "permission; check whether a proxy or a firewall answers for the API server"
             )
         case 403:
-            return Refused(f"{operation}: {message}", answer=answer.body)
+            return errors.Refused(f"{operation}: {message}", answer=answer.body)
         # A server that has just restarted doesn't know its own paths for a moment.
         case 404 if has_worked and is_about_path:
-            return Unavailable(
+            return errors.Unavailable(
                 f"{operation}: the API server doesn't serve this path now ({message}); try again "
                 "later, or check the cluster's control plane",
                 retryable=True,
             )
         case 404:
-            return NotFound(f"{operation}: {message}; check whether the object exists")
+            return errors.NotFound(f"{operation}: {message}; check whether the object exists")
         case 409 if answer.body.get("reason") == "AlreadyExists":
-            return AlreadyThere(
+            return errors.AlreadyThere(
                 f"{operation}: {message}; choose another name, or remove the existing object"
             )
         # No client can change an object that doesn't exist yet: the server has lost a race with
         # itself, such as for the use of a quota (kubernetes/kubernetes#67761).
         case 409 if request.method == "POST":
-            return Unavailable(f"{operation}: {message}; try again later", retryable=True)
+            return errors.Unavailable(f"{operation}: {message}; try again later", retryable=True)
         case 409:
-            return Conflict(f"{operation}: {message}; read the object again and repeat the change")
+            return errors.Conflict(
+                f"{operation}: {message}; read the object again and repeat the change"
+            )
         case 410:
-            return Expired(f"{operation}: {message}; list again")
+            return errors.Expired(f"{operation}: {message}; list again")
         case 429:
-            return Throttled(
+            return errors.Throttled(
                 f"{operation}: the API server accepts no more requests now ({message}); "
                 "try again later",
                 retryable=True,
                 retry_after=_retry_after_s(answer),
             )
         case status if status in MALFORMED:
-            return Refused(f"{operation}: {message}", answer=answer.body)
+            return errors.Refused(f"{operation}: {message}", answer=answer.body)
         case status if answer.retryable:
-            return Unavailable(
+            return errors.Unavailable(
                 f"{operation}: the API server answered {status} ({message}); try again "
                 "later, or check the cluster's control plane",
                 retryable=True,
                 retry_after=_retry_after_s(answer),
             )
         case status:
-            return BackendError(
+            return errors.BackendError(
                 f"{operation}: the answer {status} ({message}) isn't from a Kubernetes API "
                 "server; check the server's address, and whether a proxy answers for it"
             )

@@ -13,18 +13,11 @@ from typing import TypeVar
 
 from anyio import to_thread
 
+from kinetic import errors
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.stores.directory import DirectoryObjects, Stored
 from kinetic._tasks import in_thread
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
-from kinetic.errors import (
-    AuthError,
-    BackendError,
-    ConfigurationError,
-    Conflict,
-    NotFound,
-    StoreFull,
-)
 
 T = TypeVar("T")
 
@@ -49,7 +42,7 @@ class DirectoryStore:
 
     def __init__(self, root: Path, *, shared: bool = False) -> None:
         if not root.is_absolute():
-            raise ConfigurationError(f"the store directory {root} must be an absolute path")
+            raise errors.ConfigurationError(f"the store directory {root} must be an absolute path")
         self._objects = DirectoryObjects(root, shared=shared)
         self._shared = shared
         with _translating(self._objects, "open"):
@@ -79,7 +72,7 @@ class DirectoryStore:
         with _translating(self._objects, name):
             replaced = await in_thread(self._objects.replace, name, body, generation)
         if replaced is None:
-            raise Conflict(f"{name} is no longer of generation {generation}")
+            raise errors.Conflict(f"{name} is no longer of generation {generation}")
         return replaced
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
@@ -155,29 +148,29 @@ def _translating(objects: DirectoryObjects, name: str) -> Generator[None]:
     try:
         yield
     except KeyError:
-        raise NotFound(f"there is no {name} in {objects.root}") from None
+        raise errors.NotFound(f"there is no {name} in {objects.root}") from None
     except OSError as exc:
         raise _failure(objects.root, name, exc) from exc
 
 
-def _failure(root: Path, name: str, exc: OSError) -> BackendError:
+def _failure(root: Path, name: str, exc: OSError) -> errors.BackendError:
     """Return kinetic's error for *exc*."""
     if exc.filename2 is not None and exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
-        return BackendError(
+        return errors.BackendError(
             f"the file system of {root} makes no hard links, which a store needs "
             f"({exc.strerror}); use a directory on another file system"
         )
     if exc.errno == errno.EROFS:
-        return AuthError(f"the store {root} is read-only; mount it writable on this machine")
+        return errors.AuthError(f"the store {root} is read-only; mount it writable on this machine")
     if isinstance(exc, PermissionError):
-        return AuthError(
+        return errors.AuthError(
             f"{exc.filename or root} can't be used: {exc.strerror}; make it writable, or set "
             "KINETIC_HOME or KINETIC_STORE to a directory that is"
         )
     problem = f"the store {root} failed at {name}: {exc.strerror or exc}"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"{problem}; free some space, or set KINETIC_STORE to another disk")
-    return BackendError(f"{problem}; check the directory")
+        return errors.StoreFull(f"{problem}; free some space, or set KINETIC_STORE to another disk")
+    return errors.BackendError(f"{problem}; check the directory")
 
 
 def _object_info(stored: Stored) -> ObjectInfo:
