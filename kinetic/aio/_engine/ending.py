@@ -26,13 +26,7 @@ from kinetic._runner.protocol.outcomes import Death
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import for_each
 from kinetic.aio._net.retry import SILENCE_LIMIT_S, is_temporary
-from kinetic.aio._submissions.submission import (
-    LABEL_ATTEMPT,
-    LABEL_INDEX,
-    LABEL_SUBMISSION,
-    Evidence,
-    Submission,
-)
+from kinetic.aio._submissions.submission import LABEL_INDEX, LABEL_SUBMISSION, Evidence, Submission
 from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason
@@ -542,9 +536,7 @@ async def _find_items(
         # The platform may not know yet which item a worker has claimed, so the claim counts: the
         # attempt runs as long as that process runs.
         if claim.executor in workers:
-            worker, (index, number) = workers[claim.executor], attempt
-            labels = {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
-            found[attempt] = replace(worker, name=name, labels={**worker.labels, **labels})
+            found[attempt] = submission.observation_of(workers[claim.executor], *attempt)
         elif claim.executor not in submission.worker_ends and _is_disrupted(
             submission, claim, workers.values()
         ):  # the platform has forgotten the worker, and shows only the one in its place

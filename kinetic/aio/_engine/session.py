@@ -266,11 +266,8 @@ class Session(Connection):
 
     def _start_settler(self) -> None:
         self._settler_scheduled = False
-        if (
-            (self._ended or self._queue)
-            and self._settlers < ending.SETTLING_AT_ONCE
-            and not self._closed
-        ):
+        may_start = self._settlers < ending.SETTLING_AT_ONCE and not self._closed
+        if (self._ended or self._queue) and may_start:
             self._settlers += 1
             self.spawn(self._settle_some(), name="settler")
 
@@ -303,10 +300,8 @@ class Session(Connection):
                     found = await submission.read_ends(part)
             for index, number in part:
                 if (index, number) not in found:
-                    name = submission.identity.attempt_name(index, number)
-                    labels = {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
-                    labels = {**worker.labels, **labels}
-                    seen = replace(worker, name=name, phase=Phase.GONE, labels=labels, ended=())
+                    seen = submission.observation_of(worker, index, number)
+                    seen = replace(seen, phase=Phase.GONE, ended=())
                     self._queue.append((submission, Evidence(index, number, seen)))
             await asyncio.sleep(0)
 

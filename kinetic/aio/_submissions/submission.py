@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -377,6 +377,11 @@ class Submission(ItemStates):
             self._doubted.set()
         if known is not None and self.on_worker_gone is not None:
             self.on_worker_gone(observation)
+
+    def observation_of(self, worker: Observation, index: int, number: int) -> Observation:
+        """Return the observation of a worker as that of the attempt that it runs."""
+        labels = {**worker.labels, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
+        return replace(worker, name=self.identity.attempt_name(index, number), labels=labels)
 
     def is_over(
         self, index: int, number: int, observation: Observation | None, previous: Observation | None
