@@ -128,7 +128,7 @@ async def _worker_log(
 
     submission, index = ref.submission, ref.index
     identity = submission.identity
-    attempts = (await submission.all_attempts([index])).get(index, {})
+    attempts = await submission.list_attempts(index)
     attempt = attempts.get(number, wire.Attempt())
     outcome = attempt.outcome
     name = attempt.worker if outcome is None else outcome.writer

@@ -365,7 +365,7 @@ class JobHandle(JobRecord, Generic[T]):
             NotFound: The job was cleaned up.
         """
         ref = await self._locate()
-        attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
+        attempts = await ref.submission.list_attempts(ref.index)
         if not attempts and not await self._exists(ref):
             raise ref.submission.identity.gone_error
         if not attempts:
@@ -896,7 +896,7 @@ class JobHandle(JobRecord, Generic[T]):
             NotFound: The job was cleaned up, or `results` has removed what is known of it.
         """
         ref = await self._locate()
-        attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
+        attempts = await ref.submission.list_attempts(ref.index)
         if not attempts:
             await ref.submission.refuse_collected()
         claimants = [it.worker for _, it in sorted(attempts.items()) if it.worker]

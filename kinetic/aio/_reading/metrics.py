@@ -120,7 +120,7 @@ class Reader:
         item = submission.item(index)
         outcomes = {item.attempt: item.outcome} if item is not None else {}
         if begin < last or last not in outcomes:
-            listed = (await submission.all_attempts([index])).get(index, {})
+            listed = await submission.list_attempts(index)
             outcomes |= {number: attempt.outcome for number, attempt in listed.items()}
         found: list[Metric] = []
         for number in range(begin, last + 1):

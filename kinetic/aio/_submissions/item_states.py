@@ -119,7 +119,7 @@ class ItemStates:
     async def read_item(self, index: int) -> wire.Item:
         """Read one item's objects now, and new requests only if requests can change its state."""
         known_requests = len(self.requests.entries)
-        found = await self._list_item(index)
+        found = await self.list_attempts(index)
         known = self._items.get(index)
         # Its objects were removed: by `results()`, or else with the batch.
         if not found and known is not None and known.state.final and known.outcome is not None:
@@ -132,12 +132,13 @@ class ItemStates:
             ):
                 # An attempt may have begun before the stop request that was just read.
                 known_requests = len(self.requests.entries)
-                found = await self._list_item(index)
+                found = await self.list_attempts(index)
             if await self.read_collected():  # after the listing, which may lack removed objects
                 return self._items.get(index, _UNTOUCHED)
         return self._update(index, found, known_requests)
 
-    async def _list_item(self, index: int) -> dict[int, wire.Attempt]:
+    async def list_attempts(self, index: int) -> dict[int, wire.Attempt]:
+        """Read the attempts of an item now."""
         listed = await self._store.list(wire.item_prefix(self.identity.scope, index))
         return self._parse(index, listed)
 
@@ -146,7 +147,7 @@ class ItemStates:
         found: dict[int, dict[int, wire.Attempt]] = {}
         for prefix, members in self._blocks(indices).items():
             if len(members) == 1:  # don't list the other 499 items of the block
-                found[members[0]] = await self._list_item(members[0])
+                found[members[0]] = await self.list_attempts(members[0])
                 continue
             for index, listed in (await self._list_block(prefix, members)).items():
                 found[index] = self._parse(index, listed)
