@@ -132,10 +132,7 @@ def _first_failure(facts: JobFacts, ends: Sequence[Diagnosis]) -> Diagnosis | No
 def _unfinished_state(
     facts: JobFacts, alive: Sequence[Document], leader: Document | None, cause: Diagnosis | None
 ) -> Diagnosis:
-    """Return the state of a set that has not ended: the first host's state.
-
-    If that state has no reason, it gets the reason why another host doesn't run yet.
-    """
+    """Return the state of a set that has not ended: the first host's state."""
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
         state = replace(pod_state(Pod(leaders[0], facts)), executor=uid(leader))
@@ -146,6 +143,7 @@ def _unfinished_state(
         return replace(state, lead=("is being stopped",), cause=Cause())
     if cause is not None:
         return replace(state, lead=cause.lead, cause=cause.cause, host=cause.host)
+    # The first host may wait for another one, which says why it doesn't run yet.
     for pod in alive if state.cause.reason is None else ():
         waiting = pod_state(Pod(pod, facts))
         if waiting.cause.reason is not None and waiting.phase is Phase.PENDING:

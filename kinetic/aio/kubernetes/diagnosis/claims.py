@@ -65,14 +65,14 @@ _NAMED = re.compile(
 def claim_cause(pod: Pod, message: str) -> Cause | None:
     """Return which claim keeps *pod* from a node, by the scheduler's *message*.
 
-    Return None if the message is about something else. The scheduler sends no message while it
-    waits for a claim's volume. Then the claim and its events say so.
+    Return None if the message is about something else.
     """
     claims = {get_dict(claim, "metadata").get("name"): claim for claim in pod.facts.claims}
     phases = {name: get_dict(claims.get(name), "status").get("phase") for name in pod.claims}
     named = _NAMED.search(message)
     unbound = [name for name in phases if phases[name] != "Bound"]
     name = named["name"] if named else next(iter(unbound or phases), "")
+    # The scheduler sends no message while it waits for a claim's volume; the claim's events say so.
     is_unbound = "unbound" in message or not message
     is_known = _ABOUT_CLAIMS.search(message) if message else phases.get(name) == "Pending"
     if not (name and is_known):

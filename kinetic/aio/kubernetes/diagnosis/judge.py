@@ -189,15 +189,15 @@ class _Pods:
 def _is_replaced(facts: JobFacts, pod: Pod, state: Diagnosis) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
-    The Job's rules decide; see `failure_rules`. A failure that no rule covers counts towards the
-    Job's limits. A Job that allows failures may replace any such pod until a condition says that
-    the Job failed.
+    The Job's rules decide; see `failure_rules`.
     """
     if state.status is JobStatus.SUCCEEDED:
         return False
     for rule in get_list(get_dict(facts.spec, "podFailurePolicy"), "rules"):
         if _covers(rule, pod):
             return bool(rule["action"] == "Ignore")
+    # A failure that no rule covers counts towards the Job's limits. A Job that allows failures may
+    # replace any such pod, until a condition says that the Job failed.
     failures = int(annotations_of(pod.document).get(FAILURE_COUNTS[0]) or 0)
     per_index, all_failures = facts.spec.get("backoffLimitPerIndex"), facts.spec.get("backoffLimit")
     return all_failures != 0 and (per_index is None or failures < per_index)

@@ -173,10 +173,7 @@ def _format_bytes(size: float) -> str:
 
 
 def requests(spec: Document) -> dict[str, float]:
-    """Return the resources that a pod of this *spec* requests.
-
-    A limit counts as the request of a resource for which there is no request.
-    """
+    """Return the resources that a pod of this *spec* requests."""
     sidecars = (
         container
         for container in get_list(spec, "initContainers")
@@ -186,6 +183,7 @@ def requests(spec: Document) -> dict[str, float]:
     overhead = {"resources": {"requests": get_dict(spec, "overhead")}}
     for container in (*get_list(spec, "containers"), *sidecars, overhead):
         resources: Document = get_dict(container, "resources")
+        # A limit counts as the request of a resource for which there is no request.
         requested = {**get_dict(resources, "limits"), **get_dict(resources, "requests")}
         for name, quantity in requested.items():
             total[name] += parse_quantity(quantity)
