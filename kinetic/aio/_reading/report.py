@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kinetic._progress.standing import Goal
 from kinetic._report import compare, file
@@ -135,7 +135,7 @@ async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Exampl
             return
         try:
             outcome, body = await batch.submission.read_outcome(item.index, failure.number)
-            fields = frames.unpack(body).fields.get("error", {}) if body else {}
+            fields: dict[str, Any] = frames.unpack(body).fields.get("error", {}) if body else {}
             texts = {name: str(fields.get(name, "")) for name in ("message", "traceback", "log")}
             # Only a user's exception has a type that tells more than the message.
             if outcome.phase == "execute" and (kind := fields.get("qualname")):
