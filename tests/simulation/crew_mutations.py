@@ -137,7 +137,7 @@ EDITS: dict[str, Edit] = {
     ),
     "claims without a shown item are dead": Edit(
         function=ending._find_items,
-        old="attempt not in found and executor is not None and executor in workers",
+        old="claim.executor in workers",
         new="False",
         breaks="I4",
         crew={"slow": 0.3, "item_s": 20.0},
