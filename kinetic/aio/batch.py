@@ -19,7 +19,7 @@ from kinetic._no_sequence import NoSequence
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import AsyncOnly, one_loop_stream, release, require_loop
-from kinetic._tracebacks import own_frames_left_out
+from kinetic._tracebacks import REMOTE_TRACEBACK, own_frames_left_out
 from kinetic.aio import _lazy
 from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.coordinator import BatchCoordinator
@@ -782,7 +782,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         first = min(without_value.keys() - cancelled or without_value)
         error = without_value[first].error
         message = one_line(f"item {first}: {type(error).__name__}: {error}".removesuffix(": "))
-        return BatchError(
+        failure = BatchError(
             self.group_id,
             handles,
             partial,
@@ -791,6 +791,10 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             cancelled=len(cancelled),
             cause=self._batch.cause,
         )
+        for note in getattr(error, "__notes__", ()):
+            if str(note).startswith(REMOTE_TRACEBACK):
+                failure.add_note(note)
+        return failure
 
     async def estimate(self, *, look: bool = True) -> Estimate:
         """Estimate what the batch has cost so far and will cost in total, from list prices.

@@ -67,6 +67,13 @@ def test_an_error_of_kinetic_shows_only_the_line_of_the_script(
     assert call in err
 
 
+def test_the_error_of_a_batch_shows_the_traceback_of_its_first_failure(script) -> None:
+    with script("inverse.run_async_map([1, 0, 0]).results()") as process:
+        _, _, err = process.end()
+    assert "BatchError: " in err and err.count("Remote traceback of grp-") == 1, err
+    assert "in inverse\n    return 1 / value\n" in err, err
+
+
 @pytest.mark.parametrize(
     ("call", "line"),
     [
