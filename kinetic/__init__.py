@@ -94,6 +94,15 @@ _MODULES = {
     for name in names.split()
 }
 
+_NAMES_ELSEWHERE = {
+    "Client": "kinetic.aio.Client",
+    **dict.fromkeys(("function", "remote", "task"), "@kinetic.run(...)"),
+    **dict.fromkeys(("map", "run_async_map", "starmap"), "f.run_async_map(inputs)"),
+    **dict.fromkeys(("run_async", "spawn"), "f.run_async(...)"),
+    "sweep": "f.sweep(...)",
+}
+"""Names that other libraries, or other modules of kinetic, have for these."""
+
 _IN_JOBS = {
     "report": "kinetic_runner.protocol.metrics",
     "run": "kinetic_runner.protocol.stand_ins",
@@ -108,7 +117,10 @@ def __getattr__(name: str) -> object:
     if "kinetic_runner" in _sys.modules:  # in a job
         module = _IN_JOBS.get(name, module)
     if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        message = f"module {__name__!r} has no attribute {name!r}"
+        if name in _NAMES_ELSEWHERE:
+            message += f": use {_NAMES_ELSEWHERE[name]}"
+        raise AttributeError(message, name=name, obj=_sys.modules[__name__])
     value = getattr(import_module(module), name) if module else import_module(f"kinetic.{name}")
     globals()[name] = value
     return value

@@ -67,6 +67,13 @@ else:
         __slots__ = ()
 
 
+_NAMES_ELSEWHERE = {
+    **dict.fromkeys(("map", "map_async", "starmap"), "run_async_map(inputs)"),
+    **dict.fromkeys(("apply_async", "delay", "remote", "spawn", "submit"), "run_async(...)"),
+}
+"""How other libraries call the methods of such a function, and what to call here."""
+
+
 class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     """A function with the settings of its jobs; `run` creates it.
 
@@ -96,7 +103,10 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
             # Python 3.14 computes annotations on access, so `_copy_metadata` can't copy them.
             if name == "__annotations__":
                 return _unwrap_partials(self._plain).__annotations__
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _NAMES_ELSEWHERE:
+                message += f": call {_NAMES_ELSEWHERE[name]}"
+            raise AttributeError(message, name=name, obj=self)
 
     @own_frames_left_out
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:

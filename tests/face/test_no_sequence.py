@@ -1,7 +1,8 @@
-"""A batch isn't a list: the error of an operator for lists names the method to call."""
+"""Use kinetic like a list, or like another library: the error names what to call."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -60,3 +61,17 @@ async def test_a_sync_statement_names_the_async_one(small_project: object) -> No
             for stream in streams:
                 with pytest.raises(TypeError, match="`async for`"):
                     list(stream)
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [
+        (lambda: kinetic.run("cpu")(largest).map, "run_async_map(inputs)"),
+        (lambda: kinetic.run("cpu")(largest).submit, "run_async("),
+        (lambda: kinetic.map, "f.run_async_map(inputs)"),
+        (lambda: kinetic.Client, "kinetic.aio.Client"),
+    ],
+)
+def test_the_name_of_another_library_leads_to_ours(use: Callable[[], Any], name: str) -> None:
+    with pytest.raises(AttributeError, match=f": (call|use) {re.escape(name)}"):
+        use()
