@@ -305,7 +305,10 @@ class JobPlace:
                 f"add {library} to the dependencies in pyproject.toml or requirements.txt, or to "
                 "your own image (container_image=)"
             )
-        return f"install {library} for {sys.executable}, which runs local jobs"
+        return (
+            f"install {library} for {sys.executable}, which runs local jobs, or pass "
+            "capture_env_vars=['PYTHONPATH'] if your program finds it by that variable"
+        )
 
 
 def prepare(code: Code | None, objects: Objects, place: JobPlace) -> None:

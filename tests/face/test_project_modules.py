@@ -282,6 +282,30 @@ print(failure(remote(guarded.uses_submits)).count("submits.py:4: train is called
 """
 
 
+def test_a_module_that_only_pythonpath_names_needs_that_variable(
+    script, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("libraries")
+    (folder / "elsewhere.py").write_text("VALUE = 7\n")
+    code = f"""
+os.environ["PYTHONPATH"] = {str(folder)!r}
+
+@remote
+def reads():
+    import elsewhere
+    return elsewhere.VALUE
+
+try:
+    reads()
+except ModuleNotFoundError as error:
+    print("capture_env_vars=['PYTHONPATH']" in error.__notes__[0])
+print(reads.options(capture_env_vars=["PYTHONPATH"])())
+"""
+    with script(code) as process:
+        process.expect("True", "7")
+        assert process.end()[0] == 0
+
+
 def test_a_module_that_the_job_cannot_import_is_named(script, tmp_path: Path) -> None:
     """Such a module reads a file of this machine, or calls kinetic at its top level."""
     decorated = "import kinetic\n@kinetic.run(backend='local', accelerator='cpu')\n"
