@@ -8,9 +8,10 @@ import pytest
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.outcomes import Death
-from kinetic.aio._engine.ending import Ask, GiveUp, Step, decide
+from kinetic.aio._engine.ending import Ask, GiveUp, Step, decide, error_for_waiters
 from kinetic.aio._submissions.submission import Evidence
 from kinetic.aio.ports import Observation, Phase
+from kinetic.errors import NotFound, WireError
 
 NAME = "attempt"
 OPEN, CANCELLING = wire.ItemState.OPEN, wire.ItemState.CANCELLING
@@ -68,3 +69,13 @@ def step(
 )
 def test_the_next_step(got: Step | None, expected: type[Step] | None) -> None:
     assert (None if got is None else type(got)) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "warnings"), [(NotFound("cleaned up"), 0), (WireError("damaged"), 1)]
+)
+def test_a_removed_object_is_no_warning(
+    error: Exception, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert error_for_waiters("the end of it", error, 0.0) is error
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == warnings

@@ -343,9 +343,10 @@ def error_for_waiters(
     damaged.
     """
     is_known = isinstance(error, KineticError)
-    logging.warning(
-        "can't read %s: %s", subject, describe_error(error), exc_info=None if is_known else error
-    )
+    # A cleanup has removed the object, maybe that of a Ctrl-C in this process.
+    level = logging.INFO if isinstance(error, NotFound) else logging.WARNING
+    exc_info = None if is_known else error
+    logging.log(level, "can't read %s: %s", subject, describe_error(error), exc_info=exc_info)
     refused = is_known and not is_temporary(error)
     if _is_lasting(error) or (refused and not patient):
         return error
