@@ -216,6 +216,9 @@ def test_a_home_that_cannot_be_created_is_an_error_that_names_its_setting(
     completed = kinetic("jobs", "list")
     assert completed.code == 1
     assert f"{home} cannot be made: File exists; set KINETIC_HOME to" in completed.err
+    monkeypatch.setenv("KINETIC_HOME", "/sys/kinetic")  # where nobody may make a folder
+    completed = kinetic("jobs", "list")
+    assert completed.code == 4 and "/sys/kinetic cannot be made: " in completed.err
 
 
 def test_two_processes_can_change_the_profiles_at_once(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -
     try:
         private.make_folder(home)
     except OSError as exc:
-        raise BackendError(
+        is_refused = exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        raise (AuthError if is_refused else BackendError)(
             f"{home} cannot be made: {exc.strerror}; set KINETIC_HOME to another folder"
         ) from exc
     cpus, gpus = count_cpus(environ), len(gpu_ids(environ))
