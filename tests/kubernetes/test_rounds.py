@@ -72,6 +72,13 @@ def test_a_queue_may_admit_a_part_of_a_round() -> None:
     assert metadata["annotations"]["kueue.x-k8s.io/job-min-parallelism"] == "1"
 
 
+def test_a_queue_takes_a_round_of_one_worker() -> None:
+    """Kueue refuses a Job whose least number of pods isn't below its number of pods."""
+    metadata = manifest(1, at=replace(AT, queue="team"))["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert not any(key.startswith("kueue.x-k8s.io/") for key in metadata["annotations"])
+
+
 @pytest.mark.parametrize(
     ("conditions", "metadata", "size"),
     [
@@ -121,6 +128,10 @@ class Rounds:
         self.job = {**self.job, "status": status}
         self.table.feed(Changed(document=self.job, deleted=deleted), pods=False)
         return self.read()
+
+    def resize(self, workers: int) -> None:
+        self.job["spec"] = {**self.job["spec"], "completions": workers, "parallelism": workers}
+        self.put_job(active=2)
 
     def put_pod(self, rank: int, failures: int, state: Json, phase: str) -> list[Observation]:
         pod = self.pod(rank, failures, state, phase)
@@ -225,9 +236,25 @@ def test_counters_of_the_job_change_no_worker() -> None:
 
 def test_a_round_that_grows_has_more_workers() -> None:
     rounds = Rounds()
-    rounds.job["spec"] = {**rounds.job["spec"], "completions": 3, "parallelism": 3}
-    rounds.put_job(active=2)
+    rounds.resize(3)
     assert rounds.phases() == dict.fromkeys(("0.0", "1.0", "2.0"), Phase.PENDING)
+
+
+def test_a_round_that_a_queue_shrinks_has_fewer_workers() -> None:
+    """Kueue admits a part of a round, takes it back, and may admit another part later."""
+    rounds = Rounds()
+    rounds.resize(1)
+    assert rounds.phases() == {"0.0": Phase.PENDING, "1.0": Phase.GONE}
+    rounds.resize(2)
+    assert rounds.phases() == {"0.0": Phase.PENDING, "1.0": Phase.PENDING}
+    rounds.put_pod(1, 0, RUNNING, "Running")
+    rounds.resize(1)
+    assert rounds.phases() == {"0.0": Phase.PENDING, "1.0": Phase.RUNNING}  # its pod may run
+    rounds.put_pod(1, 0, ended(43), "Failed")
+    assert rounds.phases() == {"0.0": Phase.PENDING, "1.0": Phase.GONE}
+    rounds.put_pod(0, 0, ended(44), "Failed")
+    rounds.put_job(deleted=True)
+    assert rounds.phases() == {"0.0": Phase.GONE, "1.0": Phase.GONE}
 
 
 # --- marks ---

@@ -56,7 +56,7 @@ def round_manifest(
     }
     if (lifetime_s := spec.crew.terms.lifetime_s) is not None:
         job["activeDeadlineSeconds"] = _backstop(lifetime_s)
-    if placement.queue:
+    if placement.queue and workers > 1:  # Kueue refuses a least number that isn't below the number
         manifest["metadata"]["annotations"] |= QUEUE_ANNOTATIONS
     (container,) = job["template"]["spec"]["containers"]
     container["env"].append({"name": "KINETIC_ROUND", "value": str(number)})

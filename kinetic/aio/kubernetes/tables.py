@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -250,6 +251,18 @@ class Table:
             elif not entry.put_job(document, deleted=deleted):
                 continue
             self._changed_names[name] = None
+        if not pods:
+            for name in self._lost_ranks(document):
+                self.entries[name].put_job(document, deleted=True)
+                self._changed_names[name] = None
+
+    def _lost_ranks(self, job: Document) -> list[str]:
+        """Return the entries of ranks that *job* has no more: a queue has admitted fewer."""
+        if labels_of(job).get(KIND) != WORKER:
+            return []
+        name, first = self._job_name(job, pods=False), len([*self._entry_names(job, pods=False)])
+        ranks = (rank_entry(name, rank) for rank in itertools.count(first))
+        return [*itertools.takewhile(self.entries.__contains__, ranks)]
 
     def _entry_names(self, document: Document, *, pods: bool) -> Iterable[str]:
         name, labels = self._job_name(document, pods=pods), labels_of(document)
