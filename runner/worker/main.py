@@ -223,7 +223,7 @@ class Worker:
             code: int = end.value
             return code
         except OSError as exc:
-            say(f"the worker ends, because the store doesn't answer: {exc}")
+            say(f"the worker ends, because it can't use the store: {exc}")
             return EXIT_REPLACE
         except processes.Stopped:
             say("this process was asked to stop before its first job")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 import kinetic
 from kinetic import aio
@@ -274,6 +275,32 @@ async def test_items_whose_image_cannot_run_a_worker_fail_with_its_message(
         outcomes = [outcome async for outcome in batch.outcomes()]
     assert len(outcomes) == 3
     assert all("Python 2.7" in str(it.outcome) for it in outcomes)
+
+
+class Denied(Front):
+    """Denies pods the right to read the bucket."""
+
+    async def _forwarded(self, request: web.BaseRequest, body: bytes) -> web.Response:
+        message = "pods@p.iam does not have storage.objects.get access to the object."
+        return web.json_response({"error": {"code": 403, "message": message}}, status=403)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+async def test_items_whose_workers_may_not_use_the_bucket_fail_with_the_right_that_they_lack(
+    client: aio.Client, configured: Namespace, gcs_server: str
+) -> None:
+    """Kubernetes would start the workers again without an end."""
+    async with Denied(gcs_server) as front, asyncio.timeout(200):
+        configured.kubelet.set_environment(STORAGE_EMULATOR_HOST=front.url)
+        batch = await client.run_async_map(add, range(3), max_concurrent=2, progress=False)
+        outcomes = [outcome async for outcome in batch.outcomes()]
+        assert len(outcomes) == 3
+        assert all("lacks storage.objects.get" in str(it.outcome) for it in outcomes)
+        await until(lambda: not configured.call("GET", "batch/v1/jobs")["items"])
+        configured.kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs_server)
+        assert await batch.retry_failed() == 3
+        await batch.jobs[0].result(cleanup=False)
 
 
 @pytest.mark.full

@@ -69,7 +69,8 @@ RESTARTS_S = 0.5, 60.0
 take an item, in seconds."""
 
 MOST_UNREGISTERED = 3
-"""How many workers in a row may die before they can take an item, if the platform replaces none."""
+"""How many workers in a row may die before they can take an item: on a cluster, of one rank, if no
+worker of the round could ever take one."""
 
 BACKOFF_S = 0.25
 """How long another worker than the last one waits before it retries an item, in seconds."""
@@ -118,6 +119,19 @@ class BatchContext:
     inputs: InputIndex
     lease: HeldLease
     places: Places
+
+
+def _ends_of_rank(worker: Observation) -> int:
+    """Return how many workers of a rank have ended by themselves, up to *worker*; 0 if it left."""
+    has_left = worker.exit_code in (None, EXIT_DONE, EXIT_SURPLUS)
+    if has_left or worker.reason in (Reason.CANCELLED, *INFRASTRUCTURE):
+        return 0
+    return int(worker.name.rpartition(".")[2]) + 1 - worker.disruptions
+
+
+def _job_of(worker: Observation) -> str:
+    """Return the beginning of the names of *worker* and of all others of its Job."""
+    return worker.name.rsplit(".", 2)[0]
 
 
 class Launcher:
@@ -179,6 +193,9 @@ class Launcher:
         self._unregistered = 0
         self._used = 0, 0
         self._restart_pauses = growing_pauses(*RESTARTS_S)
+        self._failing: Observation | None = None  # the last worker of a rank that dies repeatedly
+        self._refused_job = ""  # the last one that was deleted for that
+        self._told = set[str]()  # why workers die
         batch = f"batch {context.submission.identity.id}"
         self._pause, self._outage = Pause(batch), Outage(f"starting the workers of {batch}")
         self._submission.on_worker_gone = self._on_worker_gone
@@ -224,6 +241,13 @@ class Launcher:
         if worker.exit_code == EXIT_SURPLUS and self._places.held:  # it isn't replaced
             self._places.keep(self._places.held - 1)
             self.allowed = min(self.allowed, self._places.held)
+        if (
+            self._submission.listed
+            and _ends_of_rank(worker) >= MOST_UNREGISTERED
+            and _job_of(worker) != self._refused_job
+        ):
+            self._failing = worker
+            self._need_workers()
         if self._submission.worker_observations:
             return
         self._places.keep(self.allowed)
@@ -436,6 +460,9 @@ class Launcher:
                 await asyncio.sleep(next(pauses))
             if not self._submission.runs_alone:
                 return await self._start_more(job, number, roster)
+            if self._failing is not None:
+                await self._refuse_failing(self._failing, number)
+                self._failing = None
             ranks = range(roster.size_for(self.allowed))
             return await self._cluster.scale(job, number=number, ranks=ranks)
 
@@ -454,6 +481,32 @@ class Launcher:
             lambda: retry(scale, FOREVER, self._outage, should_retry=is_unclear),
             self._pause,
             may_wait=self._has_started,
+        )
+
+    async def _refuse_failing(self, worker: Observation, number: int) -> None:
+        """End a round whose workers die before they can take an item, or log why one dies.
+
+        The platform would replace them without an end, as when pods may not read the bucket.
+
+        Raises:
+            LaunchError: No worker of the round has registered.
+        """
+        message, identity = worker.message or "no reason is known", self._submission.identity
+        if not _job_of(worker).startswith(f"{identity.round_name(number)}."):
+            return
+        if await registered_places(self._submission, number):
+            if message not in self._told:
+                self._told.add(message)
+                logging.warning("a worker of %s dies repeatedly: %s", identity.id, message)
+            return
+        labels = {LABEL_SUBMISSION: identity.id, LABEL_ROUND: str(number)}
+        await self._cluster.delete(labels=labels)
+        self._running = self._failing = None
+        self._refused_job = _job_of(worker)  # the ends of its other workers arrive later
+        raise LaunchError(
+            f"{MOST_UNREGISTERED} workers in a row have ended before they could take an item. The "
+            f"last one: {message}",
+            reason=str(worker.reason or ""),
         )
 
     async def _start_more(self, job: JobSpec, number: int, roster: Roster) -> int | None:
