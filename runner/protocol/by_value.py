@@ -131,15 +131,22 @@ def _mangle(slot: str, owner: str) -> str:
     return f"_{owner}{slot}" if private and owner else slot
 
 
+def known_class(*args: Any) -> type | None:
+    """Return the class that this process knows by the ID in the arguments of `make_class`."""
+    *_, tracker, _ = args
+    found: type | None = _KNOWN_CLASSES.get(tracker)
+    return found
+
+
 def make_class(make: Callable[..., type], *args: Any) -> type:
     """Return the class that this process knows by its ID, or make it; pickles refer to this.
 
     *make* runs the hooks of the class, such as ``__init_subclass__``. A hook may need what only
     the statement ``class`` has: keyword arguments, or the body. If one fails, run no hooks.
     """
-    *_, tracker, content = args
-    if (known := _KNOWN_CLASSES.get(tracker)) is not None:
-        return cast("type", known)
+    if (known := known_class(*args)) is not None:
+        return known
+    *_, content = args
     made: Any = None
     try:
         # An enum would make its members of their values.

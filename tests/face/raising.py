@@ -260,6 +260,22 @@ class Outer:
     class Inner(Exception):
         pass
 
+    class Frozen(Exception):
+        """A global has the same name, and so has a class in a function; see `namesakes`."""
+
+
+def namesakes() -> list[type[Exception]]:
+    class Point(Exception):
+        pass
+
+    class Slotted(LookupError):
+        pass
+
+    return [Point, Slotted]
+
+
+NAMESAKES = namesakes()
+
 
 class Exit(SystemExit):
     pass
@@ -349,6 +365,9 @@ raises(
     abstract=lambda: Concrete("a"),
     two_bases=lambda: Both("a"),
     nested_class=lambda: Outer.Inner("a"),
+    nested_namesake=lambda: Outer.Frozen("a"),
+    local_namesake_of_no_exception=lambda: NAMESAKES[0]("a"),
+    local_namesake=lambda: NAMESAKES[1]("a"),
     array_attribute=with_array,
     itself=with_itself,
     odd_syntax_error=lambda: SyntaxError("odd", ("f", "one", "two", "text")),

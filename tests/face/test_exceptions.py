@@ -19,7 +19,7 @@ def test_every_kind_of_exception_arrives_as_in_a_direct_call(
     (tmp_path / "pyproject.toml").touch()
     shutil.copy(HERE / "raising.py", tmp_path)
     shown = programs.python("-W", "error", "raising.py", *ways, cwd=tmp_path)
-    assert shown == "96 kinds\n", shown
+    assert shown == "99 kinds\n", shown
 
 
 @pytest.mark.full
@@ -45,3 +45,22 @@ async def main():
 asyncio.run(main())
 """
     script(code).prints("JobFailed 3", "4")
+
+
+DOCTEST = """
+>>> class Absent(Exception): pass
+>>> def find(): raise Absent("x")
+>>> try: remote(find)()
+... except Absent: print("caught")
+caught
+"""
+
+
+def test_a_module_s_class_of_the_same_name_replaces_no_other(script, tmp_path: Path) -> None:
+    """A doctest defines it in the name of the module."""
+    (tmp_path / "store.py").write_text(f"class Absent(Exception): pass\n__doc__ = {DOCTEST!r}\n")
+    code = """
+import doctest, store
+print(doctest.testmod(store, extraglobs={"remote": remote}))
+"""
+    script(code).prints("TestResults(failed=0, attempted=3)")

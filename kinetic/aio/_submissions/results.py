@@ -219,7 +219,7 @@ class _ExceptionUnpickler(pickles.Unpickler):
 
     cloudpickle sends the classes of scripts and projects by value. If this process sent such a
     class, unpickling returns that same object. If another process sent it, unpickling returns the
-    class of the same name in the loaded module of the same name.
+    exception class of the same name in the loaded module of the same name.
     """
 
     def find_class(self, module: str, name: str, /) -> Any:
@@ -229,10 +229,16 @@ class _ExceptionUnpickler(pickles.Unpickler):
 
 def _make_class(make: Any, *args: Any) -> Any:
     """Return this process's exception class of the same ID or name; without one, make it."""
-    made: Any = by_value.make_class(make, *args)
-    known = getattr(sys.modules.get(made.__module__), made.__name__, None)
+    sent = by_value.known_class(*args)
+    made: Any = sent or by_value.make_class(make, *args)
+    # A cell of a notebook that ran again has replaced the class by one of the same name.
+    if not issubclass(made, BaseException) or (sent and made.__module__ != "__main__"):
+        return made
+    known: Any = sys.modules.get(made.__module__)
+    for name in made.__qualname__.split("."):
+        known = getattr(known, name, None)  # None also for a class inside of a function
     # `except` in the caller's program names the class that its module has.
-    return known if issubclass(made, BaseException) and isinstance(known, type) else made
+    return known if BaseException in getattr(known, "__mro__", ()) else made
 
 
 def _failure_text(outcome: wire.Outcome, error_fields: dict[str, str]) -> str:
