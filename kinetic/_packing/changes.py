@@ -31,6 +31,7 @@ from kinetic._packing import source_text
 from kinetic._packing.discover import BY_VALUE_VARIABLE
 from kinetic._packing.modules import Modules
 from kinetic._packing.source_text import DEFINED, MADE, Scope, Text
+from kinetic._runner.protocol.by_value import names_of
 from kinetic.data import Data
 from kinetic.options import STARTED
 
@@ -157,7 +158,7 @@ class _Search:
                 stack += self._parts(value, names, module, True)
             elif "<locals>" in getattr(value, "__qualname__", "") and not issubclass(kind, type):
                 # It travels by value. No root refers to it, because it may hold large values.
-                self.roots.append((module, _names_of(value.__code__)))
+                self.roots.append((module, names_of(value.__code__)))
                 stack += self._parts(value, names, None, True)
             else:
                 self.roots.append((value, names))
@@ -168,7 +169,7 @@ class _Search:
         """Yield what *value* uses; what is not *is_own* knows no names of the project."""
         kind, others = _kind(value), list[Any]()
         if kind is types.FunctionType:
-            names, space = _names_of(value.__code__), value.__globals__
+            names, space = names_of(value.__code__), value.__globals__
             if module is not None and vars(module) is not space:
                 module = None  # a function of an earlier module of this name
             for name in names & space.keys() if is_own else ():
@@ -343,13 +344,6 @@ def _attribute(value: Any, dotted: str) -> Any:
     except Exception:  # the user's code may compute attributes
         return None
     return value
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_of(code: types.CodeType) -> frozenset[str]:
-    """Return the globals, attributes, and imports that *code* names, or a function in it."""
-    inner = (_names_of(part) for part in code.co_consts if isinstance(part, types.CodeType))
-    return frozenset(code.co_names).union(*inner)
 
 
 def _kind(value: object) -> Any:

@@ -200,6 +200,29 @@ def fill_function(made: Any, state: Any) -> None:
         _cloudpickle._function_setstate(made, state)
 
 
+def add_submodules(function: types.FunctionType, state: dict[str, Any]) -> None:
+    """Add to the *state* of a function the submodules that only the functions in it name.
+
+    cloudpickle looks at the names in the function's own code alone. Before Python 3.12, a list
+    comprehension is a function, too.
+    """
+    code = function.__code__
+    if (names := names_of(code)) == frozenset(code.co_names):
+        return
+    cells = [cell for cell in state["__closure__"] or () if cell != types.CellType()]
+    packages = [*state["__globals__"].values(), *(cell.cell_contents for cell in cells)]
+    state["_cloudpickle_submodules"] = _cloudpickle._find_imported_submodules(
+        types.SimpleNamespace(co_names=names), packages
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """Return the globals, attributes, and imports that *code* names, or a function in it."""
+    inner = (names_of(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
 def _make_tracked(make: Callable[..., type], *args: Any) -> type:
     made: type = _cloudpickle._lookup_class_or_track(args[-2], _make_without_hooks(make, *args))
     return made

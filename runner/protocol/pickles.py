@@ -77,6 +77,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def __init__(self, sink: Any) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
         self.has_code = False
+        self._cells: dict[int, tuple[types.CellType, types.CellType]] = {}
         arguments: Any = {"protocol": 5, "buffer_callback": self._keep_in_band}
         super().__init__(sink, **arguments)  # pyright: ignore[reportUnknownMemberType]
 
@@ -128,9 +129,23 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return "".join(code.co_filename)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """Reduce a function by value, as cloudpickle does, and note that the pickle has code."""
+        """Reduce a function by value, as cloudpickle does, and note that the pickle has code.
+
+        Functions that share a variable, by ``nonlocal``, share it also after unpickling.
+        """
         self.has_code = True
-        return super()._dynamic_function_reduce(by_value.with_text_annotations(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        func = by_value.with_text_annotations(func)
+        reduced: Any = super()._dynamic_function_reduce(func)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        make, (code, namespace, name, defaults, _), (attributes, state), *rest = reduced
+        by_value.add_submodules(func, state)
+        # cloudpickle gives each function new cells, and then copies the values into them.
+        cells = func.__closure__ and tuple(self._empty_cell(cell) for cell in func.__closure__)
+        return make, (code, namespace, name, defaults, cells), (attributes, state), *rest
+
+    def _empty_cell(self, cell: types.CellType) -> types.CellType:
+        """Return the empty cell that stands for *cell* in this pickle; the state fills it."""
+        _, empty = self._cells.setdefault(id(cell), (cell, types.CellType()))  # keeps both alive
+        return empty
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether *buffer* goes into the pickle; otherwise, collect it as a frame."""

@@ -24,6 +24,8 @@ import threading
 import types
 import typing
 import weakref
+import wsgiref.headers
+import wsgiref.util
 from collections.abc import Callable
 from typing import Any
 
@@ -225,6 +227,32 @@ def use_total_ordering(x: Any) -> Any:
 @kind(lambda: increment)
 def use_wraps(x: Any) -> Any:
     return x(1), x.__wrapped__(1), x.__doc__, x.__qualname__
+
+
+def counter() -> Any:
+    count = 0
+
+    def add() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    def total() -> int:
+        return count
+
+    return add, total, lambda: add() + count
+
+
+@kind(counter)
+def use_a_variable_of_several_functions(x: Any) -> Any:
+    before = x[1]()
+    return x[0]() - before, x[1]() - before, x[2]() - 2 * before, x[1]() - before
+
+
+@kind(lambda: 1)
+def use_submodules_in_nested_functions(x: Any) -> Any:
+    schemes = [wsgiref.util.guess_scheme({}) for _ in range(x)]
+    return schemes, (lambda: wsgiref.headers.Headers().items())()
 
 
 @kind(lambda: functools.partial(increment, 3))
