@@ -25,7 +25,11 @@ from . import by_value, exceptions
 from .frames import FramesError, Sink, unpack, write_footer
 
 OUT_OF_BAND_BYTES = 64 * 1024
-"""From this size on, a buffer becomes a frame beside the pickle."""
+"""From this size on, a buffer becomes a frame beside the pickle; smaller ones are padding."""
+
+ALIGNMENT = 64
+"""A buffer begins at a multiple of this many bytes, because NumPy copies other arrays to compute.
+"""
 
 PYTHON = "python"
 """The field that names the version whose bytecode a container has."""
@@ -169,6 +173,8 @@ def dump(
     pickling.dump(value)
     sizes = [counting.size]
     for buffer in pickling.buffers:
+        if padding := -counting.size % ALIGNMENT:
+            sizes.append(counting.write(bytes(padding)))
         with buffer.raw() as view:
             counting.write(view)
             sizes.append(view.nbytes)
@@ -245,7 +251,8 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
         raise FramesError("the container holds no pickle")
     if (version := content.fields.get(PYTHON, THIS_PYTHON)) != THIS_PYTHON:
         raise OtherPythonError(version)
-    view, buffers = content.frames[0], content.frames[1:]
+    view = content.frames[0]
+    buffers = [frame for frame in content.frames[1:] if frame.nbytes >= OUT_OF_BAND_BYTES]
     if view.nbytes > ONE_READ_BYTES:
         reader: Any = io.BufferedReader(_Reader(view), buffer_size=256 * 1024)
         return unpickler(reader, buffers=buffers).load()

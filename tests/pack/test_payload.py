@@ -123,6 +123,16 @@ def test_arrays_unpickle_equal_and_writable(dump: Dump) -> None:
     first[0] = 7  # must not raise
 
 
+@pytest.mark.parametrize("text", ["", "a", "abc", "abcdefg"])
+def test_arrays_unpickle_aligned(dump: Dump, text: str) -> None:
+    odd = np.ones(70_001, np.uint8)
+    arrays = [odd, np.arange(50_000.0), odd, np.ones(9_999, complex), np.ones((300, 100))]
+    copies, _ = loaded(dump(text, *arrays, odd.tobytes()))
+    assert copies[0] == text and copies[-1] == odd.tobytes()
+    for array, copy in zip(arrays, copies[1:], strict=False):
+        assert copy.flags.aligned and np.array_equal(copy, array)
+
+
 # --- Data -------------------------------------------------------------------------------
 
 
