@@ -128,7 +128,8 @@ class Modules:
             for path in paths
         ):
             return PicklingMode.DEFAULT
-        return PicklingMode.REFERENCE if self._is_found(name, paths) else PicklingMode.VALUE
+        found = self._is_found(name, module, paths)
+        return PicklingMode.REFERENCE if found else PicklingMode.VALUE
 
     def _is_chosen(self, name: str, module: types.ModuleType) -> bool:
         """Return whether the user wants the module *name*, or a package around it, by value."""
@@ -137,13 +138,16 @@ class Modules:
         registered: bool = _cloudpickle._is_registered_pickle_by_value(module)
         return registered or not self._by_value.isdisjoint(packages)
 
-    def _is_found(self, name: str, paths: list[str]) -> bool:
+    def _is_found(self, name: str, module: types.ModuleType, paths: list[str]) -> bool:
         """Return whether the job finds the module by its name, or else by its file."""
         if not self._ships:
             return False
-        expected = {os.path.join(root, *name.split(".")) for root in self._roots}
-        if not expected.isdisjoint(map(_importable_path, paths)):
-            return True
+        tail = os.path.join(*name.split("."))
+        # A link to a package ships as a folder, so its own place counts, too.
+        for place in map(_importable_path, [*paths, *_places(module)]):
+            head = place.removesuffix(f"{os.sep}{tail}")
+            if head != place and os.path.realpath(head) in self._roots:
+                return True
         package = name.rpartition(".")[0]
         has_package = not package or self.imported(package) is not None
         # A module loaded from its file can import its own package only by name.
@@ -153,12 +157,21 @@ class Modules:
 
 
 def _module_paths(module: types.ModuleType) -> list[str]:
-    """Return the file of a module, or the directories of a namespace package."""
-    file = getattr(module, "__file__", None)
-    if isinstance(file, str):
-        return [discover.resolve_directory(file)]
+    """Return the file of a module, or the directories of a namespace package, resolved."""
+    resolve = discover.resolve_directory if _has_file(module) else os.path.realpath
+    return [resolve(place) for place in _places(module)]
+
+
+def _has_file(module: types.ModuleType) -> bool:
+    return isinstance(getattr(module, "__file__", None), str)
+
+
+def _places(module: types.ModuleType) -> list[str]:
+    """Return where the module was found: its file, or the directories of a namespace package."""
+    if _has_file(module):
+        return [os.path.abspath(str(module.__file__))]
     try:
-        return [os.path.realpath(path) for path in getattr(module, "__path__", ())]
+        return [os.path.abspath(path) for path in getattr(module, "__path__", ())]
     except (TypeError, ValueError):
         return []
 

@@ -570,10 +570,13 @@ def test_how_modules_get_to_the_job(
     make(packages, {"venv_one.py": ""})
     make(tmp_path / "project/any name", {"pyvenv.cfg": "", "src/editable_one.py": ""})
     sys.path += [str(tmp_path / "else"), str(packages), str(packages.parents[2] / "src")]
+    make(tmp_path / "project/vendor/linked-1.0", {"__init__.py": "", "sub.py": ""})
+    (tmp_path / "project/mode_linked").symlink_to("vendor/linked-1.0")
     first, *_ = write(
         "mode_first",
         "mode_space.inner",
         "mode_pkg.sub",
+        "mode_linked.sub",
         mode_first="def f(): pass\n",
         mode_space__in__inner="",
         mode_pkg__in____init__="",
@@ -596,6 +599,8 @@ def test_how_modules_get_to_the_job(
         "mode_first": PicklingMode.REFERENCE,
         "mode_space.inner": PicklingMode.REFERENCE,
         "mode_space": PicklingMode.REFERENCE,
+        "mode_linked": PicklingMode.REFERENCE,
+        "mode_linked.sub": PicklingMode.REFERENCE,
         "mode_pkg": PicklingMode.VALUE,
         "mode_pkg.sub": PicklingMode.VALUE,
         "a_plugin": PicklingMode.REFERENCE,
