@@ -22,7 +22,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, ForwardRef, cast
 
 import cloudpickle
@@ -143,6 +143,7 @@ def make_class(make: Callable[..., type], *args: Any) -> type:
 
     *make* runs the hooks of the class, such as ``__init_subclass__``. A hook may need what only
     the statement ``class`` has: keyword arguments, or the body. If one fails, run no hooks.
+    Run none that travels by value: what it has done, such as adding the class to a list, travels.
     """
     if (known := known_class(*args)) is not None:
         return known
@@ -150,7 +151,11 @@ def make_class(make: Callable[..., type], *args: Any) -> type:
     made: Any = None
     try:
         # An enum would make its members of their values.
-        made = make(*args) if content is None else _make_tracked(make, *args)
+        if content is None:
+            with _without_hooks_by_value(make, *args):
+                made = make(*args)
+        else:
+            made = _make_tracked(make, *args)
     except Exception:
         with contextlib.suppress(Exception):
             made = _make_tracked(make, *args)
@@ -161,6 +166,28 @@ def make_class(make: Callable[..., type], *args: Any) -> type:
         # pickle, and the children of multiprocessing, find the class by its name.
         vars(sys.modules["__main__"]).setdefault(made.__name__, made)
     return cast("type", made)
+
+
+@contextlib.contextmanager
+def _without_hooks_by_value(make: Callable[..., type], *args: Any) -> Generator[None]:
+    """Hide the hooks of bases and of the metaclass that travel by value."""
+    if make is not _cloudpickle._make_skeleton_class:  # an enum
+        yield
+        return
+    kind, _, bases, *_ = args
+    parents = [parent for base in types.resolve_bases(bases) for parent in base.__mro__]
+    candidates = [(parent, "__init_subclass__") for parent in parents]
+    candidates += [(parent, name) for parent in kind.__mro__ for name in ("__new__", "__init__")]
+    hidden: list[tuple[type, str, Any]] = []
+    for owner, name in dict.fromkeys(candidates):
+        if name in vars(owner) and owner in _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS:
+            hidden.append((owner, name, cast("Any", vars(owner)[name])))
+            type.__delattr__(owner, name)
+    try:
+        yield
+    finally:
+        for owner, name, hook in hidden:
+            type.__setattr__(owner, name, hook)
 
 
 def fill_class(made: type, state: tuple[Any, Any, dict[str, Any], dict[str, Any]]) -> type:

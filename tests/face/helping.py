@@ -229,6 +229,46 @@ def use_wraps(x: Any) -> Any:
     return x(1), x.__wrapped__(1), x.__doc__, x.__qualname__
 
 
+HANDLERS: list[str] = []
+NOTED: list[str] = []
+
+
+class Handler:
+    count = 0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        HANDLERS.append(cls.__name__)
+        Handler.count += 1
+
+
+class Noting(type):
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Noting:
+        NOTED.append(name)
+        return super().__new__(cls, name, bases, {**body, "place": len(NOTED)})
+
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> None:
+        super().__init__(name, bases, body)
+        NOTED.append(f"{name} again")
+
+
+class First(Handler, metaclass=Noting):
+    pass
+
+
+class Second(First):
+    pass
+
+
+@kind(lambda: Second)
+def use_class_hooks_that_fill_lists(x: Any) -> Any:
+    found = [*HANDLERS], [*NOTED], First.__name__, x.count, x.place, type(x).__name__
+    type(x)("Third", (x,), {})  # in a job, too, a new class calls the hooks
+    added = HANDLERS.pop(), NOTED.pop(), NOTED.pop()
+    Handler.count -= 1
+    return found, added
+
+
 def counter() -> Any:
     count = 0
 
