@@ -237,19 +237,15 @@ def _build_record(batch: Batch, item: Item, now: float) -> dict[str, Any]:
     )
     record = dict[str, Any](zip(FIELDS, values, strict=True))
     for kind, note in (("input", item.input), ("result", item.result), ("pruned", item.pruned)):
-        record |= {_field(kind, name): _value(value) for name, value in note.items()}
+        for name, value in note.items():
+            field = f"{kind}{name}" if name.startswith("[") else f"{kind}.{name}"
+            # A result that is a scalar itself has no name of its own.
+            record[RESULT if kind == name == RESULT else field] = _value(value)
     return record
 
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def _field(kind: str, name: str) -> str:
-    """Return the field of the scalar *name*; a result that is a scalar itself is ``result``."""
-    if kind == name == RESULT:
-        return RESULT
-    return f"{kind}{name}" if name.startswith("[") else f"{kind}.{name}"
 
 
 def _value(value: Scalar) -> Scalar:

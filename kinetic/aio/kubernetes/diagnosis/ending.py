@@ -54,13 +54,11 @@ def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
 
 
 def sidecar_failure(pod: Pod) -> Cause | None:
-    """Return why a sidecar, such as the one that mounts buckets, failed; None if none did.
-
-    Kubernetes stops a sidecar after the program. Only an earlier end, or the kernel's, counts.
-    """
+    """Return why a sidecar, such as the one that mounts buckets, failed; None if none did."""
     stopped = pod.ended or pod.terminating
     for container in pod.containers:
         current = container.state("terminated") or {}
+        # Kubernetes stops a sidecar after the program. An earlier end counts, and the kernel's.
         if stopped and current.get("reason") != "OOMKilled":
             current = {}
         end = current or get_dict(get_dict(container.status, "lastState"), "terminated")

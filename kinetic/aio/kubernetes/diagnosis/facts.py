@@ -88,8 +88,7 @@ class JobFacts:
     def events_about(self, document: Document | None, *reasons: str) -> list[Document]:
         """Return events about a pod or, for None, about the Job or its makers, oldest first.
 
-        With *reasons*, return only events with one of these reasons. Events outlive their objects.
-        So skip events about an earlier object of the same name: by uid or, for makers, by time.
+        With *reasons*, return only events with one of these reasons.
         """
         makers = self.makers if document is None else ()
         metadata = get_dict(document or self.current_or_last_job, "metadata")
@@ -97,6 +96,7 @@ class JobFacts:
         found: list[Document] = []
         for event in self.events:
             target = get_dict(event, "involvedObject")
+            # Events outlive their objects: skip those about an earlier object of the same name.
             if makers:  # kinetic knows only kind and name of a maker
                 is_match = (target.get("kind"), target.get("name")) in makers
                 is_match = is_match and _last_seen_time(event)[:19] >= created
@@ -173,10 +173,8 @@ def nodes_by_name(nodes: Iterable[Document]) -> dict[str, Document]:
 
 
 def _with_first_deletion_time(before: Document | None, now: Document) -> Document:
-    """Return the pod *now* with its first deletion time.
-
-    The node requests deletion again when the pod has ended, which changes this time.
-    """
+    """Return the pod *now* with its first deletion time."""
+    # The node requests deletion again when the pod has ended, which changes this time.
     first, keys = get_dict(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
     if not first.get("deletionTimestamp"):
         return now
@@ -256,9 +254,7 @@ class Pod:
         """All containers, init containers (such as GKE's sidecar for buckets) first."""
         found: list[Container] = []
         for init, kind in ((True, "initContainer"), (False, "container")):
-            statuses = {
-                status.get("name"): status for status in get_list(self.status, f"{kind}Statuses")
-            }
+            statuses = {it.get("name"): it for it in get_list(self.status, f"{kind}Statuses")}
             specs = {spec.get("name"): spec for spec in get_list(self.spec, f"{kind}s")}
             for name in {**specs, **statuses}:
                 spec: Document = specs.get(name) or {}
@@ -268,14 +264,11 @@ class Pod:
 
     @cached_property
     def programs(self) -> Sequence[Container]:
-        """The container that runs the function, which alone decides the pod's state.
-
-        Controllers of the cluster may have added others. In a pod without a container of kinetic's
-        name, it is the first one.
-        """
+        """The container that runs the function, which alone decides the pod's state."""
         containers = [container for container in self.containers if not container.init]
         if len(containers) < 2:
             return containers
+        # Controllers of the cluster may have added others. Without kinetic's name, it is the first.
         return [found for found in containers if found.name == CONTAINER] or containers[:1]
 
     @property
@@ -302,19 +295,13 @@ class Pod:
 
     @property
     def holders(self) -> Sequence[str]:
-        """The names of containers that hold the pod although its program has ended.
-
-        They run on, or they failed beside a program that succeeded: then the Job replaces the pod.
-        """
+        """The names of containers that hold the pod although its program has ended."""
         phase = self.status.get("phase")
         if not self.ended or self.terminating or phase == "Succeeded":
             return ()
-        is_failed = phase == "Failed"
-        return [
-            container.name
-            for container in self.added
-            if (self.succeeded if is_failed else container.state("terminated") is None)
-        ]
+        if phase == "Failed":  # beside a program that succeeded, they make the Job replace the pod
+            return [container.name for container in self.added] if self.succeeded else []
+        return [it.name for it in self.added if it.state("terminated") is None]
 
     @property
     def gone(self) -> bool:
@@ -363,24 +350,18 @@ class Pod:
     @property
     def claims(self) -> Sequence[str]:
         """The names of the PersistentVolumeClaims that the pod mounts."""
-        sources = (
-            get_dict(volume, "persistentVolumeClaim") for volume in get_list(self.spec, "volumes")
-        )
+        volumes = get_list(self.spec, "volumes")
+        sources = (get_dict(volume, "persistentVolumeClaim") for volume in volumes)
         return [str(source["claimName"]) for source in sources if source.get("claimName")]
 
     @property
     def failed_container(self) -> Container | None:
-        """The failed program or, if no program ran, the failed init container; else None.
-
-        A sidecar doesn't count: Kubernetes restarts it after any exit code.
-        """
-        candidates = self.programs if self.ran else self.containers
-        failed = (
-            found
-            for found in reversed(candidates)
-            if (found.end or {}).get("exitCode") and not found.is_sidecar
-        )
-        return next(failed, None)
+        """The failed program or, if no program ran, the failed init container; else None."""
+        for found in reversed(self.programs if self.ran else self.containers):
+            # Kubernetes restarts a sidecar after any exit code.
+            if (found.end or {}).get("exitCode") and not found.is_sidecar:
+                return found
+        return None
 
     @property
     def end(self) -> Document:
@@ -393,9 +374,8 @@ class Pod:
         """Whether the program ended after the pod's deletion was requested, as if in response."""
         try:
             deletion_time = datetime.fromisoformat(self.metadata["deletionTimestamp"])
-            requested_at = deletion_time - timedelta(
-                seconds=int(self.metadata["deletionGracePeriodSeconds"])
-            )
+            grace = timedelta(seconds=int(self.metadata["deletionGracePeriodSeconds"]))
+            requested_at = deletion_time - grace  # Kubernetes adds the grace period to the time
             ended_after = datetime.fromisoformat(self.end["finishedAt"]) >= requested_at
         except (KeyError, ValueError, TypeError):  # a pod may lack any of these fields
             return False
