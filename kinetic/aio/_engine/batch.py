@@ -19,21 +19,12 @@ from kinetic._progress.standing import Goal, Standing
 from kinetic._runner.protocol import metrics, signing, wire
 from kinetic._tasks import release
 from kinetic.aio import _lease
-from kinetic.aio._engine import ending, removal
+from kinetic.aio._engine import ending, removal, workers
 from kinetic.aio._engine.coordinator import BatchCoordinator
 from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._engine.launcher import BatchContext, Pause, retry_while_refused
 from kinetic.aio._engine.recovery import load_environment, read_inputs, recover, until_abandoned
 from kinetic.aio._engine.session import JobRef, Session
-from kinetic.aio._engine.workers import (
-    count_workers,
-    describe,
-    end_leftovers,
-    end_workers,
-    fit,
-    fit_alone,
-    stopped_round,
-)
 from kinetic.aio._preparing import calls
 from kinetic.aio._preparing.input_source import Source
 from kinetic.aio._submissions.inputs import InputIndex
@@ -518,7 +509,7 @@ class Batch:
             if not (bases := await submission.retry_bases(wanted)):
                 return 0
             # A stop deletes such workers, and its request may arrive after this one.
-            is_deleted = submission.listed and stopped_round(submission) is not None
+            is_deleted = submission.listed and workers.stopped_round(submission) is not None
             self._own_retry = wire.Request(
                 kind="retry",
                 bases=bases,
@@ -568,14 +559,18 @@ class Batch:
         resources = uploaded_call_of(self.manifest, {}).resources
 
         def wanted() -> int:
-            return count_workers(platform, resources, submission.requests.workers, self.total)
+            return workers.count_workers(
+                platform, resources, submission.requests.workers, self.total
+            )
 
         if self.coordinator is not None and self.submits:
             launcher = self.coordinator.launcher
             # A launcher that has lost the batch allows none, but the workers continue.
-            lacking = await fit(submission, lambda: launcher.allowed if self.submits else wanted())
+            lacking = await workers.fit(
+                submission, lambda: launcher.allowed if self.submits else wanted()
+            )
         else:
-            lacking = await fit_alone(submission, self._places, wanted)
+            lacking = await workers.fit_alone(submission, self._places, wanted)
         if lacking:
             logging.warning(
                 "%s keeps %d workers: in a queue, a round that has begun gets no more. The next "
@@ -587,7 +582,7 @@ class Batch:
     async def workers(self) -> list[Worker]:
         """Return the workers that wait or run."""
         await self.read_inputs()
-        return await describe(self.submission, self.known)
+        return await workers.describe(self.submission, self.known)
 
     # --- ending ---
 
@@ -624,12 +619,12 @@ class Batch:
         await self.read()
         # If every item has ended, keep the remaining jobs and their logs.
         if self.total is not None and self.submission.ended >= self.total:
-            await end_leftovers(self.submission)
+            await workers.end_leftovers(self.submission)
             return
         if not await self.exists():
             return
         await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
-        await end_workers(self.submission)
+        await workers.end_workers(self.submission)
         await self.read()
         for index in range(self.known):
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
@@ -752,6 +747,6 @@ class Batch:
             return
         self.wake()
         try:
-            await end_leftovers(self.submission)
+            await workers.end_leftovers(self.submission)
         except KineticError as exc:
             logging.warning("can't delete the stopped jobs of %s: %s", self.group_id, exc)
