@@ -176,12 +176,10 @@ async def _until_silent(
     waiting: asyncio.Timeout | None = None
 
     async def limit_silence() -> None:
-        """Wait for the attempt's end; then end the first wait for a line that takes `QUIET_S`.
-
-        It sets no timer for each line, because timers would take a third of the CPU time.
-        """
+        """Wait for the attempt's end; then end the first wait for a line that takes `QUIET_S`."""
         await _wait_until_past(ref, number, CHECK_S)
         seen: asyncio.Timeout | None = None
+        # A timer for each line would take a third of the CPU time.
         while seen is None or seen is not waiting:
             seen = waiting
             await asyncio.sleep(QUIET_S)

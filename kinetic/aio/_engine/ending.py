@@ -338,9 +338,8 @@ def error_for_waiters(
     """Log that *subject* can't be read; return the error for waiters, or None if they keep waiting.
 
     Waiters get the error at once if the object is removed or damaged, or a permission is missing.
-    Otherwise they get it after a minute. The submitter is *patient*, because its job may run for
-    days: the submitter waits through any outage, and gets an error only if the object is removed or
-    damaged.
+    Otherwise they get it after a minute. A submitter is *patient*: it gets an error only if the
+    object is removed or damaged.
     """
     is_known = isinstance(error, KineticError)
     # A cleanup has removed the object, maybe that of a Ctrl-C in this process.
@@ -350,7 +349,7 @@ def error_for_waiters(
     refused = is_known and not is_temporary(error)
     if _is_lasting(error) or (refused and not patient):
         return error
-    if patient or silent_s < SILENCE_LIMIT_S:
+    if patient or silent_s < SILENCE_LIMIT_S:  # a submitter's job may run for days
         return None
     return Unavailable(
         f"{subject} could not be read for {SILENCE_LIMIT_S:g} s: {describe_error(error)}; kinetic "
@@ -360,11 +359,8 @@ def error_for_waiters(
 
 
 def _is_lasting(error: Exception) -> bool:
-    """Return whether *error* is permanent, because an object is damaged or removed.
-
-    A missing permission isn't permanent, because an administrator can grant it.
-    """
-    if isinstance(error, BackendError):
+    """Return whether *error* is permanent, because an object is damaged or removed."""
+    if isinstance(error, BackendError):  # an administrator can grant a missing permission
         return isinstance(error, NotFound)
     return isinstance(error, KineticError)
 

@@ -248,21 +248,14 @@ def name_of(worker: str) -> str:
 
 
 async def end_workers(submission: Submission) -> None:
-    """End the workers of a batch whose stop request is stored.
-
-    Workers end the items themselves, and leave. Where `Workers.tell` reaches them, that is enough.
-    Elsewhere, the platform asks them to end, and they store the logs first.
-
-    The request to delete them names their round. So if it reaches the platform late, it doesn't
-    delete workers of items that were retried in the meantime.
-    """
+    """End the workers of a batch whose stop request is stored."""
     batch = submission.identity.id
-    if submission.listed:
-        if (number := stopped_round(submission)) is not None:
-            labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}
-            await submission.cluster.delete(labels=labels)
-    else:
+    if not submission.listed:  # the workers hear of the request, end their items, and leave
         await submission.cluster.tell({LABEL_SUBMISSION: batch})
+    elif (number := stopped_round(submission)) is not None:
+        # A deletion that arrives late must not concern items that were retried meanwhile.
+        labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}
+        await submission.cluster.delete(labels=labels)
 
 
 def stopped_round(submission: Submission) -> int | None:

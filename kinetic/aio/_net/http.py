@@ -70,10 +70,8 @@ class HttpError(Exception):
 
 
 def proxy_refusal_error(problem: str, refusal: aiohttp.ClientHttpProxyError) -> BackendError:
-    """Return the error for a proxy that doesn't connect to the server; it begins with *problem*.
-
-    The server itself didn't answer, so the status says nothing about permissions or objects.
-    """
+    """Return the error for a proxy that doesn't connect to the server; it begins with *problem*."""
+    # The server itself didn't answer, so the status says nothing about permissions or objects.
     message = (
         f"{problem}: the proxy doesn't connect ({refusal.status} {one_line(refusal.message)}); "
         "check HTTPS_PROXY and NO_PROXY, or the kubeconfig's proxy-url"

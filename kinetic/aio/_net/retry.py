@@ -242,9 +242,6 @@ async def create_object(
 ) -> bool:
     """Create an object and retry until the store answers; return False if it existed before.
 
-    If a reply is lost, a random nonce in the metadata shows whether this call or another writer
-    created the object.
-
     Raises:
         BackendError: The store refused the request, and a retry can't change that.
     """
@@ -253,6 +250,7 @@ async def create_object(
     async def create_once() -> bool:
         if await store.create(name, body, metadata_with_nonce):
             return True
+        # If only a reply was lost, the object has the nonce of this call.
         stored = await store.look(name)
         return stored is not None and stored.metadata.get("nonce") == metadata_with_nonce["nonce"]
 

@@ -194,10 +194,7 @@ async def pack(connection: Connection, call: Call) -> PackedCall:
 def _pack(
     packer: archive.Packer, call: Call, spool: Scratch, environ: dict[str, str], packing_step: Step
 ) -> PackedCall:
-    """Do the work of `pack` that blocks.
-
-    The archive leaves out the local `Data` of the call, because `upload_all` uploads them.
-    """
+    """Do the work of `pack` that blocks."""
     assert call.function is not None
     captured = environment.capture(call.options.capture_env_vars or (), environ)
     project = discover.find_project(call.function, environ=environ, cwd=Path.cwd())
@@ -217,6 +214,7 @@ def _pack(
         )
     packed_archive = overlay = None
     if project.root is not None:
+        # `upload_all` uploads the local `Data`, so the archive leaves them out.
         data = (*table.items, *_data_in(call.inputs))
         local_paths = [Path(entry.path) for entry in data if not (entry.is_gcs or entry.is_hf)]
         cache = configuration.home(environ) / "cache" / "pack"

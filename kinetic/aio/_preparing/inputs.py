@@ -123,7 +123,6 @@ def check_inputs(
     """Refuse a list of inputs unless the function can be called with every one of them.
 
     *mode* is the batch's ``input_mode``. The option ``init`` gives the arguments named *init*.
-    Skip an input whose own methods raise an error: `encode` reports it.
     """
     binding = Binding(function, init)
     for position, value in enumerate(values):
@@ -132,7 +131,7 @@ def check_inputs(
             misfit = _misfit(binding, value, mode)
         except ConfigurationError as exc:
             raise ConfigurationError(f"input {position}: {exc}. Nothing was sent") from None
-        except (KineticError, ValueError, TypeError):
+        except (KineticError, ValueError, TypeError):  # `encode` reports what its methods raise
             continue
         if misfit:
             raise ConfigurationError(f"input {position} does not fit {misfit}. Nothing was sent")

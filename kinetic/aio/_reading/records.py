@@ -49,8 +49,7 @@ async def read_items(batch: Batch) -> list[Item]:
 async def read_packed(batch: Batch, verified: Mapping[int, wire.Outcome]) -> Sequence[Any]:
     """Return the history of *batch*, whose items have all succeeded, as values for JSON.
 
-    *verified* has the outcomes of items whose first attempt has returned a value. Unless a request
-    has retried such an item, it has no other attempt, so this doesn't list it.
+    *verified* has the outcomes of items whose first attempt has returned a value.
 
     Raises:
         NotFound, WireError: As `read_items`.
@@ -59,6 +58,7 @@ async def read_packed(batch: Batch, verified: Mapping[int, wire.Outcome]) -> Seq
         return await batch.submission.read_history()
     inputs = await _read_notes(batch)
     standing = batch.submission.requests.standing
+    # Unless a request has retried such an item, it has no other attempt, so don't list it.
     first = {index: value for index, value in verified.items() if not standing(index).base}
     known = range(batch.known)  # the thread below must not keep the batch alive
     unknown = [index for index in known if index not in first]
@@ -75,14 +75,11 @@ async def read_packed(batch: Batch, verified: Mapping[int, wire.Outcome]) -> Seq
 
 
 async def _read_notes(batch: Batch) -> dict[int, Note]:
-    """Read the notes of the inputs, and then the requests to stop or retry.
-
-    Items are read after the requests: a listing from before a stop may lack an attempt that had
-    begun.
-    """
+    """Read the notes of the inputs, and then the requests to stop or retry."""
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
     inputs = await batch.inputs.notes(batch.manifest["parameters"])
+    # Before the items: a listing from before a stop may lack an attempt that had begun.
     await batch.submission.requests.read()
     return inputs
 

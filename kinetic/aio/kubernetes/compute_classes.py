@@ -24,8 +24,7 @@ def class_name(accelerator: Accelerator) -> str:
 async def find_class(api: Api, accelerator: Accelerator) -> str:
     """Return the name of the cluster's class for *accelerator*, or "" if there is none.
 
-    CPUs and slices of several hosts use no class. If the credentials lack the permission to read
-    classes, the answer is also "".
+    CPUs and slices of several hosts use no class.
 
     Raises:
         Unavailable: The API server doesn't answer.
@@ -37,7 +36,7 @@ async def find_class(api: Api, accelerator: Accelerator) -> str:
         await api.call("GET", f"{COLLECTION}/{name}")
     except NotFound:
         return ""
-    except AuthError as exc:
+    except AuthError as exc:  # no Role of a namespace grants this right
         logging.info("can't read ComputeClasses, so jobs use node pools: %s", exc)
         return ""
     return name

@@ -90,8 +90,7 @@ class _Memory:
     def texts(self, pieces: Iterator[LogPiece], *, unfinished: bool = False) -> list[str]:
         """Return the lines that weren't yielded before; those of the kubelet are marked.
 
-        With *unfinished*, skip the program's output, because it is the start of a line that the
-        next connection repeats.
+        With *unfinished*, skip the program's output, which is the start of a line.
         """
         contents = (self._new_content(piece, unfinished) for piece in pieces)
         return [content.decode(errors="replace") for content in contents if content is not None]
@@ -108,7 +107,7 @@ class _Memory:
                 return None
             self._notes.add(piece.content)
             return KUBELET.encode() + piece.content
-        if unfinished:
+        if unfinished:  # the next connection repeats the line
             return None
         second, line_hash = self._second, hash((piece.number, piece.content))
         expected = self._expected.get(second)

@@ -163,8 +163,7 @@ _VARIABLE = re.compile(r"[ -<>-~]+")
 def secret_entries(spec: JobSpec) -> dict[str, str]:
     """Return the entry of the Secret for each environment variable of *spec*.
 
-    The variables were captured from the user's environment and may be secrets. The entries are
-    numbered, because a variable's name isn't always legal as the key of an entry.
+    The variables were captured from the user's environment and may be secrets.
 
     Raises:
         ConfigurationError: A container can't have a variable of this name.
@@ -176,6 +175,7 @@ def secret_entries(spec: JobSpec) -> dict[str, str]:
                 f"the environment variable {name!r} cannot be set in a container: Kubernetes "
                 "accepts printable ASCII without '='; leave it out of capture_env_vars"
             )
+    # A variable's name isn't always legal as the key of an entry.
     return {name: f"env.{number}" for number, name in enumerate(names)}
 
 
@@ -185,8 +185,7 @@ def secret_manifest(
     """Return the Secret *name* for the submission of *spec*; all its jobs share the Secret.
 
     *owner* is the object that runs a single job, as the API returned it. Kubernetes deletes the
-    Secret together with its owner. The Secret is immutable, so no other submission can replace
-    its content.
+    Secret together with its owner.
 
     Raises:
         ConfigurationError: The environment is too large for a Secret.
@@ -201,7 +200,7 @@ def secret_manifest(
         reference = {key: owner["metadata"][key] for key in ("name", "uid")}
         reference |= {key: owner[key] for key in ("apiVersion", "kind")}
         manifest["metadata"]["ownerReferences"] = [reference]
-    return manifest | {"immutable": True}
+    return manifest | {"immutable": True}  # no other submission can replace its content
 
 
 def opaque_secret(
@@ -463,12 +462,12 @@ def _folders(
 ) -> list[dict[str, Any]]:
     """Return mounts of empty volumes at the folders that the runner fills with *data*.
 
-    Without a mount, only root could create a folder such as ``/data``. A folder inside another
-    such folder needs no mount of its own.
+    Without a mount, only root could create a folder such as ``/data``.
     """
     filled = {_folder(ref) for ref in data if ref.mount and not ref.fuse}
     points: list[str] = []
     for point in sorted(filled - {str(mount["mountPath"]) for mount in fuse_mounts} - {"/"}):
+        # The user can make a folder inside another such folder.
         if not any(point.startswith(f"{parent}/") for parent in points):
             points.append(point)
     return [{"name": f"data-{number}", "mountPath": point} for number, point in enumerate(points)]

@@ -255,10 +255,7 @@ class Diagnostics:
         return next(iter(get_list(found, "items")), None)
 
     async def _try_get(self, collection: str, path: str, query: dict[str, str]) -> Document | None:
-        """Send a GET and return the answer; None after a failure, which the diagnosis tolerates.
-
-        After a refusal, send no request about *collection* for ``patience.rights_s`` seconds.
-        """
+        """Send a GET and return the answer; None after a failure, which the diagnosis tolerates."""
         now = asyncio.get_running_loop().time()
         if now < self._unavailable_until.get(collection, 0.0):
             return None
@@ -272,6 +269,7 @@ class Diagnostics:
                 logging.info(
                     "kinetic explains without %s why jobs do not start: %s", collection, exc
                 )
+            # An administrator may grant the right meanwhile.
             self._unavailable_until[collection] = now + self.patience.rights_s
         except BackendError as exc:
             logging.info("can't explain now why jobs do not start: %s", exc)

@@ -105,14 +105,11 @@ class Changed:
 
 
 async def list_all(api: Api, path: str, selector: str) -> Listed:
-    """Read all objects that *selector* matches, as of one moment.
-
-    If the server no longer has the state of that moment for a later page, the list starts over.
-    """
+    """Read all objects that *selector* matches, as of one moment."""
     for _ in range(TRIES):
         try:
             return await _read_pages(api, path, selector)
-        except Expired:
+        except Expired:  # the server no longer has the state of that moment for a later page
             continue
     raise Unavailable(
         f"the server dropped the list of {path} {TRIES} times before its last page; try again",

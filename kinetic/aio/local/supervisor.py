@@ -122,17 +122,15 @@ def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadl
 
 
 def _read_report(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """Return the report of a new supervisor, empty if there is none; None at the *deadline*.
-
-    One read is enough, because the supervisor writes its report at once. The pipe may stay open: if
-    another thread of this program forks now, the new process inherits it.
-    """
+    """Return the report of a new supervisor, empty if there is none; None at the *deadline*."""
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
         process.kill()
         return None
+    # The supervisor writes its report at once. The pipe may stay open: if another thread of this
+    # program forks now, the new process inherits it.
     return os.read(process.stdout.fileno(), REPORT_BYTES)
 
 

@@ -15,11 +15,8 @@ _QUOTA = re.compile(r"exceeded quota: .*?requested: (?P<asked>.*?), used: .*limi
 
 
 def refused_request(answer: Document) -> Cause:
-    """Return why the API server refused to create a Job; *answer* is its ``Status``.
-
-    If no rule explains the message, the refusal is final, except with code 403 (forbidden): an
-    administrator can change what the cluster allows.
-    """
+    """Return why the API server refused to create a Job; *answer* is its ``Status``."""
+    # Of a forbidden request, an administrator can change what the cluster allows.
     unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
     return admission_cause(str(answer.get("message") or answer.get("reason") or ""), unknown)
 

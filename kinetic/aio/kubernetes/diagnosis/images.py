@@ -57,11 +57,9 @@ _RULES = (
 
 
 def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> Cause:
-    """Return why *container* has no image, by its state's *reason* and *message*.
-
-    If *message* only says that the node waits, the message of an earlier event replaces it.
-    """
+    """Return why *container* has no image, by its state's *reason* and *message*."""
     image = str(container.spec.get("image") or container.status.get("image") or "")
+    # If the message only says that the node waits, an earlier event has the cause.
     if not message or (message.startswith("Back-off") and ": " not in message):
         earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
         message = next((text for text in reversed(earlier) if image in text), message or reason)
