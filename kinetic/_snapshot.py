@@ -7,7 +7,6 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kinetic._runner.protocol.manifest import Entry, Manifest, file_hash
@@ -165,6 +164,8 @@ def _hash_files(
     files: list[tuple[str, str]], root: str, stop: threading.Event
 ) -> list[tuple[Entry, Stamp]]:
     """Return the entry and the stamp of each file, in order; threads hash large files."""
+    # Python can't load this module in a thread that outlives the main thread.
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     hashed: list[Future[tuple[Entry, Stamp]] | tuple[Entry, Stamp]] = []
     with ThreadPoolExecutor(HASHING_THREADS) as pool:

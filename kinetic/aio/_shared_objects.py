@@ -11,7 +11,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -151,6 +150,9 @@ class BlockingStore:
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Implement `Objects.map`."""
+        # Python can't load this module in a thread that outlives the main thread.
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
             return [*pool.map(work, items)]
 

@@ -16,7 +16,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import (
@@ -146,6 +145,9 @@ class Sweep(AsyncOnly):
         self._on_failure: OnFailure = on_failure
         self._metric = metric
         self._first_limit = limit
+        # Python can't load this module in a thread that outlives the main thread.
+        from concurrent.futures import ThreadPoolExecutor
+
         # The optimizer's methods run in this thread only, one after the other.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kinetic sweep")
         self._asked: dict[int, Proposal] = {}

@@ -119,6 +119,16 @@ if __name__ == "__main__":
     )
 
 
+def test_a_thread_that_outlives_the_script_may_make_the_first_calls(script) -> None:
+    code = """
+def work():
+    print(inverse(2), inverse.run_async_map([4]).results())
+
+threading.Thread(target=work).start()
+"""
+    script(code).prints("0.5 [0.25]")
+
+
 def test_slots_and_keyword_names_work_in_a_job(script) -> None:
     """Values may have slots, and keywords may have any name."""
     code = """
