@@ -17,7 +17,7 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic._tracebacks import own_frames_left_out
-from kinetic.errors import ClientClosed, PortalError
+from kinetic.errors import ClientClosed, KineticError, PortalError
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
@@ -76,15 +76,16 @@ class AsyncOnly:
 
 
 class _OneLoopStream(AsyncOnly, AsyncGenerator[T, None]):
-    """Pass on the items of an async generator, on one event loop.
+    """Pass on the items of an async generator, on one event loop, until the last one.
 
-    `asyncio.run` closes the generators of its loop. Without this class, an iteration that continues
-    in a second loop would end early, and raise nothing.
+    `asyncio.run` closes the generators of its loop, and a cancellation ends a generator. Without
+    this class, an iteration that continues afterwards would end early, and raise nothing.
     """
 
     def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._was_cancelled = False
 
     def _require_loop(self) -> AsyncGenerator[T, None]:
         self._loop = self._loop or running_loop()
@@ -93,7 +94,18 @@ class _OneLoopStream(AsyncOnly, AsyncGenerator[T, None]):
 
     @own_frames_left_out
     async def __anext__(self) -> T:
-        return await anext(self._require_loop())
+        items = self._require_loop()
+        if self._was_cancelled:
+            raise KineticError(
+                "this iterator was cancelled, as by a timeout or Ctrl-C, while it waited for an "
+                "item; begin another one. To wait for a limited time, pass a task of `anext` to "
+                "asyncio.wait(..., timeout=...), which doesn't cancel it"
+            )
+        try:
+            return await anext(items)
+        except asyncio.CancelledError:
+            self._was_cancelled = True
+            raise
 
     @own_frames_left_out
     async def asend(self, value: None) -> T:
@@ -125,7 +137,7 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
     stopped. Then raise the cancellation.
     """
     call = functools.partial(work, *args, **kwargs)
-    future = asyncio.ensure_future(anyio.to_thread.run_sync(call))
+    future = running_loop().create_task(anyio.to_thread.run_sync(call))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

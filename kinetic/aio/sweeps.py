@@ -36,7 +36,7 @@ from kinetic._messages import handle_bundle, handle_repr, join_with_or, one_line
 from kinetic._progress.standing import Goal
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
-from kinetic._tasks import AsyncOnly, one_loop_stream, release
+from kinetic._tasks import AsyncOnly, one_loop_stream, release, require_loop, running_loop
 from kinetic._tracebacks import of_the_caller
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
@@ -175,6 +175,7 @@ class Sweep(AsyncOnly):
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None
+        self._loop = running_loop()
 
     def __repr__(self) -> str:
         return handle_repr("Sweep", self.facts())
@@ -207,6 +208,7 @@ class Sweep(AsyncOnly):
         return facts
 
     async def __aenter__(self) -> Self:
+        self._require_loop()
         return self
 
     async def __aexit__(
@@ -215,6 +217,7 @@ class Sweep(AsyncOnly):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._require_loop()
         self.stop()
         try:
             await self.batch.__aexit__(kind, error, trace)
@@ -257,6 +260,7 @@ class Sweep(AsyncOnly):
 
         Cancelled: ends the wait; the sweep continues.
         """
+        self._require_loop()
         if self._following is not None:
             await asyncio.wait({self._following})
         if self._error is not None:
@@ -264,6 +268,7 @@ class Sweep(AsyncOnly):
 
     @one_loop_stream
     async def __aiter__(self) -> AsyncGenerator[Trial, None]:
+        self._require_loop()
         position = 0
         while True:
             while position < len(self._ended):
@@ -274,6 +279,10 @@ class Sweep(AsyncOnly):
                     raise self._error
                 return
             await self._until_change()
+
+    def _require_loop(self) -> None:
+        remedy = "give it a name, and continue it here with resume=True"
+        require_loop(self._loop, f"the sweep {self.batch.group_id}", remedy)
 
     # --- waking ---
 

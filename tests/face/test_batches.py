@@ -94,10 +94,11 @@ def report_waiting():
 batch = waits_for.run_async_map([f"{here}/go", f"{here}/go"], progress=False)
 print(batch.group_id)
 until(lambda: batch.status_counts().get("RUNNING"))
+outcomes = batch.outcomes()
 waits = (
     batch.wait,
     batch.results,
-    lambda: next(batch.outcomes()),
+    lambda: next(outcomes),
     lambda: next(batch.as_completed()),
 )
 for wait in waits:
@@ -106,6 +107,10 @@ for wait in waits:
         wait()
     except KeyboardInterrupt:
         print("interrupted", "NOT_FOUND" in batch.status_counts())
+try:
+    print(list(outcomes))
+except kinetic.KineticError as error:
+    print("begin another one" in str(error))
 pathlib.Path("go").touch()
 print(batch.results())
 """
@@ -115,6 +120,7 @@ print(batch.results())
             process.expect("waiting")
             process.interrupt()
             process.expect("interrupted False")
+        process.expect("True")
         process.expect("['go', 'go']")
         status, _, err = process.end()
     assert status == 0
