@@ -37,13 +37,12 @@ from kinetic._tasks import release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _plain_call
 from kinetic.aio._log_printer import LogPrinter
-from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.client import implicit_client
 from kinetic.collection import Collection
 from kinetic.errors import BatchError, PortalError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
-from kinetic.options import MapOptions, MapSettings, settings_of, show_in_signature
+from kinetic.options import MapOptions, MapSettings, show_in_signature
 from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
@@ -1623,10 +1622,8 @@ async def _read_output_dir(job: aio.JobHandle[Any]) -> str:
 
 
 async def _run_and_show(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    debug = settings_of(function)[1].debug
     client = await implicit_client()
-    submit = functools.partial(client.submit_owned, function, *args, **kwargs)
-    return await run_plain_call(submit, debug=debug, stream_logs=True)
+    return await client.run_owned(function, args, kwargs, stream_logs=True)
 
 
 def _identity(value: T) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -39,8 +40,8 @@ from kinetic.aio import _lazy
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
 from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
-from kinetic.errors import ClientClosed
-from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, show_in_signature
+from kinetic.errors import ClientClosed, NotFound, PortalError
+from kinetic.options import MapOptions, MapSettings, Options, check, show_in_signature
 
 if TYPE_CHECKING:
     from kinetic._progress.standing import Goal
@@ -72,9 +73,9 @@ class Client(AsyncOnly):
     """Submit functions from one event loop, and find jobs and batches.
 
     The client closes at the end of ``async with Client() as client:``. Jobs and detached batches
-    then continue; kinetic undoes submissions in progress. You can open any number of clients, in
-    one loop or several. A client, its handles, and their iterators belong to the loop of the first
-    call; in another loop, they raise `PortalError`.
+    then continue; kinetic undoes submissions in progress, and ends the jobs of `run`. You can open
+    any number of clients, in one loop or several. A client, its handles, and their iterators belong
+    to the loop of the first call; in another loop, they raise `PortalError`.
 
     Args:
         backend, project, zone, cluster, namespace: Where to run functions whose decorator
@@ -150,7 +151,7 @@ class Client(AsyncOnly):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Undo submissions in progress, stop following jobs, and close every connection.
+        """Undo submissions and `run` calls in progress, and close every connection.
 
         A second call does nothing. A call in a forked child does nothing either, because the
         connections belong to the parent. Cancelled: undoing and closing still finish, each within
@@ -210,12 +211,6 @@ class Client(AsyncOnly):
         """
         return await self._submit(_lazy.calls.single_call(function, args, kwargs, owned=False))
 
-    async def submit_owned(
-        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> JobHandle[Any]:
-        """Submit a job that ends if this process dies and the platform notices; internal."""
-        return await self._submit(_lazy.calls.single_call(function, args, kwargs, owned=True))
-
     async def _submit(self, call: Call) -> JobHandle[Any]:
         self._require_open()
         async with self._in_flight.block():
@@ -258,10 +253,26 @@ class Client(AsyncOnly):
 
             loss = await client.run(train, 0.1)
         """
-        debug = settings_of(function)[1].debug
-        return await run_plain_call(
-            lambda: self.submit_owned(function, *args, **kwargs), debug=debug
-        )
+        return await self.run_owned(function, args, kwargs)
+
+    async def run_owned(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        stream_logs: bool = False,
+    ) -> Any:
+        """Do as `run`; internal.
+
+        The job ends with this client, or if this process dies and the platform notices.
+        """
+        self._require_open()
+        call = _lazy.calls.single_call(function, args, kwargs, owned=True)
+        async with self._in_flight.block():
+            return await run_plain_call(
+                lambda: self._submit(call), debug=call.options.debug, stream_logs=stream_logs
+            )
 
     @overload
     async def run_async_map(
@@ -747,8 +758,10 @@ async def _lifetime(client: Client) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        await client.aclose()
-        _IMPLICIT.pop(asyncio.get_running_loop(), None)  # the entry would keep the loop alive
+        with contextlib.suppress(PortalError):  # the program hasn't closed its loop
+            loop = running_loop()
+            await client.aclose()
+            _IMPLICIT.pop(loop, None)  # the entry would keep the loop alive
 
 
 class _Shared:

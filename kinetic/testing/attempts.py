@@ -119,7 +119,8 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
         return outcome, metrics.pruned_body(*last)
     except Exception as error:
         is_user_error = phase in ("execute", "result serialization")
-        error.__traceback__ = without_own_frames(error.__traceback__)
+        trace = without_own_frames(error.__traceback__)
+        BaseException.__setattr__(error, "__traceback__", trace)  # its class may refuse it
         text = outcomes.error_text(error, phase=phase)
         if phase != "execute":
             message = f"kinetic {phase} failed: {text.qualname}: {text.message}"

@@ -29,12 +29,12 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "report": ("report.html",),
     "run": (abs, 1),
     "run_async_map": (abs, [1]),
+    "run_owned": (abs, (1,), {}),
     "scale": (2,),
     "start_batch": (abs, [1], MapSettings()),
     "save_result": ("value",),
     "store_of": (abs, None, None),
     "submit": (abs, 1),
-    "submit_owned": (abs, 1),
 }
 """The required arguments of methods."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
+from types import TracebackType
 
 from kinetic.errors import ClientClosed
 
@@ -77,26 +76,23 @@ class InFlight:
         self._timeouts: set[asyncio.Timeout] = set()
         self._all_ended = asyncio.Event()
 
-    @contextlib.asynccontextmanager
-    async def block(self) -> AsyncGenerator[None]:
-        """Run a block; `end` cancels it as a timeout does.
+    def block(self) -> InFlightBlock:
+        """Return a context manager for a block, which `end` cancels as a timeout does.
 
-        Raises:
+        Raises (from the block):
             ClientClosed: `end` was called.
         """
-        timeout = asyncio.timeout(None)
-        try:
-            async with timeout:
-                self._timeouts.add(timeout)
-                yield
-        except TimeoutError:
-            if timeout.expired():  # otherwise the block has raised it
-                raise ClientClosed(CLOSED) from None
-            raise
-        finally:
-            self._timeouts.discard(timeout)
-            if not self._timeouts:
-                self._all_ended.set()
+        return InFlightBlock(self)
+
+    def begin(self, timeout: asyncio.Timeout) -> None:
+        """Note a block that *timeout* can cancel."""
+        self._timeouts.add(timeout)
+
+    def note_end(self, timeout: asyncio.Timeout) -> None:
+        """Note the end of that block."""
+        self._timeouts.discard(timeout)
+        if not self._timeouts:
+            self._all_ended.set()
 
     async def end(self) -> None:
         """Cancel all blocks, and wait until they have cleaned up."""
@@ -107,3 +103,32 @@ class InFlight:
         while self._timeouts:
             self._all_ended.clear()
             await self._all_ended.wait()
+
+
+class InFlightBlock:
+    """A block of code that uses a client; see `InFlight.block`.
+
+    This isn't a generator: `contextlib.asynccontextmanager` sets an attribute of each exception
+    that passes it, which the class of a job's exception may refuse.
+    """
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._in_flight.begin(self._timeout)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise ClientClosed(CLOSED) from None
+        finally:
+            self._in_flight.note_end(self._timeout)
