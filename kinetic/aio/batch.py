@@ -262,7 +262,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
 
     @property
     def is_cut(self) -> bool:
-        """Whether a stop came before the end of lazy inputs, as last read; internal."""
+        """Whether lazy inputs were ended early, as last read; internal."""
         return self._batch.is_cut
 
     @property
@@ -824,6 +824,8 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             return str(error)
         if failed:
             return f"{failed[0].job_id}: {await failed[0].reason()}"
+        if self.is_cut:
+            return f"{self.stored} inputs were taken from their iterator, which may have more"
         # The news that a worker goes on may come after the end of its item.
         return "" if self.finished else self._here().submission.waiting_message()
 
@@ -1046,7 +1048,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         batch.coordinator.window.lift()
         pump = batch.coordinator.pump
         was_sealed = pump.finished
-        await batch.seal()
+        await batch.seal(cut=True)
         if pump.is_cut_off and not was_sealed:
             logging.warning(
                 "batch %s: this process ends, so it takes no more inputs from their iterator; the "

@@ -86,7 +86,7 @@ async def _batch_row(
 def status_of(counts: dict[str, int], *, finished: bool, is_cut: bool = False) -> str:
     """Return the status of a batch, given how many of its items have each status.
 
-    If it *is_cut*, a stop came before the end of its inputs.
+    If it *is_cut*, its lazy inputs were ended early.
     """
     if not finished:
         return "RUNNING" if counts.keys() - {"PENDING"} else "PENDING"

@@ -138,6 +138,9 @@ UNSIGNED = "unsigned"
 CLEANUP = "cleanup"
 """The cause of a stop request that begins the removal of the objects; later retries are ignored."""
 
+CUT = "cut"
+"""The cause of a request ``sealed`` if the iterator of the inputs may have had more."""
+
 
 # --- names -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import textwrap
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -235,6 +235,61 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
         with pytest.raises(errors.ClientClosed, match="this client is closed"):
             await submission
     assert (cluster.asked, await left_on(platform)) == (1, [])
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
+def raise_frozen(number: int) -> None:
+    raise Frozen(number)
+
+
+async def test_an_exception_that_refuses_attributes_arrives_from_a_call(platform: Platform) -> None:
+    async with aio.Client(platform=platform) as client:
+        with pytest.raises(Frozen):
+            await client.run(raise_frozen, 1)
+
+
+async def test_the_jobs_of_calls_end_when_their_client_closes(platform: Platform) -> None:
+    async with aio.Client(platform=platform) as client:
+        call = asyncio.ensure_future(client.run(for_ever, 1))
+        await eventually(lambda: platform.cluster.requests["launch"])  # type: ignore[attr-defined]
+    with pytest.raises(errors.ClientClosed, match="this client is closed"):
+        await call
+    assert await left_on(platform) == []
+
+
+async def test_items_that_end_while_their_client_closes_do_not_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    platform = gated(gate := asyncio.Event())
+    store = Held(platform.store, "replace", "lease")
+    client = aio.Client(platform=replace(platform, store=store))
+    await client.run_async_map(echo, range(3), max_concurrent=2)
+    closing = asyncio.ensure_future(client.aclose())
+    await store.asked.wait()
+    gate.set()
+    while any(not seen.phase.is_over for seen in await platform.cluster.find()):
+        await asyncio.sleep(0.01)
+    store.may.set()
+    await closing
+    assert "no longer submits" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["whole", "lazy"])
+async def test_a_client_that_closes_says_what_it_leaves_undone(
+    platform: Platform, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    async with aio.Client(platform=platform, max_concurrent=1) as client:
+        await client.run_async_map(for_ever, [1])  # it has the only place
+        inputs = range(3) if kind == "whole" else itertools.count()
+        batch = await client.run_async_map(echo, inputs, max_concurrent=2)
+        await eventually(lambda: batch.stored)
+    (message,) = [message for message in caplog.messages if "no longer submits" in message]
+    assert f"{batch.stored} items wait" in message
+    assert (f"inputs from number {batch.stored} on" in message) is (kind == "lazy")
 
 
 async def test_a_cancelled_aclose_closes_all_platforms(platform: Platform) -> None:

@@ -141,6 +141,9 @@ async def test_after_its_patience_a_batch_is_left_to_be_resumed(
         with pytest.raises(errors.SubmitterLost, match=r"resume.*a right is missing"):
             await batch.results()
         assert 80 < loop.time() - began < 130
+        job = await batch.job(29)
+        with pytest.raises(errors.SubmitterLost):
+            await job.result(timeout=100)
         assert await batch.failures() == []
         cluster.refusal = None
         await batch.resume()

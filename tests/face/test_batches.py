@@ -277,11 +277,18 @@ batch.wait(timeout=60)
 print(batch.stored)
 counts = batch.status_counts()
 print(set(counts), counts["SUCCEEDED"] == len(os.listdir("done")) == len(batch.jobs))
+print(batch.reason())
+
+from kinetic.cli.app import main
+main(["batches", "list", "--json"])
 """
     with script(after) as process:
-        assert f"only the {process.line()} stored ones" in err
+        stored = process.line()
+        assert f"only the {stored} stored ones" in err
         process.expect("{'SUCCEEDED'} True")
-        assert process.end() == (0, "", "")
+        process.expect(f"{stored} inputs were taken from their iterator, which may have more")
+        status, out, err = process.end()
+    assert (status, err) == (0, "") and '"status": "CANCELLED"' in out
 
 
 def test_the_end_of_a_script_that_has_taken_no_input_yet_says_so(script) -> None:

@@ -318,12 +318,16 @@ class Batch:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a stop has ended the inputs of an iterator, and no item was retried since."""
+        """Whether the inputs of an iterator were ended early.
+
+        A process has done so at its end, or a stop has, and no item was retried since.
+        """
         requests = self.submission.requests
-        whole = (it.kind for it in requests.entries if it.items is None)
-        first = next((kind for kind in whole if kind in ("stop", "sealed")), "")
-        is_lazy = self.manifest["total"] is None
-        return is_lazy and first == "stop" and requests.effect.all_stopped
+        whole = (it for it in requests.entries if it.items is None)
+        first = next((it for it in whole if it.kind in ("stop", "sealed")), None)
+        if first is None or self.manifest["total"] is not None:
+            return False
+        return requests.effect.all_stopped if first.kind == "stop" else first.cause == wire.CUT
 
     def estimate(self) -> Estimate:
         """Estimate the cost so far and in the end, from the items that this process has read."""
@@ -530,23 +534,38 @@ class Batch:
         """Stop submitting, because the client closes; log a warning if the batch isn't done."""
         if self.coordinator is not None and self.submits:
             coordinator = self.coordinator
-            operation = f"leaving {self.group_id}"
-            await release(coordinator.leave(), operation=operation, grace=LEAVING_S)
-            waiting = coordinator.waiting
-            if waiting or not (coordinator.complete or coordinator.all_requested):
+
+            async def leave() -> None:
+                await coordinator.leave()
+                # The last worker may have left because these items have ended.
+                with contextlib.suppress(KineticError):
+                    await self.submission.read_each(coordinator.waiting)
+
+            await release(leave(), operation=f"leaving {self.group_id}", grace=LEAVING_S)
+            waiting = self.submission.unfinished(coordinator.waiting)
+            rest = [f"{len(waiting)} items wait"] if waiting else []
+            if has_more := coordinator.state.total is None:
+                rest.append(f"inputs from number {self.stored} on aren't stored")
+            if self.is_resumable_sweep:
+                advice = "run its program again with resume=True"
+            elif has_more:
+                advice = f"kinetic.attach_batch({self.group_id!r}).resume(inputs=...)"
+            else:
+                advice = f"kinetic batches resume {self.group_id}"
+            if rest:
                 logging.warning(
-                    "%s: this process no longer submits %s. Running jobs continue; %d items wait. "
-                    "To submit the rest: kinetic batches resume %s",
-                    reason,
-                    self.group_id,
-                    len(waiting),
-                    self.group_id,
+                    "%s: this process no longer submits %s. Running jobs continue; %s. To submit "
+                    "the rest: %s",
+                    *(reason, self.group_id, " and ".join(rest), advice),
                 )
 
-    async def seal(self) -> None:
-        """Pull no more inputs, and record in the store that the inputs have ended."""
+    async def seal(self, *, cut: bool = False) -> None:
+        """Pull no more inputs, and record in the store that the inputs have ended.
+
+        *cut* says that their iterator may have more, and that the batch counts as incomplete.
+        """
         if self.coordinator is not None and self.submits:
-            await self.coordinator.finish_inputs(seal=True)
+            await self.coordinator.finish_inputs(seal=True, cut=cut)
 
     # --- workers ---
 

@@ -79,6 +79,7 @@ class BatchCoordinator:
         self._leaving = False
         self.closing = False
         self._has_sealed = False
+        self._cuts_inputs = False
         self._applying: set[asyncio.Task[object]] = set()
         self._last_attempts: dict[int, int] = {}  # of the items whose retry was logged
         self.launcher = Launcher(context, self.state, self.wake, on_change, length)
@@ -131,7 +132,7 @@ class BatchCoordinator:
     def waiting(self) -> list[int]:
         """Items that don't run without this process, and have no attempt under way."""
         if self._submission.runs_alone:
-            return []
+            return self.state.unfinished() if self.launcher.lacks_workers else []
         has_begun = self._submission.has_begun
         return [index for index in self.state.unfinished() if not has_begun(index)]
 
@@ -317,13 +318,15 @@ class BatchCoordinator:
             await self.lease.renew()
         return self.lease.lost is not None
 
-    async def finish_inputs(self, *, seal: bool) -> None:
+    async def finish_inputs(self, *, seal: bool, cut: bool = False) -> None:
         """Store all inputs of a collection, or the inputs pulled so far from an iterator.
 
-        *seal* also records in the store that an iterator's inputs have ended.
+        *seal* also records in the store that an iterator's inputs have ended; *cut*, that it may
+        have had more.
         """
         if self.pump.finished:
             return
+        self._cuts_inputs = cut
         is_lazy = not self.pump.has_known_length
         if is_lazy:
             self.pump.close(seal=seal)
@@ -332,13 +335,16 @@ class BatchCoordinator:
             await self.pump.end()
 
     async def leave(self) -> None:
-        """Store the pulled inputs, start nothing, and release the lease; running jobs continue."""
+        """Store inputs and requests, start nothing, and release the lease; jobs continue."""
         if not self.pump.has_iterator:  # a list is stored whole
             self.window.lift()
         await self.finish_inputs(seal=False)
-        self._leaving = True
         self.launcher.halted = True
         await self.launcher.until_idle()
+        self._act()
+        while self._applying:
+            await asyncio.wait(self._applying)
+        self._leaving = True
         self._awake.set()
         await self.over.wait()
 
@@ -374,7 +380,9 @@ class BatchCoordinator:
             if not self.pump.has_known_length:
                 # A worker may take this process for dead, and say that the round is over. It reads
                 # on if another request comes first.
-                requests, sealing = self._submission.requests, wire.Request(kind="sealed")
+                cause = wire.CUT if self._cuts_inputs and self.pump.is_cut_off else ""
+                requests = self._submission.requests
+                sealing = wire.Request(kind="sealed", cause=cause)
                 name = f"sealing {self._submission.identity.id}"
                 self._in_background(retry_forever(lambda: requests.append(sealing), name), name)
 

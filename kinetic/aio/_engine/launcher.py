@@ -203,8 +203,12 @@ class Launcher:
     @property
     def pending(self) -> bool:
         """Whether the platform hasn't confirmed the workers yet."""
-        is_under_way = self._busy.locked() or self._needed.is_set()
-        return self._lacks_workers or bool(self._without_input) or is_under_way
+        return self.lacks_workers or self._busy.locked() or self._needed.is_set()
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether open items may have no worker that runs them."""
+        return self._lacks_workers or bool(self._without_input)
 
     @property
     def _round(self) -> int:
@@ -424,6 +428,7 @@ class Launcher:
         except KineticError as exc:
             batch = self._submission.identity.id
             if exc.passing and self._has_started():
+                self._lacks_workers = True
                 raise SubmitterLost(
                     f"this process stopped submitting batch {batch}, because the platform took no "
                     f"worker for {self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing "
@@ -447,8 +452,11 @@ class Launcher:
             submission, pauses = self._submission, growing_pauses(*EARLIER_CHECKS_S)
             # A process that slept may have lost the batch, which may be collected meanwhile.
             await self._context.lease.until_may_start()
-            if self.halted or stopped_round(submission) is not None:
+            if stopped_round(submission) is not None:
                 return None  # the refusals may have lasted for long
+            if self.halted:
+                self._lacks_workers = True
+                return None
             requests = copy.copy(submission.requests.effect)
             if requests.round != number:
                 return 0  # another process has opened a round
