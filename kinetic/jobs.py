@@ -1470,8 +1470,8 @@ def attach_batch(
 def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
     """Remove a batch or a single job by its ID: jobs and objects; output directories stay.
 
-    kinetic doesn't read the objects, so damaged ones are also removed. If there is no such ID,
-    this does nothing.
+    kinetic doesn't read the objects, so damaged ones are also removed. If the store has none,
+    this logs a warning.
 
     Args:
         submission: The ID of a batch or of a single job.

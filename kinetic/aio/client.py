@@ -496,16 +496,16 @@ class Client(AsyncOnly):
         batch = await _lazy.batches.attach(session, group_id)
         return _batch(batch, attached=True, poll_timeout=poll_timeout)
 
-    async def full_id(self, prefix: str) -> str:
+    async def full_id(self, prefix: str, *, exists: bool = False) -> str:
         """Return the only ID of a job or batch in the store that begins with *prefix*.
 
-        If *prefix* is a full ID, return it without checking that it exists.
+        If *prefix* is a full ID, return it; only with *exists*, check that the store has it.
 
         Raises:
             ConfigurationError: *prefix* can't begin an ID, or several IDs begin with it.
             NotFound: No ID in the store begins with *prefix*.
         """
-        if _lazy.ids.is_full_id(prefix):
+        if _lazy.ids.is_full_id(prefix) and not exists:
             return prefix
         return await _lazy.listing.full_id(await self._session_for_id(prefix, None, None), prefix)
 
@@ -514,8 +514,8 @@ class Client(AsyncOnly):
     ) -> None:
         """Remove a batch or a single job by its ID: jobs and objects; output directories stay.
 
-        kinetic doesn't read the objects, so damaged ones are also removed. If there is no such ID,
-        this does nothing.
+        kinetic doesn't read the objects, so damaged ones are also removed. If the store has none,
+        this logs a warning.
 
         Args:
             submission: The ID of a batch or of a single job.
@@ -531,6 +531,10 @@ class Client(AsyncOnly):
         check(submission=submission, project=project, cluster=cluster)
         _lazy.ids.require_submission_id(submission)  # checks the ID before a platform opens
         session = await self._session_for_id(submission, project, cluster)
+        try:
+            await _lazy.listing.full_id(session, submission)
+        except NotFound as exc:
+            logging.warning("nothing to clean up: %s", exc)
         await _lazy.batches.remove(session, submission)
 
     async def list_batches(

@@ -449,7 +449,7 @@ def _format_counts(counts: dict[str, int]) -> str:
 
 def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
     """Put the full ID of *group_id* into *question*, ask the question, and return the ID."""
-    batch_id = options.run(lambda client: client.full_id(group_id))
+    batch_id = options.run(lambda client: client.full_id(group_id, exists=True))
     output.confirm(question.format(batch_id), yes=yes)
     return batch_id
 

@@ -139,7 +139,8 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     programs.python("-c", collect)
     assert "[1] doubling 13" in kinetic("batches", "logs", group).out, "an item has failed"
     assert kinetic("batches", "cleanup", group, "-y").code == 0
-    assert kinetic("batches", "status", group).code == 3
+    for command in ("status", "cleanup", "cancel"):
+        assert kinetic("batches", command, group).code == 3
 
 
 def test_a_batch_without_failures_has_no_logs_once_it_is_collected(

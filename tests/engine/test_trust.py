@@ -217,7 +217,10 @@ async def test_what_is_no_id_is_not_cleaned_up(client: aio.Client) -> None:
         await client.cleanup("grp-123456789012-3")
 
 
-async def test_cleaning_up_what_is_not_there_does_nothing(world: World, client: aio.Client) -> None:
-    await client.cleanup("job-123456789012")
-    await client.cleanup("grp-123456789012")
+async def test_cleaning_up_what_is_not_there_only_says_so(
+    world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for submission in ("job-123456789012", "grp-123456789012"):
+        await client.cleanup(submission)
+        assert submission in caplog.messages.pop()
     assert await world.platform.store.list("") == []
