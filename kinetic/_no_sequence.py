@@ -1,4 +1,4 @@
-"""Name the right method where a program takes a batch for a list of its results."""
+"""Name what to call where a program takes a batch for a list of its results, or pickles it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ class NoSequence:
     """
 
     __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a batch's handle can't be copied or pickled: pass its group_id to the other process, "
+            "and call kinetic.attach_batch(group_id) there"
+        )
 
     if not TYPE_CHECKING:
 

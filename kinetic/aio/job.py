@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import shutil
 import subprocess
@@ -81,8 +82,8 @@ class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
 
     A handle doesn't own its job: if you cancel a task that waits for it, the job keeps running.
-    Handles of the same job are equal. You get one from `Client.submit`, `Client.attach`, or
-    `Client.list_jobs`.
+    Handles of the same job are equal, and you can pickle them. You get one from `Client.submit`,
+    `Client.attach`, or `Client.list_jobs`.
 
     Args:
         job_id: The ID by which `attach` finds the job from any process.
@@ -119,6 +120,9 @@ class JobHandle(JobRecord, Generic[T]):
 
     def __hash__(self) -> int:
         return hash(self.job_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_dict, (self.to_dict(),)
 
     def __repr__(self) -> str:
         return handle_repr("JobHandle", self.facts())
@@ -566,6 +570,7 @@ class JobHandle(JobRecord, Generic[T]):
         if on_status_change is None:
             return lambda: None
         last_status: JobStatus | None = None
+        context = contextvars.copy_context()  # the task that notices the end has another one
 
         def notify(index: int, item: wire.Item | None) -> None:
             nonlocal last_status
@@ -576,7 +581,7 @@ class JobHandle(JobRecord, Generic[T]):
                 return
             last_status = status
             try:
-                on_status_change(status)
+                context.run(on_status_change, status)
             except Exception:
                 logging.exception("on_status_change of %s raised", self.job_id)
 

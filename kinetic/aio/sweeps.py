@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import hashlib
 import json
@@ -298,7 +299,8 @@ class Sweep(AsyncOnly):
     async def _call(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method in the optimizer's thread; the calls run in the order of these calls."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._calls.append((result, functools.partial(method, *args, **kwargs)))
+        run = contextvars.copy_context().run  # the thread has no context of the caller
+        self._calls.append((result, functools.partial(run, method, *args, **kwargs)))
         if not self._is_calling:
             self._begin_calls()
         return await result

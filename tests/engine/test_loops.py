@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
+import pickle
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -152,6 +154,50 @@ def test_an_iteration_does_not_go_on_in_a_second_loop(
     first.run(client.aclose())
 
 
+def test_an_iteration_that_was_cancelled_does_not_seem_to_have_ended() -> None:
+    """A loop would otherwise take a time limit of one item for the end of all."""
+
+    @one_loop_stream
+    async def numbers() -> AsyncGenerator[int, None]:
+        yield 1
+        await asyncio.Event().wait()
+
+    async def use() -> None:
+        stream = numbers()
+        assert await anext(stream) == 1
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.01)
+        with pytest.raises(errors.KineticError, match="begin another one"):
+            await anext(stream)
+
+    asyncio.run(use())
+
+
+async def test_a_callback_runs_in_the_context_of_its_caller() -> None:
+    """The tasks that notice a change have the context of the client's first call."""
+    caller = contextvars.ContextVar("caller", default=-1)
+    seen: list[tuple[int, int]] = []
+
+    async def call(number: int) -> None:
+        caller.set(number)
+        job = await client.submit(same, number)
+        await job.result(on_status_change=lambda _: seen.append((number, caller.get())))
+
+    async with aio.Client(platform=memory_platform()) as client:
+        await asyncio.gather(*map(call, range(4)))
+    assert {number for number, _ in seen} == {0, 1, 2, 3}
+    assert all(number == found for number, found in seen)
+
+
+async def test_handles_of_jobs_are_pickled_and_those_of_batches_name_what_to_pass(
+    client: aio.Client,
+) -> None:
+    job, batch = await client.submit(same, 1), await client.run_async_map(same, [1])
+    assert pickle.loads(pickle.dumps(job)) == job
+    with pytest.raises(TypeError, match="attach_batch"):
+        pickle.dumps(batch)
+
+
 def test_a_stream_passes_on_what_a_generator_does() -> None:
     seen: list[Any] = []
 
@@ -177,6 +223,12 @@ def test_a_stream_passes_on_what_a_generator_does() -> None:
 
     asyncio.run(use())
     assert seen == ["closed", "closed"]
+
+
+def test_without_a_loop_the_functions_of_the_module_name_asyncio() -> None:
+    for call in (aio.pack(same), aio.load_result("x"), aio.run(same, 1)):
+        with pytest.raises(errors.PortalError, match="no loop of asyncio runs here"):
+            call.send(None)
 
 
 def test_the_functions_of_the_module_have_a_client_for_each_loop(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinetic.errors import ConfigurationError, SweepError
+from kinetic import aio
+from kinetic.aio import Sweep
+from kinetic.errors import ConfigurationError, PortalError, SweepError
 from kinetic.sweeps import ASHA, Choice, Float, GridSearch, Int, Proposal, RandomSearch, State
 from tests.sweeps.jobs import (
     GRID,
@@ -22,6 +26,8 @@ from tests.sweeps.jobs import (
     waits,
 )
 
+caller = contextvars.ContextVar("caller", default="none")
+
 
 class Recorder:
     """An optimizer that proposes the params it is given, and records its calls."""
@@ -32,12 +38,14 @@ class Recorder:
     def __init__(self, *proposed: dict[str, Any], error: Exception | None = None) -> None:
         self.calls: list[tuple[str, int, Any]] = []
         self.threads: set[int] = set()
+        self.callers: set[str] = set()
         self._proposed = proposed
         self._error = error
         self._count = 0
 
     def ask(self) -> Proposal | None:
         self.threads.add(threading.get_ident())
+        self.callers.add(caller.get())
         if self._count == len(self._proposed):
             if self._error is not None:
                 raise self._error
@@ -48,6 +56,7 @@ class Recorder:
 
     def tell(self, number: int, result: float | State) -> None:
         self.threads.add(threading.get_ident())
+        self.callers.add(caller.get())
         self.calls.append(("tell", number, result))
 
     def report(self, number: int, step: int, value: float) -> bool:
@@ -83,12 +92,31 @@ async def test_the_highest_value_is_the_best_of_a_maximization(local) -> None:
     assert len(sweep.trials()) == 6 and sweep.best.params["layers"] == 3
 
 
-async def test_the_optimizer_works_in_one_other_thread(local) -> None:
+async def test_the_optimizer_works_in_one_other_thread_and_in_the_context_of_the_caller(
+    local,
+) -> None:
+    caller.set("this test")
     recorder = Recorder(*({"value": number} for number in range(8)))
     async with await local.sweep(returns, recorder, trials=None, max_concurrent=2) as sweep:
         await sweep.wait()
     assert len(recorder.threads) == 1 and threading.get_ident() not in recorder.threads
+    assert recorder.callers == {"this test"}
     assert recorder.told == {number: number for number in range(8)}
+
+
+def test_a_sweep_refuses_a_second_loop(small_project) -> None:
+    async def start() -> Sweep:
+        recorder = Recorder(*({"value": number} for number in range(9)))
+        return await aio.sweep(returns, recorder, trials=None)
+
+    async def use(begin: Callable[[Sweep], Awaitable[Any]]) -> None:
+        with pytest.raises(PortalError, match="resume=True"):
+            await begin(sweep)
+
+    sweep = asyncio.run(start())
+    for begin in (Sweep.wait, Sweep.__aenter__, lambda sweep: anext(aiter(sweep))):
+        asyncio.run(use(begin))
+    asyncio.run(aio.cleanup(sweep.batch.group_id))
 
 
 async def test_a_trial_is_proposed_only_when_a_place_is_free(local, tmp_path: Path) -> None:
