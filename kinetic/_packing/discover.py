@@ -149,6 +149,21 @@ def find_project(
     )
 
 
+def current_directory() -> Path:
+    """Return the current directory.
+
+    Raises:
+        ConfigurationError: It was deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as exc:
+        raise ConfigurationError(
+            "the current directory of this program was deleted: start the program in another one, "
+            "or call os.chdir() before you submit"
+        ) from exc
+
+
 def _code_directory(function: Callable[..., Any]) -> str | None:
     """Return the directory of the function's code; None if the code has no file or is installed."""
     code = unwrap_callable(function)

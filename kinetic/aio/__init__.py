@@ -147,8 +147,6 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
         archive = await kinetic.aio.pack(train)
         print(archive.files, archive.size)
     """
-    from pathlib import Path
-
     from kinetic import configuration
     from kinetic._packing import archive, discover
     from kinetic._tasks import in_thread
@@ -157,7 +155,8 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
     def pack_project() -> Archive | None:
         environ = dict(os.environ)
         plain = settings_of(function)[0]
-        project = discover.find_project(plain, environ=environ, cwd=Path.cwd())
+        cwd = discover.current_directory()
+        project = discover.find_project(plain, environ=environ, cwd=cwd)
         if project.root is None:
             return None
         cache = configuration.home(environ) / "cache" / "pack"

@@ -17,6 +17,7 @@ import anyio.to_thread
 from kinetic._messages import remove_control_sequences
 from kinetic._progress.entry import is_terminal
 from kinetic._tasks import all_or_none
+from kinetic._tracebacks import of_the_caller
 
 MAX_WAITING_CHARACTERS = 1 << 20
 """While more characters than this wait to be printed, `LogPrinter` reads no more lines."""
@@ -109,7 +110,8 @@ class LogPrinter:
         stream, text = sys.stdout, "\n".join(block) + "\n"
         if stream is None:  # standard output was closed before Python started, as in a daemon
             return
-        if getattr(stream, "errors", None) == "strict":
+        # In the C locale, Python reads bytes that aren't ASCII, but refuses such characters.
+        if getattr(stream, "errors", None) in ("strict", "surrogateescape"):
             text = text.encode(stream.encoding, "replace").decode(stream.encoding)
         if is_terminal(stream):
             text = remove_control_sequences(text)
@@ -126,9 +128,9 @@ class LogPrinter:
             try:
                 stream.write(piece)
                 stream.flush()
-            except BrokenPipeError:
+            except BrokenPipeError as exc:
                 _drop_buffer(stream)
-                raise
+                raise of_the_caller(exc) from None
             self.lines += piece.count("\n")
 
 

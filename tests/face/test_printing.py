@@ -138,6 +138,17 @@ def test_a_closed_pipe_ends_the_printing_without_error_and_keeps_the_log(tmp_pat
     assert rest_of_log(process, tmp_path, err) == LINES
 
 
+def test_a_closed_pipe_shows_the_line_of_the_script_alone(tmp_path: Path) -> None:
+    code = f"job = prints_lines.run_async({COUNT}, os.getcwd())\njob.wait()\njob.logs(follow=True)"
+    with script(code, tmp_path, subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(100)
+        process.stdout.close()
+        err = process.stderr.read().decode()
+    files = [line.split('"')[1] for line in err.splitlines() if line.startswith("  File")]
+    assert files == [str(tmp_path / "script.py")] and "BrokenPipeError" in err, err
+
+
 PRINTS_COLORS = """
 @kinetic.run(backend="local", accelerator="cpu")
 def prints_colors():
@@ -184,8 +195,12 @@ def prints_accent():
 
 @pytest.mark.parametrize(
     ("stream", "expected"),
-    [("sys.stdout.reconfigure(encoding='ascii')", b"caf?\n"), ("sys.stdout = None", b"")],
-    ids=["ascii", "no standard output"],
+    [
+        ("sys.stdout.reconfigure(encoding='ascii')", b"caf?\n"),
+        ("sys.stdout.reconfigure(encoding='ascii', errors='surrogateescape')", b"caf?\n"),
+        ("sys.stdout = None", b""),
+    ],
+    ids=["ascii", "the C locale", "no standard output"],
 )
 def test_output_that_a_stream_cannot_take_keeps_no_job(tmp_path, stream, expected) -> None:
     code = f"{stream}\nprints_accent()\nsys.exit(len(kinetic.list_jobs()))"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._packing.discover import Project, find_project
+from kinetic._packing.discover import Project, current_directory, find_project
 from kinetic.errors import ConfigurationError
 
 from .conftest import Make, Python, last_line
@@ -272,6 +272,15 @@ def test_the_code_in_a_zip_file_is_in_the_project_around_it(
     target = tmp_path / "project/app.pyz"
     python("-m", "zipapp", str(tmp_path / "app"), "-o", str(target), cwd=tmp_path)
     assert last_line(python(str(target), cwd=tmp_path))[0] == str(tmp_path / "project")
+
+
+def test_a_deleted_working_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(ConfigurationError, match="the current directory"):
+        current_directory()
 
 
 def test_an_environment_without_home_is_enough(tmp_path: Path) -> None:

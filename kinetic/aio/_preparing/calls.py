@@ -197,7 +197,8 @@ def _pack(
     """Do the work of `pack` that blocks."""
     assert call.function is not None
     captured = environment.capture(call.options.capture_env_vars or (), environ)
-    project = discover.find_project(call.function, environ=environ, cwd=Path.cwd())
+    cwd = discover.current_directory()
+    project = discover.find_project(call.function, environ=environ, cwd=cwd)
     volumes = call.options.volumes or {}
     table = payload.DataTable(tuple(volumes.values()))
     function = payload.dump_function(call.function, project, table, spool.folder)

@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic.aio.images.recipe import Plan as Plan
@@ -96,7 +95,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
 
         print(kinetic.images.image_of(train, kinetic.configuration.resolve()).image)
     """
-    from kinetic._packing.discover import find_project
+    from kinetic._packing.discover import current_directory, find_project
     from kinetic.aio._preparing.calls import image_request
     from kinetic.aio.images import container, dependencies, recipe, registry
     from kinetic.options import settings_of
@@ -106,7 +105,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
     category = options.parsed_accelerator.kind
     if mode not in ("bundled", "prebuilt"):
         return Plan(image=mode, category=category)
-    project = find_project(plain, environ=os.environ, cwd=Path.cwd())
+    project = find_project(plain, environ=os.environ, cwd=current_directory())
     request = image_request(options, target, project, plain)
     is_plain = recipe.flavor_of(request.base_image_repo or "") == recipe.PLAIN
     requirements = dependencies.dependencies_of(
