@@ -236,7 +236,9 @@ def bare_pickle(data: bytes) -> bytes | None:
     return None if len(pickled) > ONE_READ_BYTES or b"kinetic" in pickled else pickled
 
 
-def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = Unpickler) -> Any:
+def load(
+    data: bytes | bytearray | memoryview, *, unpickler: Callable[..., Unpickler] = Unpickler
+) -> Any:
     """Return the value in a container; its arrays are writable.
 
     Raises:

@@ -61,7 +61,7 @@ class ItemChild:
         context: What all items share.
         workspace: The working directory of the items.
         stay: Whether items run one after another in this process.
-        shares_imports: Whether items fork from a process that has imported what earlier ones did.
+        shares_imports: Whether items fork from a process that has imported what they would.
         temporary_folder: The folder that is emptied between items; empty if there is none.
     """
 
@@ -77,7 +77,7 @@ class ItemChild:
     ) -> None:
         self.stay = stay
         self._recorder: imports.Recorder | None = None
-        self._shares_imports = shares_imports and not stay
+        self._shares_imports = shares_imports
         self._temporary_folder = temporary_folder
         self._order = replace(order)
         self._context = context
@@ -178,17 +178,24 @@ class ItemChild:
     def _list_imports(self) -> Sequence[imports.Candidate]:
         return [] if self._recorder is None else self._recorder.candidates()
 
-    def share_imports(self, message: bytes) -> str:
-        """Import the modules in *message*; return why this process must not fork any more."""
+    def share_imports(self, message: bytes) -> bool:
+        """Import the modules in *message*; return whether this process may fork any more.
+
+        If not, write why, unless the items haven't shown yet whether they import these modules.
+        """
         for name in (*self._order.variables(), outputs.VARIABLE):
             os.environ.pop(name, None)
-        problem = imports.import_all(pickle.loads(message))
+        candidates: Sequence[imports.Candidate] = pickle.loads(message)
+        problem = imports.import_all(candidates)
         if not problem and self._temporary_folder and os.listdir(self._temporary_folder):
             problem = "they write temporary files"  # which don't outlive the item
+        if problem and all(it.state is not None for it in candidates):
+            text = f"kinetic: each job imports its packages itself, because {problem}\n"
+            os.write(2, text.encode(errors="replace"))
         self._seeds_again = "numpy.random" in sys.modules
         if self._session is not None and not problem:
             self._session.load_plain_function()
-        return problem
+        return not problem
 
     def _limit_memory(self) -> None:
         if (memory := self._context.memory_bytes) is not None:

@@ -1,11 +1,13 @@
 """Import once, in the interpreter, the installed packages that its items import.
 
-`Recorder` notes in an item's process which packages the item imports. Before its next fork, the
-interpreter imports them with `import_all`. So only the first item of a function waits for them.
+`foresight` finds packages that the first item must import before any code of the project runs.
+`Recorder` notes in an item's process which others the item imports. Before its next fork, the
+interpreter imports them with `import_all`.
 
-An import must have the effect that it has in the item's own process. So the interpreter imports a
-package only while its environment, working directory, ``sys.path``, and warnings filters are those
-with which the item's import began. It imports nothing of the project, and no accelerator runtime.
+An import must have the effect that it has in the item's own process. So the interpreter imports
+what a `Recorder` has noted only while its environment, working directory, ``sys.path``, and
+warnings filters are those with which the item's import began. It imports nothing of the project,
+and no accelerator runtime.
 """
 
 from __future__ import annotations
@@ -49,10 +51,15 @@ TRIAL_FORKS = 5
 
 
 class Candidate(NamedTuple):
-    """A module that an item imported, and the state of its process when the import began."""
+    """A module that items import, and the state of the process when the import began.
+
+    The state is None if nothing can change it before the import. *names* may be submodules to
+    import, too.
+    """
 
     name: str
-    state: int
+    state: int | None
+    names: tuple[str, ...] = ()
 
 
 class Recorder:
@@ -63,8 +70,8 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._folders = _installed_folders()
-        self._project = _names_in_project(self._folders)
+        self._folders = installed_folders()
+        self._project = names_in_project(self._folders)
         self._begun = list[Candidate]()
         self._is_open = False
         self._thread = 0
@@ -111,22 +118,23 @@ def state_of_process() -> int:
 
 def import_all(candidates: Iterable[Candidate]) -> str:
     """Import modules in this process; return why it must not fork any more, or an empty text."""
-    folders = (*_installed_folders(), os.path.dirname(os.__file__))
+    folders = (*installed_folders(), os.path.dirname(os.__file__))
     modules, files, fork_s = {*sys.modules}, _open_files(), _cpu_of_fork()
     began = _cpu_time()
     signal.alarm(LIMIT_S)
-    for name, state in candidates:
-        if state == state_of_process():
+    sys.meta_path.insert(0, _AcceleratorRefusal)
+    for name, state, submodules in candidates:
+        if state in (None, state_of_process()):
             try:
-                importlib.import_module(name)
+                __import__(name, None, None, submodules)
             except BaseException as exc:
                 return f"the import of {name} fails: {type(exc).__name__}: {exc}"
+        if _AcceleratorRefusal.refused:  # the package may have caught the exception
+            return f"they import {_AcceleratorRefusal.refused}"
+    sys.meta_path.remove(_AcceleratorRefusal)
     signal.alarm(0)
     import_s = _cpu_time() - began
-    new = sorted(sys.modules.keys() - modules)
-    for name in new:
-        if name.partition(".")[0] in ACCELERATORS:
-            return f"they import {name}"
+    for name in sorted(sys.modules.keys() - modules):
         module = sys.modules[name]
         if getattr(module, "__file__", None) and not _is_below(folders, module):
             return f"they import {name}, which isn't an installed package"
@@ -143,6 +151,19 @@ def import_all(candidates: Iterable[Candidate]) -> str:
     return ""
 
 
+class _AcceleratorRefusal:
+    """A finder that lets no import of an accelerator runtime begin."""
+
+    refused = ""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
+        """Raise ImportError if *name* is in such a runtime."""
+        if name.partition(".")[0] in ACCELERATORS:
+            cls.refused = name
+            raise ImportError(f"{name} can't be shared")
+
+
 def seed_again() -> None:
     """Give this fork random numbers of its own; the module `random` does so by itself."""
     numpy_random: Any = sys.modules.get("numpy.random")
@@ -150,12 +171,13 @@ def seed_again() -> None:
         numpy_random.seed()
 
 
-def _installed_folders() -> Sequence[str]:
+def installed_folders() -> Sequence[str]:
+    """Return the folders of ``sys.path`` that have installed packages."""
     names = ("site-packages", "dist-packages")
     return [path for path in sys.path if os.path.basename(path) in names]
 
 
-def _names_in_project(installed: Sequence[str]) -> frozenset[str]:
+def names_in_project(installed: Sequence[str]) -> frozenset[str]:
     """Return the names of modules in the folders of ``sys.path`` that have no installed ones."""
     names = set[str]()
     for folder in sys.path:
@@ -165,8 +187,13 @@ def _names_in_project(installed: Sequence[str]) -> frozenset[str]:
 
 
 def _is_below(folders: Iterable[str], module: Any) -> bool:
-    spec = getattr(module, "__spec__", None)
-    file = getattr(module, "__file__", None) or getattr(spec, "origin", None)
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    return is_below(folders, spec, file)
+
+
+def is_below(folders: Iterable[str], spec: Any, file: str | None = None) -> bool:
+    """Return whether a module is in one of *folders*."""
+    file = file or getattr(spec, "origin", None)
     if not file:  # a namespace package
         file = next(iter(getattr(spec, "submodule_search_locations", None) or ()), "")
     return any(f"{file}".startswith(f"{folder}/") for folder in folders)

@@ -36,7 +36,7 @@ READ_BYTES, PIPE_BYTES = 4096, 1 << 16
 """How many bytes of commands to read at once: most are shorter, and a pipe holds so many."""
 
 EXIT_CANNOT_IMPORT = 3
-"""The interpreter has said why its items must import packages themselves, and has ended."""
+"""The interpreter can't share the imports, and has ended."""
 
 REPORT = struct.Struct("<ci")
 """A report: ENDED, or one of `child`; an exit code or negative signal.
@@ -248,9 +248,7 @@ class Interpreter:
         os._exit(0)
 
     def _share_imports(self, message: bytes) -> None:
-        if problem := self._items.share_imports(message):
-            text = f"kinetic: each job imports its packages itself, because {problem}\n"
-            os.write(2, text.encode(errors="replace"))
+        if not self._items.share_imports(message):
             os._exit(EXIT_CANNOT_IMPORT)
         _freeze()
 

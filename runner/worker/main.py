@@ -24,6 +24,7 @@ from ..protocol.retry_budgets import SUBMISSION
 from ..protocol.workers import EXIT_REPLACE, Crew, WorkerId
 from . import item, pull
 from .child import CALLED, DONE, ItemChild, encode_message
+from .foresight import first_imports
 from .imports import Candidate
 from .inputs import Inputs, RefusedInput, StoredInput
 from .interpreter import EXIT_CANNOT_IMPORT, FAILED, Interpreter, Report
@@ -175,10 +176,14 @@ class Worker:
         self._temporary_in_use = False
         self._retire_by: float | None = None
         self._kills = KernelKills(kills_on_machine)
-        self._message = b""
-        # Modules that items have imported, in this order; None if each item imports its own.
+        self._message = self._function = b""
+        self._folder = ""
+        # Modules that items import, in this order; None if each item imports its own.
         shares_imports = _can_share_imports() and not crew.terms.single
-        self._shared_imports: dict[str, Candidate] | None = {} if shares_imports else None
+        shares_imports = shares_imports and crew.isolation == "process"
+        self._shared_imports: list[Candidate] | None = [] if shares_imports else None
+        # The code of ``init`` runs before the function. Of several hosts, each runs one item.
+        self._foresees = crew.init is None and hosts is None
         self._imported = 0  # how many of them the interpreter has
         self._spare_output = outputs.SpareFolder(f"{os.fspath(place.work)}/{SPARE_OUTPUT}")
         self._result_box = item.ResultBox()
@@ -326,6 +331,7 @@ class Worker:
             temporary_folder=self._temporary,
         )
         self._workspace = opened.kept
+        self._function, self._folder = opened.function, opened.folder
         self._interpreter = Interpreter(items, self._own_files)
         gc.freeze()  # what exists now stays
         return None
@@ -381,6 +387,10 @@ class Worker:
         self._guard = Guard(order, _output_size(), interpreter)
         has_outputs = self._spare_output.give(order.output_dir)
         self._message = encode_message(order, self._input.content, has_outputs=has_outputs)
+        if self._foresees and self._shared_imports is not None:
+            self._foresees = False
+            with contextlib.chdir(self._folder):
+                self._shared_imports += first_imports(self._function, self._input.content)
         interpreter.start(self._message, self._imports_to_share())
         if self._channel is not None:
             self._channel.started(operation.item, operation.attempt, self._guard.output)
@@ -394,7 +404,7 @@ class Worker:
         assert self._interpreter is not None
         if not self._interpreter.running:
             self._imported = 0
-        new = [*(self._shared_imports or {}).values()][self._imported :]
+        new = (self._shared_imports or [])[self._imported :]
         self._imported += len(new)
         return pickle.dumps(new) if new else b""
 
@@ -409,8 +419,8 @@ class Worker:
         left = item.take_result(self._result_box, guard.order)
         self._judge_interpreter(guard, left)
         if left is not None and self._shared_imports is not None:
-            for candidate in left.imports:
-                self._shared_imports.setdefault(candidate.name, candidate)
+            known = {it.name for it in self._shared_imports}
+            self._shared_imports += [it for it in left.imports if it.name not in known]
         by_kernel = report.status == -signal.SIGKILL and self._kills.has_increased()
         how = guard.stopped, guard.timed_out, guard.killed, by_kernel, guard.called is not None
         end = End(report.status, *how, in_init)
@@ -541,7 +551,7 @@ class Worker:
                 end, self._leaving = report, guard
                 guard.done()
             elif report.kind == FAILED and self._imported and not interpreter.item_began:
-                self._stop_sharing_imports(report.status)
+                self._share_less(report.status)
             else:
                 end = report
         return end
@@ -551,15 +561,18 @@ class Worker:
         while self._leaving is not None and not self._terminating:
             self._poll(min(EXIT_S, self._leaving.act() - time.monotonic()))
 
-    def _stop_sharing_imports(self, status: int) -> None:
+    def _share_less(self, status: int) -> None:
         """Run the item again, in an interpreter without imports: it ended before it began."""
-        assert self._interpreter is not None
-        if status != EXIT_CANNOT_IMPORT:
-            say(
-                "each job imports its packages itself, because the process that imports them for "
-                f"all jobs has ended with status {status}"
-            )
-        self._shared_imports = None
+        assert self._interpreter is not None and self._shared_imports is not None
+        if any(it.state is None for it in self._shared_imports):
+            self._shared_imports = []  # first let an item show what it imports
+        else:
+            if status != EXIT_CANNOT_IMPORT:
+                say(
+                    "each job imports its packages itself, because the process that imports them "
+                    f"for all jobs has ended with status {status}"
+                )
+            self._shared_imports = None
         self._interpreter.start(self._message, self._imports_to_share())
 
     def _poll(self, seconds: float | None) -> Report | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..job import views
 from ..protocol import pickles, stand_ins
+from .foresight import PlainUnpickler
 
 if TYPE_CHECKING:
     from ..job.workspace import JobPlace
@@ -19,31 +20,6 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 _UNSET: Any = object()
-
-_PLAIN = {
-    "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice", "vars"},
-    "cloudpickle.cloudpickle": {
-        "_builtin_type",
-        "_function_setstate",
-        "_make_cell",
-        "_make_empty_cell",
-        "_make_function",
-    },
-    stand_ins.__name__: {"source_at", "source_of"},
-}
-"""What the pickle of a function with plain values may call: nothing that has other effects."""
-
-
-class _PlainUnpickler(pickles.Unpickler):
-    """An unpickler that calls only what `_PLAIN` names, and imports nothing."""
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        if name in ("import_module", "subimport"):  # functions that return a module
-            return sys.modules.__getitem__
-        found = super().find_class(module, name)
-        if name not in _PLAIN.get(found.__module__, ()):
-            raise LookupError(name)
-        return found
 
 
 class Session:
@@ -94,7 +70,7 @@ class Session:
         namespace = vars(sys.modules["__main__"])
         before = dict(namespace)
         try:
-            self._function = pickles.load(self._function_bytes, unpickler=_PlainUnpickler)
+            self._function = pickles.load(self._function_bytes, unpickler=PlainUnpickler)
         except Exception:  # each fork loads it, and reports what fails
             namespace.clear()
             namespace.update(before)

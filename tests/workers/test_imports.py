@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,122 @@ def using() -> Callable[[str], Any]:
         return os.getpid()
 
     return use
+
+
+def written(source: str, names: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Return the function ``call`` of *source*, pickled by value, with *names* as globals."""
+    namespace: dict[str, Any] = {"__name__": __name__, "os": os, **(names or {})}
+    exec(source, namespace)
+    return namespace["call"]
+
+
+@pytest.fixture
+def plain(packages: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the notes of an installed package, which this process has under the same name."""
+    source = "class Thing:\n    pass\n"
+    marks = package(packages, "plain", source)
+    (packages / "plain" / "part.py").touch()
+    module = types.ModuleType("plain")
+    exec(source, vars(module))
+    monkeypatch.setitem(sys.modules, "plain", module)
+    return marks
+
+
+def thing() -> Any:
+    return sys.modules["plain"].Thing
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "value"),
+    [
+        ("def call(_):\n  'Doc.'\n  import os, plain\n  return os.getpid()", None, None),
+        ("def call(_):\n  from plain import part as p, Thing\n  return os.getpid()", None, None),
+        ("def call(_):\n  import plain.part as p\n  return [p] and os.getpid()", None, None),
+        ("async def call(_):\n  import plain\n  return os.getpid()", None, None),
+        ("def call(_):\n  return plain and os.getpid()", lambda: sys.modules["plain"], None),
+        ("def call(_):\n  return plain and os.getpid()", thing, None),
+        ("def call(_):\n  return plain and os.getpid()", lambda: thing()(), None),
+        ("def call(_):\n  return os.getpid()", None, lambda: [thing()()]),
+    ],
+)  # fmt: skip
+def test_a_package_that_a_call_imports_first_is_imported_before_it(
+    plain: Path, tmp_path: Path, source: str, names: Any, value: Any
+) -> None:
+    call = written(source, names and {"plain": names()})
+    batch = Batch(tmp_path / "b", call, [value and value()] * 3)
+    batch.run()
+    (shared,) = imports_of(plain)
+    assert int(shared) not in [batch.value(index) for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def call(_):\n  print()\n  import plain",
+        "def call(wants):\n  if wants:\n    import plain",
+        "def call(_):\n  import nowhere_else\n  import plain",
+        "def call(_):\n  own\n  import plain",
+        "def call(_):\n  return [*more()]\ndef more():\n  import plain\n  yield 1",
+    ],
+)
+def test_a_package_is_not_imported_before_code_that_may_affect_it(
+    plain: Path, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "own", types.ModuleType("own"))
+    call = written(source, {"own": sys.modules["own"]} if "own" in source else None)
+    project = {"own.py": b"import os\n", "nowhere_else.py": b"import os\n"}
+    batch = Batch(tmp_path / "b", call, [True] * 3, project=project)
+    batch.run()
+    assert set(batch.states()) == {wire.ItemState.SUCCEEDED}
+    assert len(imports_of(plain)) == 2  # the first item, and the interpreter
+
+
+def test_an_argument_of_the_project_may_affect_imports(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = types.ModuleType("own")
+    exec("class Own: pass", vars(own))
+    monkeypatch.setitem(sys.modules, "own", own)
+    project = {"own.py": b"import os\nos.environ['X'] = '1'\nclass Own: pass\n"}
+    call = written("def call(_):\n  import plain")
+    batch = Batch(tmp_path / "b", call, [vars(own)["Own"]()] * 3, project=project)
+    batch.run()
+    assert set(batch.states()) == {wire.ItemState.SUCCEEDED}
+    assert len(imports_of(plain)) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "times"),
+    [
+        ({"own.py": "import plain\n"}, 1),
+        ({"own.py": "import other\nimport plain\n", "other.py": "X = print()\n"}, 2),
+        ({"own.py": "import other\n", "other.py": "import plain\n"}, 1),
+        ({"own.py": "import os\nos.environ['X'] = '1'\nimport plain\n"}, 3),
+        ({"own/__init__.py": "", "own/part.py": "import plain\n"}, 1),
+        ({"own/__init__.py": "print()\n", "own/part.py": "import plain\n"}, 2),
+        ({"own/__init__.py": "from . import part\n", "own/part.py": "import plain\n"}, 2),
+    ],
+)  # fmt: skip
+def test_what_a_module_of_the_project_imports_first_is_imported_before_it(
+    plain: Path,
+    tmp_path: Path,
+    files: Mapping[str, str],
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = tmp_path / "own.marks"
+    note = f"import os\nopen({str(marks)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    last = [*files][-1]
+    project = {name: (text + note if name == last else text) for name, text in files.items()}
+    name = "own.part" if "own/part.py" in files else "own"
+    for module in ("own", name):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    call = written("def call(_):\n  return own and os.getpid()", {"own": sys.modules[name]})
+    encoded = {name: text.encode() for name, text in project.items()}
+    batch = Batch(tmp_path / "b", call, range(3), project=encoded)
+    batch.run()
+    assert imports_of(marks) == [str(batch.value(index)) for index in range(3)]
+    assert len(imports_of(plain)) == times
 
 
 def test_items_import_an_installed_package_once(packages: Path, tmp_path: Path) -> None:
@@ -156,6 +273,24 @@ def test_no_accelerator_runtime_is_shared(packages: Path, tmp_path: Path) -> Non
     assert [len(imports_of(marks)) for marks in (jax, above, after)] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("kind", ["import", "caught", "module", "class"])
+def test_no_accelerator_runtime_is_imported_before_the_first_item(
+    packages: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jax = package(packages, "jax", "class Thing: pass\n")
+    caught = "try:\n    import jax\nexcept BaseException:\n    pass\n"
+    package(packages, "above", "import jax\n" if kind == "import" else caught)
+    module = types.ModuleType("jax")
+    exec("class Thing: pass", vars(module))
+    monkeypatch.setitem(sys.modules, "jax", module)
+    used = {"module": module, "class": vars(module)["Thing"]}.get(kind)
+    source = "def call(_):\n  import above\n  return used, os.getpid()"
+    batch = Batch(tmp_path / "b", written(source, {"used": used}), range(3))
+    batch.run()
+    assert imports_of(jax) == [str(batch.value(index)[1]) for index in range(3)]
+    assert "imports its packages itself" not in batch.output()
+
+
 THREAD = """\
 import threading, time
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -174,14 +309,16 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
         ("if 'KINETIC_INDEX' not in os.environ: os._exit(9)\n", "status 9"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("foreseen", [False, True])
 def test_imports_that_forks_cannot_share(
-    packages: Path, tmp_path: Path, source: str, reason: str
+    packages: Path, tmp_path: Path, source: str, reason: str, foreseen: bool
 ) -> None:
     marks = package(packages, "bad", source)
-    batch = Batch(tmp_path / "b", using(), ["bad"] * 4)
+    call = written("def call(_):\n  import bad") if foreseen else using()
+    batch = Batch(tmp_path / "b", call, ["bad"] * 4)
     batch.run()
     assert set(batch.states()) == {wire.ItemState.SUCCEEDED}
-    assert len(imports_of(marks)) == 5  # each item, and the trial
+    assert len(imports_of(marks)) == 5 + foreseen  # each item, and the trials
     assert batch.output().count("each job imports its packages itself") == 1
     assert reason in batch.output()
 
