@@ -22,7 +22,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, ForwardRef, cast
 
 import cloudpickle
@@ -131,11 +131,20 @@ def _mangle(slot: str, owner: str) -> str:
     return f"_{owner}{slot}" if private and owner else slot
 
 
+def id_of_class(*args: Any) -> str:
+    """Return the ID of a class from the arguments of `make_class`."""
+    return str(args[-2])
+
+
 def known_class(*args: Any) -> type | None:
     """Return the class that this process knows by the ID in the arguments of `make_class`."""
-    *_, tracker, _ = args
-    found: type | None = _KNOWN_CLASSES.get(tracker)
+    found: type | None = _KNOWN_CLASSES.get(id_of_class(*args))
     return found
+
+
+def know_classes(classes: Mapping[str, type]) -> None:
+    """Let pickles refer to *classes* by these IDs."""
+    _KNOWN_CLASSES.update(classes)
 
 
 def make_class(make: Callable[..., type], *args: Any) -> type:

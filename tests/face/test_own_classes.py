@@ -1,0 +1,68 @@
+"""Values of a script's classes are instances of its classes in every process of the script."""
+
+from __future__ import annotations
+
+PROGRAM = """
+import dataclasses, enum, typing
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    seen: list = dataclasses.field(default_factory=list)
+
+    @property
+    def double(self):
+        return 2 * self.x
+
+class Far(Point):
+    def __init__(self, x, filler=b""):
+        super().__init__(x)
+        self.filler = filler
+
+class State(enum.Enum):
+    DONE = 1
+
+class Pair(typing.NamedTuple):
+    first: int
+    second: int
+
+class Outer:
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Inner:
+        x: int
+
+@remote
+def make(size):
+    return Point(1.0), Far(2.0, b"x" * size), State.DONE, Pair(1, 2), Outer.Inner(3)
+
+def describe(point, far, state, pair, inner):
+    same = point == Point(1.0), state is State.DONE, inner == Outer.Inner(3)
+    return *same, type(far) is Far, isinstance(far, Point), type(pair) is Pair, point.double
+"""
+SUBMIT = """
+batch = make.run_async_map([0, 300_000])
+batch.wait()
+make.run_async(0).save_result("value")
+print(batch.group_id)
+"""
+READ = """
+batch = kinetic.attach_batch({group!r})
+for value in [*batch.results(cleanup=False), kinetic.jobs.load_result("value")]:
+    print(describe(*value))
+"""
+
+
+def test_another_process_of_the_script_gets_instances_of_its_classes(script) -> None:
+    with script(PROGRAM + SUBMIT) as program:
+        group = program.line()
+    shown = "(True, True, True, True, True, True, 2.0)"
+    script(PROGRAM + READ.format(group=group)).prints(*[shown] * 3)
+
+
+def test_values_keep_a_class_that_the_script_has_changed_since(script) -> None:
+    """Only what is the same now becomes the script's own."""
+    with script(PROGRAM + SUBMIT) as program:
+        group = program.line()
+    changed = "\n" + PROGRAM.replace("2 * self.x", "3 * self.x")
+    shown = "(False, True, True, False, False, True, 2.0)"
+    script(changed + READ.format(group=group)).prints(*[shown] * 3)
