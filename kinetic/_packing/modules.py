@@ -4,7 +4,7 @@ The job imports the project's modules from the archive, like any program. These 
 by value instead:
 
 - those of ``__main__``, also in a spawned process, of a notebook, and of ``exec``;
-- those of modules that the program has made without a file;
+- those of modules that the program has made without a file, or by running a file itself;
 - those of the modules that `KINETIC_BY_VALUE` names, or ``cloudpickle.register_pickle_by_value``;
 - those of modules that the job can't find: nothing ships, or their package lies elsewhere.
 """
@@ -150,8 +150,10 @@ class Modules:
                 return True
         package = name.rpartition(".")[0]
         has_package = not package or self.imported(package) is not None
-        # A module loaded from its file can import its own package only by name.
-        if has_package and package not in self.files and paths[0].endswith(".py"):
+        # A module loaded from its file can import its own package only by name. Without a spec, the
+        # program has run the file itself, as `runpy.run_path` does: a job must not run it again.
+        is_loaded = module.__spec__ is not None and paths[0].endswith(".py")
+        if has_package and package not in self.files and is_loaded:
             self.files[name] = paths[0]
         return name in self.files
 

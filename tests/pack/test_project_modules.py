@@ -592,6 +592,8 @@ def test_how_modules_get_to_the_job(
     for name in ("outside_one", "venv_one", "editable_one"):
         importlib.import_module(name)
     monkeypatch.setitem(sys.modules, "made_here", ModuleType("made_here"))
+    monkeypatch.setitem(sys.modules, "<run_path>", ModuleType("<run_path>"))
+    sys.modules["<run_path>"].__file__ = plugin.__file__
     environ = {**os.environ, "KINETIC_BY_VALUE": "mode_pkg, else"}
     project = discover.find_project(first.f, environ=environ, cwd=Path.cwd())
     modules = Modules(project)
@@ -608,6 +610,7 @@ def test_how_modules_get_to_the_job(
         "venv_one": PicklingMode.DEFAULT,
         "editable_one": PicklingMode.DEFAULT,
         "made_here": PicklingMode.VALUE,
+        "<run_path>": PicklingMode.VALUE,
         "json": PicklingMode.DEFAULT,
         "sys": PicklingMode.DEFAULT,
         "numpy": PicklingMode.DEFAULT,
