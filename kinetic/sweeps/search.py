@@ -172,15 +172,15 @@ class _Search:
     def __init__(
         self, space: Mapping[str, Domain], direction: Direction, pruner: ASHA | None
     ) -> None:
-        given: object = space
-        if not space or not isinstance(given, Mapping):
+        is_mapping = isinstance(space, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_mapping or not space:
             raise ConfigurationError(
                 f"a space is a dict such as {{'rate': Float(1e-5, 1e-1, log=True)}}, not {space!r}"
             )
-        domains: list[tuple[str, Any]] = [*space.items()]
+        domains: list[tuple[str, object]] = [*space.items()]
         for name, domain in domains:
             if not isinstance(domain, Domain):
-                values = domain if isinstance(domain, list | tuple) else [0.1, 0.2]
+                values = domain if type(domain) in (list, tuple) else [0.1, 0.2]
                 raise ConfigurationError(
                     f"the space of {name!r} must be a Float, an Int, or a Choice, such as "
                     f"Choice({one_line(repr(values), 80)}), not {one_line(repr(domain), 80)}"
