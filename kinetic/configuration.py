@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kinetic import profiles
 from kinetic._devices import gpu_ids, has_tpus
-from kinetic._messages import suggest
+from kinetic._messages import nearest, suggest
 from kinetic.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -106,6 +106,16 @@ VARIABLES: Mapping[str, str] = {
 DEBUG_PORT, DEBUG_WAIT_S = 5678, 600.0
 
 LOG_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "FATAL": 50}
+
+
+def misspelt_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that nothing reads, and the similar name of each that kinetic reads."""
+    similar = {
+        name: nearest(name, VARIABLES, limit=1, cutoff=0.9)
+        for name in environ
+        if name.startswith("KINETIC_") and name not in VARIABLES
+    }
+    return {name: names[0] for name, names in similar.items() if names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from kinetic._tasks import release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _plain_call
 from kinetic.aio._log_printer import LogPrinter
-from kinetic.aio.client import implicit_client
+from kinetic.aio.client import close_implicit_client, implicit_client
 from kinetic.collection import Collection
 from kinetic.errors import BatchError, PortalError
 from kinetic.job_record import JobRecord
@@ -1705,11 +1705,6 @@ def _log_that_batch_continues(batch: aio.BatchHandle[Any]) -> None:
         )
 
 
-async def _close_client() -> None:
-    client = await implicit_client()
-    await client.aclose()
-
-
 os.register_at_fork(after_in_child=_UNSUBMITTED_BATCHES.clear)  # the parent submits the batches
 PORTAL.on_close(_finish_submitting, patient=True)
-PORTAL.on_close(_close_client)
+PORTAL.on_close(close_implicit_client)

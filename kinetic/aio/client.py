@@ -108,6 +108,7 @@ class Client(AsyncOnly):
     ) -> None:
         check(max_concurrent=max_concurrent)
         _log_level.apply_log_level()
+        _warn_of_misspelt_variables()
         self._target_settings = {
             "backend": backend,
             "project": project,
@@ -701,8 +702,11 @@ class Client(AsyncOnly):
         self, settings: Mapping[str, str | None], accelerator: Accelerator | None = None
     ) -> Session:
         """Return the session for these settings; the first call opens its platform."""
+        from kinetic._progress.entry import requested_mode
+
         self._require_open()
         given: dict[str, Any] = {**settings, "store": self._store}
+        requested_mode(os.environ)  # its error comes before anything is sent
         target = configuration.resolve(**given, accelerator=accelerator)
         session_key = (configuration.home(os.environ), target)
         opening = self._sessions.get(session_key)
@@ -723,6 +727,12 @@ async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
     for result in await asyncio.gather(*closing, return_exceptions=True):
         if isinstance(result, BaseException):
             logging.warning("can't close the client: %s", describe_error(result))
+
+
+@functools.cache
+def _warn_of_misspelt_variables() -> None:
+    for name, similar in configuration.misspelt_variables().items():
+        logging.warning("%s has no effect on kinetic: did you mean %s?", name, similar)
 
 
 def _job(record: dict[str, Any], follow: JobRef | Follow) -> JobHandle[Any]:
@@ -756,6 +766,13 @@ async def implicit_client() -> Client:
         _IMPLICIT[loop] = client, lifetime
         await anext(lifetime)
     return client
+
+
+async def close_implicit_client() -> None:
+    """Close the client that `implicit_client` has made on the running loop, if there is one."""
+    client, _ = _IMPLICIT.get(running_loop(), (None, None))
+    if client is not None:
+        await client.aclose()
 
 
 async def _lifetime(client: Client) -> AsyncGenerator[None, None]:

@@ -84,4 +84,13 @@ def test_an_unknown_level_is_refused_before_anything_is_uploaded(
 ) -> None:
     code, _, err = run(tmp_path, level)
     assert code == 1 and f"KINETIC_LOG_LEVEL is '{level}', which isn't a level" in err
+    assert err.count("Traceback") == 1, err
     assert not (home / "store").exists()
+
+
+def test_a_misspelt_variable_gives_one_warning(tmp_path: Path) -> None:
+    env = {"KINETIC_LOCALSLOTS": "1", "KINETIC_OF_MY_PROGRAM": "1"}
+    with Script(PROGRAM.format(after=""), folder=tmp_path, env=env) as process:
+        status, _, err = process.end()
+    assert status == 0 and err.count(" has no effect") == 1, err
+    assert "LOCALSLOTS has no effect on kinetic: did you mean KINETIC_LOCAL_SLOTS?" in err, err

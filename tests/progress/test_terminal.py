@@ -134,7 +134,8 @@ def test_a_pipe_gets_no_live_line_and_no_lines_of_a_short_batch(script) -> None:
 
 def test_an_invalid_setting_is_an_error_that_lists_the_values(script) -> None:
     out, err = script(RESULTS, KINETIC_PROGRESS="liev").process.communicate(timeout=DEADLINE_S)
-    assert out == b""
+    assert out == b"" and b"clean-up" not in err and b"in results" not in err, err
+    assert b"batch = work.run_async_map(" in err  # before anything is sent
     assert b"KINETIC_PROGRESS=liev is none of auto, live, plain, off" in err
 
 
