@@ -302,11 +302,17 @@ async def test_waiting_for_a_slot_is_shown_in_the_reason_the_log_and_the_progres
         logged = [record for record in caplog.messages if message in record]
         assert len(logged) == 1, "once, because this client's own job is busy"
         async with aio.Client(backend="local") as other:
-            behind = await other.submit(abs, -3)
+            behind = [await other.submit(abs, -3) for _ in range(3)]
+            ids = tuple(waiting.job_id for waiting in behind)
             async with asyncio.timeout(DEADLINE_S):
-                while not any(record.startswith(behind.job_id) for record in caplog.messages):
+                while not any(record.startswith(ids) for record in caplog.messages):
                     await asyncio.sleep(0.05)
-            await behind.cancel()
+                for waiting in behind:
+                    while not (await waiting.reason()).startswith("waiting for a slot"):
+                        await asyncio.sleep(0.05)
+            assert sum(record.startswith(ids) for record in caplog.messages) == 1
+            for waiting in behind:
+                await waiting.cancel()
         (marks / "go").touch()
         assert await job == 1
         assert await batch.results() == [2]

@@ -12,6 +12,7 @@ import math
 import os
 import site
 import sys
+import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,10 @@ MAX_TRIES = 4
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 RECONNECT_PAUSE_S = 1.0
 
+WARNING_PAUSE_S = 60.0
+"""Minimum pause between two warnings that a job waits for other clients' jobs, in seconds: a server
+with several processes may have many such jobs."""
+
 
 class LocalCluster:
     """`kinetic.aio.ports.Cluster` on this machine.
@@ -83,7 +88,7 @@ class LocalCluster:
         self._connecting: asyncio.Task[Connection] | None = None
         self._watches: set[Connection] = set()
         self._closed = False
-        self._reported_waits = set[tuple[str, str]]()
+        self._warned_at = dict[tuple[bool, str], float]()
         self._launched = set[str]()
         """The submissions that this client has launched, without single jobs that are gone."""
 
@@ -97,10 +102,11 @@ class LocalCluster:
             return
         holders = message.rpartition(" with ")[2].split(", ")
         # If only jobs of this client hold what it waits for, the program expects it: log it once.
-        waiter = "" if self._launched.issuperset(holders) else submission
-        cause = waiter, message.partition(":")[0]
-        if cause not in self._reported_waits:
-            self._reported_waits.add(cause)
+        is_expected = self._launched.issuperset(holders)
+        cause, now = (is_expected, message.partition(":")[0]), time.monotonic()
+        pause = math.inf if is_expected else WARNING_PAUSE_S
+        if now - self._warned_at.get(cause, -math.inf) >= pause:
+            self._warned_at[cause] = now
             logging.warning("%s is %s", submission, message)
 
     async def launch(self, job: JobSpec) -> None:
