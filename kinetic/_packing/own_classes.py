@@ -66,6 +66,7 @@ def _definition(defined: type) -> Any:
     """Return what the statement ``class`` says, without lines and the values of attributes."""
     own: Any = vars(defined)
     functions = {name: _function_in(value) for name, value in own.items()}
+    functions.pop("__annotate_func__", None)  # a copy has annotations instead
     codes = {name: essences(value.__code__) for name, value in functions.items() if value}
     names = ("__dataclass_fields__", "__slots__", "_fields")
     fields = [[*own.get(name, ())] for name in names]
