@@ -144,6 +144,32 @@ async def test_the_proxy_in_the_environment_is_used(
     await store.aclose()
 
 
+async def test_a_node_that_does_not_know_its_new_pod_yet_is_asked_again(
+    server: GcsServer, store: GcsStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = [b"404 Not Found", b"403 Forbidden", b"200 OK"]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        content, status = b'{"access_token": "pod", "expires_in": 3600}', statuses.pop(0)
+        head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        writer.write(head % status + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        await writer.drain()
+        writer.close()
+
+    assert server.tokens is not None
+    server.tokens.add("pod")
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as node:
+        port = node.sockets[0].getsockname()[1]
+        library = "gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN"
+        monkeypatch.setattr(library, f"http://127.0.0.1:{port}/token")
+        assert await store.list("") == []
+    assert not statuses
+
+
 NOWHERE = """
 import asyncio
 from kinetic.aio.gcs.store import GcsStore

@@ -194,12 +194,17 @@ REFRESH_TIMEOUT_S = 10
 """Timeout of one request for a token, in seconds."""
 
 
+NEW_POD_S = 45.0
+"""How long a node's metadata server may take to know a new pod, in seconds."""
+
+
 class Credentials(TokenCache[str]):
     """Access tokens for Google's APIs from application-default credentials, on one loop."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(self._request_token, "Google's APIs", clock)
         self._token: Token | None = None
+        self._first_requested_at: float | None = None
         self._http = HttpClient("the client of Google's APIs", connect_s=5.0, trust_env=True)
 
     @property
@@ -244,12 +249,16 @@ class Credentials(TokenCache[str]):
         if token is None:
             token = self._token = self._open_token()
         requested_at = self._clock()
+        self._first_requested_at = self._first_requested_at or requested_at
         try:
             answer = await token.refresh(timeout=REFRESH_TIMEOUT_S)
         except Exception as exc:
             error = _as_backend_error(exc, token)
             if isinstance(error, AuthError):
                 self._token = None  # read them again: the user may log in meanwhile
+                in_pod = not token.service_data and "KUBERNETES_SERVICE_HOST" in os.environ
+                if in_pod and requested_at < self._first_requested_at + NEW_POD_S:
+                    raise Unavailable(str(error), retryable=True) from exc
             raise error from exc
         return schedule_renewals(answer.value, requested_at, requested_at + answer.expires_in)
 
