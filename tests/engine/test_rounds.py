@@ -22,6 +22,9 @@ pytestmark = pytest.mark.looptime(noop_cycles=300)
 ENDS_S = 20.0
 """How long a deleted worker takes to end."""
 
+LATE_S = 600.0
+"""The same on a node that doesn't answer."""
+
 
 def nop(_: int) -> None: ...
 
@@ -46,6 +49,7 @@ class Rounds:
         self.begun: list[tuple[int, list[int]]] = []
         """The number of each new round, and the rounds that had workers at that moment."""
         self.refusal: Exception | None = None
+        self.ends_s = ENDS_S
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
@@ -77,7 +81,7 @@ class Rounds:
     ) -> None:
         for it in self.rounds.values():
             if labels is not None and labels.items() <= it.labels.items():
-                it.ends_at = min(it.ends_at, asyncio.get_running_loop().time() + ENDS_S)
+                it.ends_at = min(it.ends_at, asyncio.get_running_loop().time() + self.ends_s)
 
     async def find(
         self,
@@ -112,10 +116,12 @@ def with_rounds(platform: Platform, *, in_queue: bool = False) -> tuple[Platform
     return dataclasses.replace(on_loop_time(platform), cluster=rounds), rounds
 
 
-async def test_a_retry_after_a_stop_begins_another_round_when_the_stopped_workers_have_ended() -> (
-    None
-):
+@pytest.mark.parametrize("ends_s", [ENDS_S, LATE_S])
+async def test_a_retry_after_a_stop_begins_another_round_when_the_stopped_workers_have_ended(
+    caplog: pytest.LogCaptureFixture, ends_s: float
+) -> None:
     platform, rounds = with_rounds(memory_platform())
+    rounds.ends_s = ends_s
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(nop, [1, 2, 3], max_concurrent=2)
         await batch.cancel()
@@ -127,6 +133,8 @@ async def test_a_retry_after_a_stop_begins_another_round_when_the_stopped_worker
         # Its number is greater than that of the stop, so a late deletion doesn't reach it.
         assert first == 0 and second > 1
         assert others == [] == [number for number in rounds.living() if number < second]
+        warnings = [text for text in caplog.messages if "haven't ended" in text]
+        assert len(warnings) == (ends_s == LATE_S)
         await batch.cancel()
         await batch.cleanup()
 

@@ -53,6 +53,7 @@ from kinetic.errors import (
     NotFound,
     SubmitterLost,
     Throttled,
+    Unavailable,
 )
 from kinetic.job_status import Reason
 
@@ -63,6 +64,9 @@ WAIT_CHECK_S = 5.0
 
 EARLIER_CHECKS_S = 0.1, 2.0
 """First and longest pause between two checks whether earlier workers have ended, in seconds."""
+
+EARLIER_WARNING_S = 60.0
+"""How long earlier workers may take to end before a warning, in seconds."""
 
 RESTARTS_S = 0.5, 60.0
 """First and longest pause before a worker is started in the place of one that died before it could
@@ -460,11 +464,15 @@ class Launcher:
             requests = copy.copy(submission.requests.effect)
             if requests.round != number:
                 return 0  # another process has opened a round
+            began = clock()
             while (roster := await read_roster(submission, requests)).earlier:
                 # Deleted workers still end their items, and one that waits for a machine stays.
                 for earlier in roster.earlier:
                     labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(earlier)}
                     await submission.cluster.delete(labels=labels)
+                if (waited := clock() - began) >= EARLIER_WARNING_S:
+                    message = "workers that were stopped haven't ended: a node keeps a pod while it"
+                    self._outage.warn(Unavailable(f"{message} doesn't answer"), waited)
                 await asyncio.sleep(next(pauses))
             if not self._submission.runs_alone:
                 return await self._start_more(job, number, roster)
