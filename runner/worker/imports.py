@@ -236,8 +236,9 @@ def _other_generator() -> str:
     names: Any = getattr(sys.modules.get("tempfile"), "_RandomNameSequence", None)
     # Such a sequence makes a new generator in each process.
     known += [getattr(it, "_rng", None) for it in objects if type(it) is names]
-    for kind, found in zip(map(type, objects), objects, strict=True):
-        is_generator = issubclass(kind, tuple(kinds)) and not issubclass(kind, random.SystemRandom)
-        if is_generator and not any(found is it for it in known):
-            return f"{kind.__module__}.{kind.__qualname__}"
+    # There are far fewer types than objects.
+    found = {it for it in {*map(type, objects)} if issubclass(it, tuple(kinds))}
+    for it in [it for it in objects if type(it) in found]:
+        if not (isinstance(it, random.SystemRandom) or any(it is other for other in known)):
+            return f"{type(it).__module__}.{type(it).__qualname__}"
     return ""

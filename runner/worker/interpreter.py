@@ -218,7 +218,7 @@ class Interpreter:
         """Fork a process for each item until the I/O process closes the pipe."""
         processes.become_subreaper()
         gc.disable()
-        _freeze()
+        gc.freeze()  # forks share what exists now; a collection would leave holes that they fill
         own_pid = os.getpid()
 
         def report(kind: bytes) -> None:
@@ -250,12 +250,7 @@ class Interpreter:
     def _share_imports(self, message: bytes) -> None:
         if not self._items.share_imports(message):
             os._exit(EXIT_CANNOT_IMPORT)
-        _freeze()
-
-
-def _freeze() -> None:
-    gc.collect()
-    gc.freeze()  # forks share what exists now
+        gc.freeze()
 
 
 def _report(fd: int, kind: bytes, status: int) -> None:
