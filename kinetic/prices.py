@@ -148,11 +148,14 @@ def budget_price(
     """
     if (price := price_of(accelerator, zone, environ, listed=listed)) is not None:
         return price
+    # A function that names no accelerator asks for a TPU, which few machines have.
+    is_substitute = not listed and accelerator.kind != "cpu"
+    other = 'give a price for "cpu" and pass accelerator="cpu", ' if is_substitute else ""
     raise ConfigurationError(
         f"budget= is in US dollars, and no price of {accelerator} "
         f"{f'in {zone}' if listed else 'on this machine'} is known: write "
-        f'{{"{accelerator}": US_DOLLARS_AN_HOUR}} to a file and set {VARIABLE} to its path, or '
-        "leave budget= out"
+        f'{{"{accelerator}": US_DOLLARS_AN_HOUR}} to a file and set {VARIABLE} to its path, '
+        f"{other}or leave budget= out"
     )
 
 

@@ -111,3 +111,5 @@ def test_a_budget_without_a_price_says_how_to_give_one() -> None:
     message = r'no price of cpu in us-central1-a.*"cpu": US_DOLLARS_AN_HOUR.*set KINETIC_PRICES'
     with pytest.raises(ConfigurationError, match=message):
         prices.budget_price(accelerators.parse("cpu"), ZONE, {})
+    with pytest.raises(ConfigurationError, match=r'on this machine .*pass accelerator="cpu", or'):
+        prices.budget_price(accelerators.parse("tpu-v5e-1"), ZONE, {}, listed=False)
