@@ -92,6 +92,11 @@ async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
     return await once(store, name, find)
 
 
+def forget(store: Store) -> None:
+    """Forget what *store* has: the next submission asks again."""
+    _confirmations.pop(store, None)
+
+
 async def once(store: Store, name: str, find: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
     """Call `Confirmations.once` for what *store* has."""
     confirmations = _confirmations.get(store)
@@ -142,7 +147,14 @@ class BlockingStore:
 
     def collect(self, objects: Sequence[ListedObject]) -> bool:
         """Implement `Objects.collect`; *objects* are from this adapter's `list`."""
-        return self._wait(self._store.collect(cast("Sequence[ObjectInfo]", objects)))
+
+        async def collect() -> bool:
+            try:
+                return await self._store.collect(cast("Sequence[ObjectInfo]", objects))
+            finally:
+                forget(self._store)
+
+        return self._wait(collect())
 
     def delete(self, names: Iterable[str]) -> None:
         """Implement `Objects.delete`."""

@@ -18,6 +18,7 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import wire
+from kinetic.aio import _shared_objects
 from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.local.store import DirectoryStore
@@ -164,6 +165,7 @@ async def test_a_collection_keeps_what_a_new_submission_uses(stores: Stores) -> 
     async with aio.Client(platform=stores.platform()) as client:
         assert await client.run(value) == 5
         stores.age(100)
+        _shared_objects.forget(stores.store)  # as ten minutes later
         shared = await stores.names("functions/") + await stores.names("code/")
         collecting = asyncio.create_task(client.collect())
         job = await client.submit(value)
