@@ -26,15 +26,12 @@ CONSTRAINTS = Path(__file__).with_name("runner-constraints.txt")
 OFFICIAL = re.compile(r"(?:[^/]+/)*library/[^/]+|[^/]+")
 """The official images of Docker Hub, or of a mirror: none of them contains kinetic's runner."""
 
-INSTALL_S = 10
-"""About how long a pod takes to install the runner and its packages, in seconds."""
-
 _PYTHON = re.compile(r"(?:(?:[^/]+/)*library/)?python:(?P<version>3\.\d+)(?:[.-].*)?")
 """The official images of Python; their names contain the version."""
 
 NOTICE = (
     "%s %s kinetic's runner. A job without it installs it first, from a package index, which takes "
-    "about %d s. `kinetic build-image --flavor plain` builds an image that has it"
+    "about 10 s. `kinetic build-image --flavor plain` builds an image that has it"
 )
 
 

@@ -11,7 +11,6 @@ import importlib
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -74,7 +73,11 @@ class BuildLog:
         """
         try:
             async with asyncio.timeout(LOG_TIMEOUT_S):
-                await self._read()
+                stored = await self._store.look(self._name)
+                if stored is not None and stored.size > self._offset:
+                    body = (await self._store.get(self._name, start=self._offset)).body
+                    self._offset += len(body)
+                    self._unfinished += body
         except (KineticError, TimeoutError) as exc:
             logging.log_first_n(logging.WARNING, "can't read the build log: %r", 1, exc)
             return
@@ -87,13 +90,6 @@ class BuildLog:
             if line.strip():
                 self.last_lines.append(line[:SHOWN_CHARACTERS])
                 self._show(line)
-
-    async def _read(self) -> None:
-        stored = await self._store.look(self._name)
-        if stored is not None and stored.size > self._offset:
-            body = (await self._store.get(self._name, start=self._offset)).body
-            self._offset += len(body)
-            self._unfinished += body
 
 
 _STATUS_TEXTS = {
@@ -153,10 +149,6 @@ def _status(failure: BaseException) -> str:
     """Return the name of a gRPC status; empty for any other failure."""
     code: Any = getattr(failure, "grpc_status_code", None)
     return str(getattr(code, "name", ""))
-
-
-def _is_temporary(failure: BaseException) -> bool:
-    return _status(failure) in _TEMPORARY_STATUSES
 
 
 def call_error(failure: Exception, project: str) -> BackendError | BuildError:
@@ -324,35 +316,36 @@ class Builder:
     async def _call(self, method: str, request: dict[str, Any]) -> Any:
         """Call *method* of the library's client with retries; raise kinetic's errors."""
         request = {"project_id": self._settings.project, **request}
-        call_once = partial(self._call_once, method, request)
+
+        async def send(token: str = "") -> Any:
+            metadata = [("authorization", f"Bearer {token}")] if token else []
+            # `retry` repeats the call, so the library must not.
+            return await getattr(self._client, method)(
+                request=request, retry=None, timeout=CALL_TIMEOUT_S, metadata=metadata
+            )
+
+        async def call_once() -> Any:
+            if self._client is None:
+                library = await in_thread(importlib.import_module, LIBRARY)
+                # Another call may have made the client while the thread imported the library.
+                self._client = self._client or _new_client(library, self._emulator)
+            if self._credentials is None:
+                return await send()
+            return await with_token(
+                self._credentials, send, lambda failure: _status(failure) == "UNAUTHENTICATED"
+            )
+
         try:
-            return await retry(call_once, self._policy, self._outage, should_retry=_is_temporary)
+            return await retry(
+                call_once,
+                self._policy,
+                self._outage,
+                should_retry=lambda failure: _status(failure) in _TEMPORARY_STATUSES,
+            )
         except KineticError:
             raise
         except Exception as exc:
             raise call_error(exc, self._settings.project) from exc
-
-    async def _call_once(self, method: str, request: dict[str, Any]) -> Any:
-        call = getattr(await self._open_client(), method)
-
-        async def send(token: str = "") -> Any:
-            metadata = [("authorization", f"Bearer {token}")] if token else []
-            # `_call` retries, so the library must not.
-            return await call(
-                request=request, retry=None, timeout=CALL_TIMEOUT_S, metadata=metadata
-            )
-
-        if self._credentials is None:
-            return await send()
-        return await with_token(
-            self._credentials, send, lambda failure: _status(failure) == "UNAUTHENTICATED"
-        )
-
-    async def _open_client(self) -> Any:
-        if self._client is None:
-            library = await in_thread(importlib.import_module, LIBRARY)
-            self._client = self._client or _new_client(library, self._emulator)
-        return self._client
 
     async def aclose(self) -> None:
         """Close the connection; call this only after all calls of `build` have ended."""

@@ -11,7 +11,7 @@ from functools import partial
 from absl import logging
 
 from kinetic._messages import one_line
-from kinetic._progress.steps import Step, step
+from kinetic._progress.steps import step
 from kinetic._runner.protocol.wire import Input
 from kinetic._tasks import in_thread
 from kinetic.aio import _shared_objects
@@ -160,8 +160,14 @@ class ContainerImages:
                 retry_s=self._retry_s,
             )
         with step(f"building {uri.rpartition('/')[2]}") as building:
+
+            def report(line: str) -> None:
+                if shown := one_line(line):
+                    logging.info("[build] %s", shown)
+                    building.set_title(f"building: {shown}")
+
             logging.info("Building %s; this takes 2 to 5 minutes", uri)
-            await self._builder.build(uri, context, lambda line: _report_line(line, building))
+            await self._builder.build(uri, context, report)
         logging.info("Built %s", uri)
 
     async def _resolve_prebuilt(self, request: ImageRequest) -> Image:
@@ -196,7 +202,7 @@ class ContainerImages:
             self._logged_notices.add(uri)
             is_certain = bootstrap.OFFICIAL.fullmatch(uri) is not None
             level, has = (logging.WARNING, "lacks") if is_certain else (logging.INFO, "may lack")
-            logging.log(level, bootstrap.NOTICE, uri, has, bootstrap.INSTALL_S)
+            logging.log(level, bootstrap.NOTICE, uri, has)
         return Image(
             uri=uri,
             command=bootstrap.COMMAND,
@@ -233,12 +239,6 @@ class ContainerImages:
             for resource in (self.builds, self._credentials, self._registry, self._builder):
                 if resource is not None:
                     closers.push_async_callback(resource.aclose)
-
-
-def _report_line(line: str, building: Step) -> None:
-    if shown := one_line(line):
-        logging.info("[build] %s", shown)
-        building.set_title(f"building: {shown}")
 
 
 def require_repository(repo: str | None) -> str:

@@ -72,12 +72,8 @@ _REQUIREMENT_OPTIONS = frozenset({"-r", "--requirement"})
 _CONSTRAINT_OPTIONS = frozenset({"-c", "--constraint"})
 _INSTALL_OPTIONS = frozenset({"-e", "--editable"}) | _REQUIREMENT_OPTIONS
 _LOCATION_OPTIONS = (
-    _INSTALL_OPTIONS
-    | _CONSTRAINT_OPTIONS
-    | {
-        *("-f", "--find-links"),
-        *("-i", "--index-url", "--extra-index-url"),
-    }
+    *(_INSTALL_OPTIONS | _CONSTRAINT_OPTIONS),
+    *("-f", "--find-links", "-i", "--index-url", "--extra-index-url"),
 )
 """The options whose value is a file or a URL."""
 
@@ -432,7 +428,8 @@ class _Reader:
             elif line.package == "kinetic-aio":
                 pass  # the job gets the version of kinetic that submits it
             elif line.package in ACCELERATOR_PACKAGES and not (
-                self.keep_accelerator or line.has_keep_comment
+                self.keep_accelerator
+                or any(KEEP in raw_line.partition("#")[2] for raw_line in line.raw_lines)
             ):
                 self._notices.append(
                     f"{position}: {line.text!r} is not installed, because the image has the "
@@ -520,11 +517,6 @@ class _Line:
     location: str | None = None
     error: str = ""
     installs: bool = False
-
-    @property
-    def has_keep_comment(self) -> bool:
-        """Whether a comment in the line has `KEEP`."""
-        return any(KEEP in raw_line.partition("#")[2] for raw_line in self.raw_lines)
 
 
 def _parse_lines(text: str) -> Iterator[_Line]:

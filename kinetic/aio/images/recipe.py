@@ -168,21 +168,6 @@ def image_context(
     for option, text in dependencies.parts.items():
         context[f"install/{FILES[option]}"] = text.encode()
     minor = ".".join(python.split(".")[:2])  # pickled code depends on the minor version
-    base_image = python_image.replace("{python}", minor)
-    context["Dockerfile"] = _dockerfile(
-        category, base_image, minor, wheel, dependencies, flavor
-    ).encode()
-    return context
-
-
-def _dockerfile(
-    category: str,
-    base_image: str,
-    minor: str,
-    wheel: Wheel,
-    dependencies: Dependencies,
-    flavor: str,
-) -> str:
     has_jax = flavor == JAX_FLAVOR
     jax = CATEGORIES[category]
     frameworks = [jax if dependencies.brings_jax else f"{jax}=={JAX}", "keras"]
@@ -194,7 +179,7 @@ def _dockerfile(
         *(f"{option} /tmp/install/{FILES[option]}" for option in dependencies.parts),
     ]
     lines = [
-        f"FROM {base_image}",
+        f"FROM {python_image.replace('{python}', minor)}",
         "USER root",
         f"RUN {_SYSTEM}",
         f"RUN {_UV}",
@@ -209,7 +194,8 @@ def _dockerfile(
         f"USER {USER}",
         'CMD ["python3"]',
     ]
-    return "\n".join([*lines, ""])
+    context["Dockerfile"] = "".join(f"{line}\n" for line in lines).encode()
+    return context
 
 
 def runner_files() -> dict[str, bytes]:

@@ -270,6 +270,7 @@ class Cloud:
             if is_useless:
                 await self._delete(resource)  # else GKE keeps it in the state ERROR
             # Status 409: another client made *resource*, or a request whose reply was lost.
+            # Status 403: the user can't see *resource*, so waiting for it is useless.
             if _status(exc) != 409 or (await self._observe_one(resource)).status == 403:
                 raise
             found = await self._wait_until_ready(resource)
@@ -296,7 +297,10 @@ class Cloud:
                         answer = await self._google.wait_for(request.api, answer)
                     return answer
                 except OperationFailed as failure:
-                    if not await backoff.pause(_wait_if_in_use(request, failure)):
+                    # GKE keeps load balancers and disks for a while after it has removed a cluster.
+                    is_in_use = any("RESOURCE_IN_USE" in code for code in failure.codes)
+                    wait = (STILL_IN_USE, MAX_RELEASE_S)
+                    if request.method != "DELETE" or not is_in_use or not await backoff.pause(wait):
                         raise operation_error(action, failure) from failure
                 except HttpError as refusal:
                     if not await backoff.pause(_wait_if_temporary(request, refusal)):
@@ -338,11 +342,7 @@ class Cloud:
     async def _edit_policy(
         self, policy: Policy, edit: Callable[[Document], dict[str, Any]]
     ) -> None:
-        """Replace the IAM policy with the one that *edit* returns for it.
-
-        If another process changes the policy in between, Google refuses the write, and this method
-        starts over.
-        """
+        """Replace the IAM policy with the one that *edit* returns for it."""
         action = f"change who can use {policy.name}"
         backoff = self._new_backoff(action)
         while True:
@@ -352,12 +352,10 @@ class Cloud:
                 await self.send(action, replace(policy.write, body=body))
                 return
             except Refused as exc:
-                wait = (
-                    ("another process changes it", MAX_PROPAGATION_S)
-                    if _status(exc) in (409, 412)
-                    else None
-                )
-                if not await backoff.pause(wait):
+                # These statuses mean that another process has changed the policy in between.
+                is_outdated = _status(exc) in (409, 412)
+                wait = ("another process changes it", MAX_PROPAGATION_S)
+                if not is_outdated or not await backoff.pause(wait):
                     raise
 
     async def _delete(self, resource: Resource) -> None:
@@ -473,12 +471,6 @@ def _wait_if_temporary(request: GoogleRequest, refusal: HttpError) -> Wait | Non
         if is_unknown_account:
             return "a new account hasn't propagated yet", MAX_PROPAGATION_S
     return None
-
-
-def _wait_if_in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
-    """Return why and how long to wait if *request* removes a resource in use; otherwise None."""
-    is_in_use = any("RESOURCE_IN_USE" in code for code in failure.codes)
-    return (STILL_IN_USE, MAX_RELEASE_S) if is_in_use and request.method == "DELETE" else None
 
 
 def _wait_if_unready(document: Document | None) -> Wait | None:

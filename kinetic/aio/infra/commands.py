@@ -76,11 +76,7 @@ async def up(
 
 
 async def down(
-    site: Site,
-    *,
-    force_destroy: bool = False,
-    preview: bool = False,
-    tell: Tell = silent,
+    site: Site, *, force_destroy: bool = False, preview: bool = False, tell: Tell = silent
 ) -> Plan:
     """Remove what `up` created: only resources that have kinetic's names and labels.
 

@@ -226,16 +226,17 @@ class Infrastructure:
         found = await lookup.find_cluster(self._google, self.site)
         site, cluster = found.there, found.clusters[found.location]
         autopilot = node_pools.is_autopilot(cluster)
-        can_use_class = compute_classes.can_replace(pool) and not fixed
-        if autopilot and not can_use_class:
+        needs_pool = fixed or not compute_classes.can_replace(pool)
+        if autopilot and needs_pool:
             raise ConfigurationError(
                 f"{self.site.cluster} is an Autopilot cluster, which has ComputeClasses instead of "
                 "node pools: a class has no minimum, reservation, or zone of nodes, and no slices "
                 "of several hosts"
             )
+        # An existing pool stays, and slices of several hosts have no class to prefer.
         if not pool.accelerator.multi_host and pool.name not in node_pools.existing(cluster):
             async with aclosing(Api(await self._open_access(site))) as api:
-                if can_use_class and await compute_classes.is_served(api):
+                if not needs_pool and await compute_classes.is_served(api):
                     return await self._plan_class(api, site, pool, autopilot=autopilot)
                 if autopilot:
                     raise ConfigurationError(
@@ -260,9 +261,8 @@ class Infrastructure:
         checks = await preflight(self._google, site, await self._missing_pools(site, pools))
         observed = await self._cloud.observe(wanted)
         observed[f"cluster {site.cluster}"] = Observed(document=cluster)
-        changes = additions(site, wanted, observed)
         return Planned(
-            plan=Plan(site=site, changes=changes),
+            plan=Plan(site=site, changes=additions(site, wanted, observed)),
             resources=wanted,
             notes=tuple(checks.notes),
         )
@@ -565,11 +565,13 @@ class Infrastructure:
 
     async def has_project(self) -> bool:
         """Return whether the project exists; False also if you lack permission to see it."""
-        return await lookup.project_exists(self._google, self.site)
+        project = setups.project_resource(self.site)
+        return await lookup.read(self._google, project) is not None
 
     async def is_billed(self) -> bool:
         """Return whether the project has a billing account; False also if you can't see it."""
-        return await lookup.is_billed(self._google, self.site)
+        answer = await lookup.read(self._google, setups.billing_link(self.site, ""))
+        return bool((answer or {}).get("billingEnabled"))
 
     async def billing_accounts(self) -> list[lookup.BillingAccount]:
         """Return the open billing accounts that you can see."""

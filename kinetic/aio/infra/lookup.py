@@ -12,7 +12,7 @@ from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import list_items, refusal_error
 from kinetic.aio.infra.pools import placement_policy
 from kinetic.aio.infra.resources import Document, Resource, call, query
-from kinetic.aio.infra.setup import Setup, billing_link, project_resource, service_account
+from kinetic.aio.infra.setup import Setup, service_account
 from kinetic.aio.infra.site import Site
 from kinetic.errors import ConfigurationError, NotFound, Unavailable
 
@@ -160,9 +160,7 @@ async def describe_contents(google: GoogleClient, bucket: str, limit_s: float) -
     return f"objects: {object_count:,}, jobs: {job_count:,}, batches: {batch_count:,}{rest}"
 
 
-async def list_outliving(
-    google: GoogleClient, site: Site, *, shares_network: bool = False
-) -> list[str]:
+async def list_outliving(google: GoogleClient, site: Site, *, shares_network: bool) -> list[str]:
     """Return the disks and load balancers that outlive the cluster.
 
     GKE makes disks for volumes, and forwarding rules (load balancers) for Services. Such a resource
@@ -194,16 +192,13 @@ async def list_outliving(
 async def list_worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
     """Return the service accounts of jobs in namespaces other than the site's."""
     listing = call("iam", "GET", f"projects/{site.project}/serviceAccounts")
-    found: list[Resource] = []
-    async for account_document in list_items(google, listing, "accounts"):
-        email = str(account_document["email"])
-        if (
-            email != site.account("workers")
-            and site.is_workers(email)
-            and site.owns(account_document)
-        ):
-            found.append(service_account(site, "workers", email))
-    return found
+    return [
+        service_account(site, "workers", email)
+        async for document in list_items(google, listing, "accounts")
+        if (email := str(document["email"])) != site.account("workers")
+        and site.is_workers(email)
+        and site.owns(document)
+    ]
 
 
 async def list_placement_policies(google: GoogleClient, site: Site) -> list[Resource]:
@@ -217,7 +212,7 @@ async def list_placement_policies(google: GoogleClient, site: Site) -> list[Reso
     ]
 
 
-async def _read(google: GoogleClient, resource: Resource) -> Document | None:
+async def read(google: GoogleClient, resource: Resource) -> Document | None:
     """Return the document of *resource*; None if it is absent, or the user can't see it."""
     try:
         return await google.call(resource.read)
@@ -225,17 +220,6 @@ async def _read(google: GoogleClient, resource: Resource) -> Document | None:
         if refusal.status in (403, 404) or is_disabled(refusal):
             return None
         raise refusal_error(f"read the {resource.key}", refusal) from refusal
-
-
-async def project_exists(google: GoogleClient, site: Site) -> bool:
-    """Return whether the project exists; False also if the user can't see it."""
-    return await _read(google, project_resource(site)) is not None
-
-
-async def is_billed(google: GoogleClient, site: Site) -> bool:
-    """Return whether the project has a billing account; False also if the user can't see it."""
-    answer = await _read(google, billing_link(site, ""))
-    return bool((answer or {}).get("billingEnabled"))
 
 
 async def list_billing_accounts(google: GoogleClient) -> list[BillingAccount]:

@@ -131,10 +131,9 @@ def _addition(
     if status in IN_PROGRESS_STATUSES:
         return _change(resource, Action.WAIT, f"it is {status}")
     if status == "ERROR" and resource.kind in ("cluster", "node pool"):
-        is_cluster = resource.kind == "cluster"
         consequence = (
             "is unusable, so kinetic removes it with its pools and jobs"
-            if is_cluster
+            if resource.kind == "cluster"
             else "has no nodes"
         )
         return _change(resource, Action.REPLACE, f"it {consequence}: {problem_of(document)}")

@@ -95,11 +95,6 @@ class Pool:
         match = RESERVATION_PATH.fullmatch(self.reservation)
         return (match[1] or "", match[2]) if match else ("", self.reservation)
 
-    @property
-    def first_nodes(self) -> int:
-        """Return how many nodes the pool needs for its first job; at least its minimum."""
-        return max(self.min_nodes, self.accelerator.hosts)
-
     def slices(self, count: int) -> tuple[Pool, ...]:
         """Return pools for *count* slices, this one first.
 

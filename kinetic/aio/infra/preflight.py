@@ -100,7 +100,10 @@ async def preflight(
             checks.append(_check_billing(google, site, result))
     needed_nodes: Counter[Pool] = Counter()
     for pool in pools:  # pools that differ only in number and minimum share quota and reservation
-        needed_nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
+        needed_nodes[replace(pool, number=1, min_nodes=0)] += max(
+            pool.min_nodes,
+            pool.accelerator.hosts,  # the first job needs all hosts of a slice
+        )
     for pool, needed in needed_nodes.items():
         pool_site = replace(site, zone=pool.zone or site.zone)
         if pool_site.region != site.region:

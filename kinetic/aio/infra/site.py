@@ -88,22 +88,18 @@ class Site:
         """Return the name of the bucket for *purpose*: ``jobs`` or ``builds``."""
         return f"{self.project.replace(':', '-').replace('.', '-')}-{self.prefix}-{purpose}"
 
-    def account_id(self, purpose: str) -> str:
-        """Return the service account's name for *purpose*: ``nodes``, ``workers``, or ``builds``.
+    def account(self, purpose: str) -> str:
+        """Return the service account's e-mail for *purpose*: ``nodes``, ``workers``, ``builds``.
 
         The jobs (``workers``) of each namespace have a separate account, so that they can't read
-        another namespace's objects. The name has at most 30 characters, so it contains a hash of
-        the namespace.
+        another namespace's objects.
         """
         if purpose == "workers" and self.namespace != "default":
+            # A hash, because Google allows 30 characters for the name of an account.
             purpose = "w" + hashlib.sha256(self.namespace.encode()).hexdigest()[:6]
-        return f"{self.prefix}-{purpose}"
-
-    def account(self, purpose: str) -> str:
-        """Return the e-mail address of a service account; see `account_id`."""
         domain, _, name = self.project.rpartition(":")
         owner = f"{name}.{domain}" if domain else name
-        return f"{self.account_id(purpose)}@{owner}.iam.gserviceaccount.com"
+        return f"{self.prefix}-{purpose}@{owner}.iam.gserviceaccount.com"
 
     def is_workers(self, email: str) -> bool:
         """Return whether *email* is the account of the workers of some namespace."""

@@ -32,10 +32,7 @@ from kinetic.errors import KineticError, NotFound
 
 T = TypeVar("T")
 
-CONTROLLERS = {
-    **{kind.group: kind.name for kind in KINDS.values()},
-    "kueue.x-k8s.io": "Kueue",
-}
+CONTROLLERS = {**{kind.group: kind.name for kind in KINDS.values()}, "kueue.x-k8s.io": "Kueue"}
 """The names of controllers, by the API group that each one adds to a cluster."""
 
 USER = "kinetic.dev/user"
