@@ -36,16 +36,12 @@ EXIT_CODES = (
 )
 """Exit codes by class of `kinetic.errors`; the first match counts, any other error is `FAILED`."""
 
-SUGGESTIONS = {
-    NOT_FOUND: "kinetic jobs list, kinetic batches list",
-    NO_ACCESS: "kinetic doctor",
-}
+SUGGESTIONS = {NOT_FOUND: "kinetic jobs list, kinetic batches list", NO_ACCESS: "kinetic doctor"}
 """Commands to suggest after an exit code."""
 
 
 @click.group(
-    cls=Group,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.option("--profile", metavar="NAME", help="Profile to use instead of the current one.")
 @click.version_option(package_name="kinetic-aio", message="%(package)s %(version)s")
@@ -173,24 +169,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED  # click exits with the same code if it notices the closed pipe
     except Exception as exc:
-        return _report_error(exc)
+        from kinetic import errors
+        from kinetic._tracebacks import hint
 
-
-def _report_error(error: Exception) -> int:
-    """Print why a command failed and how to fix it, and return the exit code.
-
-    Raises:
-        Exception: *error* is a bug in kinetic, so the user sees the traceback.
-    """
-    from kinetic import errors
-    from kinetic._tracebacks import hint
-
-    if not isinstance(error, (UserError, errors.KineticError, errors.BatchError, OSError)):
-        raise error
-    code = exit_code(error)
-    lines = [str(error), f"(try: {SUGGESTIONS[code]})" if code in SUGGESTIONS else "", hint(error)]
-    note("\n".join(line for line in lines if line))
-    return code
+        if not isinstance(exc, (UserError, errors.KineticError, errors.BatchError, OSError)):
+            raise  # a bug in kinetic: the traceback helps to report it
+        code = exit_code(exc)
+        advice = f"(try: {SUGGESTIONS[code]})" if code in SUGGESTIONS else ""
+        note("\n".join(line for line in (str(exc), advice, hint(exc)) if line))
+        return code
 
 
 def exit_code(error: BaseException) -> int:

@@ -105,10 +105,7 @@ def status_of(counts: dict[str, int], *, finished: bool, is_cut: bool = False) -
     help="Show only batches with this tag. Repeatable.",
 )
 @click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help=f"Show all batches, not only the newest {MAX_ROWS}.",
+    "--all", "everything", is_flag=True, help=f"Show all batches, not only the newest {MAX_ROWS}."
 )
 @json_option
 @with_client
@@ -116,8 +113,12 @@ async def _list(
     client: aio.Client, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
 ) -> None:
     """List batches with their status, newest first."""
+    pairs = [tag.partition("=") for tag in tags]
+    if invalid := [key for key, equals, _ in pairs if not (key and equals)]:
+        raise click.BadParameter(f"{invalid[0]!r} isn't KEY=VALUE", param_hint="--tag")
+    wanted = {key: value for key, _, value in pairs} or None
     limit = None if everything else MAX_ROWS + 1
-    found = await client.list_batches(name=name, tags=_parse_tags(tags), limit=limit)
+    found = await client.list_batches(name=name, tags=wanted, limit=limit)
     shown = found if everything else found[:MAX_ROWS]
     rows = await read_rows(shown, _batch_row, MAX_BATCH_READS)
     empty = "no matching batches found" if name or tags else "no batches found"
@@ -125,13 +126,6 @@ async def _list(
     output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
     if len(found) > len(shown):
         output.note("older batches are not shown; --all shows them")
-
-
-def _parse_tags(options: tuple[str, ...]) -> dict[str, str] | None:
-    pairs = [option.partition("=") for option in options]
-    if invalid := [key for key, equals, _ in pairs if not (key and equals)]:
-        raise click.BadParameter(f"{invalid[0]!r} isn't KEY=VALUE", param_hint="--tag")
-    return {key: value for key, _, value in pairs} or None
 
 
 @batches.command("status")
@@ -270,11 +264,7 @@ async def _report(
 @json_option
 @with_batch
 async def _results(
-    batch: aio.BatchHandle[Any],
-    timeout: float | None,
-    failed: bool,
-    unpickle: bool,
-    as_json: bool,
+    batch: aio.BatchHandle[Any], timeout: float | None, failed: bool, unpickle: bool, as_json: bool
 ) -> int:
     """Wait for a batch, and show how each item ended, in input order.
 
@@ -289,7 +279,13 @@ async def _results(
     for start in range(0, len(wanted), MAX_ITEM_READS):
         chunk = wanted[start : start + MAX_ITEM_READS]
         for row in await all_or_none(*(_result_row(batch, *entry, unpickle) for entry in chunk)):
-            _print_result(row, as_json=as_json)
+            if as_json:
+                output.json_line("batches.result", row)
+                continue
+            notes = ", ".join(f"{name}={value}" for name, value in row["noted"].items())
+            text = str(row.get("value") or row["reason"] or notes)
+            summary = one_line(text, output.MAX_TEXT_LENGTH)
+            output.lines([f"{row['index']}\t{row['status']}\t{summary}"])
     return int("FAILED" in count_statuses(statuses))
 
 
@@ -313,15 +309,6 @@ async def _result_row(
     if unpickle and status == "SUCCEEDED":
         row["value"] = repr(await job.result(cleanup=False))
     return row
-
-
-def _print_result(row: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        output.json_line("batches.result", row)
-        return
-    notes = ", ".join(f"{name}={value}" for name, value in row["noted"].items())
-    summary = one_line(str(row.get("value") or row["reason"] or notes), output.MAX_TEXT_LENGTH)
-    output.lines([f"{row['index']}\t{row['status']}\t{summary}"])
 
 
 @batches.command("logs", short_help="Print the last output lines of each item.")
@@ -437,9 +424,8 @@ async def _retry(
     message = f"retried {output.items(count)}; now {_format_counts(counts)}"
     message = message if count else "there are no items to retry"
     output.done("batches.retry", fields, message, as_json=as_json)
-    if not count:
-        return 0
-    retried = [entry for entry in statuses if not items or entry[0] in items]
+    # Without a retry, old failures don't count; with --item, those of other items don't.
+    retried = [entry for entry in statuses if count and (not items or entry[0] in items)]
     return int("FAILED" in count_statuses(retried))
 
 

@@ -230,18 +230,12 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(coroutine)
     except Exception as exc:
-        if (message := _job_error_text(exc)) is None:
-            raise
+        from kinetic._tracebacks import REMOTE_TRACEBACK
+        from kinetic.errors import JobFailed
+
+        # Python wraps the StopIteration of a coroutine.
+        error = exc.__cause__ if isinstance(exc.__cause__, StopIteration) else exc
+        if not any(REMOTE_TRACEBACK in note for note in getattr(error, "__notes__", ())):
+            raise  # an error of the command itself
+        message = str(error) if isinstance(error, JobFailed) else format_error(error)
         raise UserError(message) from exc
-
-
-def _job_error_text(error: Exception) -> str | None:
-    """Return what the function of a job raised; None for an error of the command itself."""
-    from kinetic._tracebacks import REMOTE_TRACEBACK
-    from kinetic.errors import JobFailed
-
-    if isinstance(error.__cause__, StopIteration):  # Python wraps the StopIteration of a coroutine
-        error = error.__cause__
-    if not any(REMOTE_TRACEBACK in note for note in getattr(error, "__notes__", ())):
-        return None
-    return str(error) if isinstance(error, JobFailed) else format_error(error)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kinetic.aio.infra import Change, Infrastructure, Plan, Planned, Pool, Site
 
 MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "…"}
+"""The first character of a step's line; a change that isn't a step has an exclamation mark."""
 
 SITE_OPTIONS = ("project", "zone", "cluster", "namespace")
 """The options that name a cluster."""

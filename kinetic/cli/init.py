@@ -82,7 +82,7 @@ def init(
     If you lack permission to create an object, kinetic prints YAML for an administrator, and exits
     with 4. After the administrator has applied the YAML, run the command again.
     """
-    from kinetic.aio.infra import read_controller, target_of
+    from kinetic.aio.infra import Join, read_controller, target_of
 
     if run_job and not (image or project):
         raise click.UsageError(
@@ -91,7 +91,12 @@ def init(
     target = target_of(kube_context=kube_context, project=project, **target_options)
     read_controllers = tuple(map(read_controller, controllers))
     if prints:
-        output.lines(run_async(_all_manifests(target)).splitlines())
+
+        async def read_manifests() -> str:
+            async with Join(target, tell=output.note) as join:
+                return await join.everything()
+
+        output.lines(run_async(read_manifests()).splitlines())
         return 0
     joining = run_async(_join(target, read_controllers, yes=yes, as_json=as_json))
     if manifest := joining.manifest:
@@ -105,19 +110,14 @@ def init(
     settings = {name: getattr(target, name) for name in SAVED_SETTINGS}
     if kube_context is None:
         settings |= {"zone": target.zone, "cluster": target.cluster}
-    save_profile(profile_name or _profile_name(kube_context or target.cluster), settings)
+    # The name of a context may have characters that the name of a profile can't have.
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", kube_context or target.cluster).strip("-_")[:64]
+    save_profile(profile_name or name or "cluster", settings)
     for name, value in settings.items():
         variable = f"KINETIC_{name.upper()}"
         if (environ_value := os.environ.get(variable)) and environ_value != value:
             output.note(f"{variable} is set and takes precedence over the profile")
     return _run_tiny_job(target, image) if run_job else 0
-
-
-async def _all_manifests(target: Target) -> str:
-    from kinetic.aio.infra import Join
-
-    async with Join(target, tell=output.note) as join:
-        return await join.everything()
 
 
 async def _join(
@@ -140,11 +140,6 @@ async def _join(
         if as_json:
             output.json_line("init", applied.to_dict(), indent=2)
         return applied
-
-
-def _profile_name(name: str) -> str:
-    """Return the name of a context or cluster as the name of a profile."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:64] or "cluster"
 
 
 def _run_tiny_job(target: Target, image: str | None) -> int:

@@ -28,9 +28,7 @@ MAX_JOB_READS = 16
 JSON_ONLY_FIELDS = ("estimate", "price", "func_name")
 """Fields of a job that only JSON shows."""
 
-COLUMNS = (
-    *("job_id", "function", "status", "age", "waited", "ran", "accelerator", "cost", "reason"),
-)
+COLUMNS = ("job_id", "function", "status", "age", "waited", "ran", "accelerator", "cost", "reason")
 
 timeout_option = click.option(
     "--timeout",

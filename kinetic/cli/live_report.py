@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -127,10 +128,8 @@ class _LivePage:
         await self.read()
         left = self._asked_at + WATCHED_S - self._clock()
         if left > 0:
-            try:
+            with suppress(TimeoutError):  # the page was closed
                 await asyncio.wait_for(self._told.wait(), left)
-            except TimeoutError:  # the page was closed
-                return
 
     async def read(self) -> None:
         """Read the batches again, unless the last snapshot is new enough."""
@@ -144,7 +143,7 @@ class _LivePage:
             self._version += 1
             took = self._clock() - begun
             self._due = self._clock() + max(MIN_AGE_S, AGE_RATIO * took)
-            if ended:
+            if ended:  # the batches don't change any more
                 self._due = float("inf")
 
     async def _send_page(self, request: web.Request) -> web.Response:

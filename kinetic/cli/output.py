@@ -108,10 +108,13 @@ def lay_out(names: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
 
     columns = [*zip(names, *rows, strict=True)]
     widths = [max(map(cell_len, column)) for column in columns]
-    kept = [*range(len(columns))]
     if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
-        return [_format_row([line[index] for index in kept], widths) for line in (names, *rows)]
-    kept = [index for index in kept[:-1] if index == 0 or {*columns[index][1:]} != {EMPTY_CELL}]
+        return [_format_row(line, widths) for line in (names, *rows)]
+    kept = [
+        index
+        for index in range(len(columns) - 1)
+        if index == 0 or {*columns[index][1:]} != {EMPTY_CELL}
+    ]
     widths = [widths[index] for index in kept]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         index = max(range(1, len(widths)), key=widths.__getitem__, default=0)

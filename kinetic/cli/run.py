@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     help="Run a batch: one call per line of a .jsonl file, or per row of a .csv with a header.",
 )
 @click.option(
-    "--accelerator",
-    help="Accelerator, such as gpu-l4. Default: that of the function's decorator.",
+    "--accelerator", help="Accelerator, such as gpu-l4. Default: that of the function's decorator."
 )
 @click.option("--name", help="Name of the batch. Requires --map.")
 @click.option(

@@ -77,7 +77,10 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     if view.slowest:
         lines.append(Text("longest running", "bold"))
         lines += (
-            Text(f"  item {index:<8} {format_duration(ran)}" + _waiting_text(waited))
+            Text(
+                f"  item {index:<8} {format_duration(ran)}"
+                + ("" if waited is None else f" (waited {format_duration(waited)})")
+            )
             for index, ran, waited in view.slowest
         )
     if view.failures:
@@ -88,10 +91,6 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
-
-
-def _waiting_text(seconds: float | None) -> str:
-    return "" if seconds is None else f" (waited {format_duration(seconds)})"
 
 
 async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
@@ -191,7 +190,11 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
         async for progress in updates:
             if progress.failed + progress.lost > len(noted):
                 try:
-                    await _note_failures(batch, noted, failures)
+                    new = [job for job in await batch.failures() if job.group_index not in noted]
+                    noted.update(job.group_index or 0 for job in new[:-MAX_FAILURES_SHOWN])
+                    for job in new[-MAX_FAILURES_SHOWN:]:
+                        failures.append((job.group_index or 0, one_line(await job.reason())))
+                        noted.add(job.group_index or 0)
                 except KineticError as exc:  # the next change of the batch retries
                     logging.warning("can't read the failures: %s", exc)
             yield View(
@@ -202,14 +205,3 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
                 failures=tuple(failures),
             )
     await batch.wait()  # raises if the batch can't end
-
-
-async def _note_failures(
-    batch: aio.BatchHandle[Any], noted: set[int], failures: deque[tuple[int, str]]
-) -> None:
-    """Add new failures to *noted*; append the last of them, with their reasons, to *failures*."""
-    new_failures = [job for job in await batch.failures() if job.group_index not in noted]
-    noted.update(job.group_index or 0 for job in new_failures[:-MAX_FAILURES_SHOWN])
-    for job in new_failures[-MAX_FAILURES_SHOWN:]:
-        failures.append((job.group_index or 0, one_line(await job.reason())))
-        noted.add(job.group_index or 0)

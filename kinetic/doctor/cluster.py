@@ -277,7 +277,12 @@ class Cluster:
         """Check that no pod has been pending for `MAX_PENDING_S`."""
         pods = await self._list(f"{self._namespace_path}/pods", "status.phase=Pending")
         limit = f"{MAX_PENDING_S / 60:g} min"
-        overdue = [pod["metadata"] for pod in pods if _age_s(pod) > MAX_PENDING_S]
+        oldest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=MAX_PENDING_S)
+        overdue = [
+            pod["metadata"]
+            for pod in pods
+            if datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) < oldest
+        ]
         if not overdue:
             return ok(f"{len(pods)} pods are pending, none for more than {limit}")
         names = [pod["name"] for pod in overdue]
@@ -341,8 +346,3 @@ def _quote(name: str) -> str:
 def _lacks_driver(node: Document) -> bool:
     allocatable = get_dict(get_dict(node, "status"), "allocatable")
     return GPU_LABEL in labels_of(node) and str(allocatable.get(GPU_RESOURCE, "0")) == "0"
-
-
-def _age_s(pod: dict[str, Any]) -> float:
-    created = datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    return (datetime.datetime.now(datetime.UTC) - created).total_seconds()

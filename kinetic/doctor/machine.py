@@ -18,7 +18,7 @@ from kinetic._devices import count_cpus, gpu_ids, memory_bytes
 from kinetic._runner.protocol import private
 from kinetic._supervisor.protocol import VERSION, SupervisorPaths
 from kinetic.aio.local.supervisor import running
-from kinetic.doctor.checks import Check, Finding, State, failed, ok, warning
+from kinetic.doctor.checks import Check, Finding, failed, ok, warning
 
 GROUP = "this machine"
 MIB = 1024 * 1024
@@ -66,9 +66,8 @@ class Machine:
         key = self._home / "key"
         for path in (self._home, self._store, SupervisorPaths(self._home).state, key):
             if objection := private.objection(path, secret=path == key):
-                evidence, _, advice = objection.partition(
-                    "type "
-                )  # the message ends with a command to type
+                # The message ends with a command to type.
+                evidence, _, advice = objection.partition("type ")
                 return failed(evidence.rstrip(" :;"), advice)
         for folder in (self._home, self._store):
             with tempfile.TemporaryFile(dir=_nearest_existing(folder)) as probe:
@@ -83,14 +82,9 @@ class Machine:
         }
         evidence = ", ".join(f"{folder}: {size // MIB} MiB free" for folder, size in free.items())
         least = min(free.values())
-        state = (
-            State.FAILED
-            if least < MIN_DISK_BYTES
-            else State.WARNING
-            if least < LOW_DISK_BYTES
-            else State.OK
-        )
-        return Finding(state, evidence)
+        if least < MIN_DISK_BYTES:
+            return failed(evidence)
+        return warning(evidence) if least < LOW_DISK_BYTES else ok(evidence)
 
     async def _memory(self) -> Finding:
         total, free = memory_bytes(), _free_memory()
