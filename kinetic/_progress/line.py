@@ -23,10 +23,16 @@ def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]
     """
     from rich.text import Text
 
-    parts = _step_parts(value) if isinstance(value, Step) else _batch_parts(value or Progress())
+    if isinstance(value, Step):
+        fraction = value.fraction  # another thread changes it
+        parts = [] if fraction is None else [(1, Text(f"{fraction:.0%}"))]
+    else:
+        parts = _batch_parts(value or Progress())
     # Shorten the title before a part is dropped.
     excess = max(0, MAX_TITLE + 2 + _width_of(parts) - width)
-    parts = [(0, _shortened_title(title, max(MIN_TITLE, MAX_TITLE - excess))), *parts]
+    shortened = Text(title, "bold")
+    shortened.truncate(max(MIN_TITLE, MAX_TITLE - excess), overflow="ellipsis")
+    parts = [(0, shortened), *parts]
     bar_width = MIN_BAR if value is not None and value.fraction is not None else 0
     while len(parts) > 1 and (bar_width + 2 if bar_width else 0) + _width_of(parts) > width:
         if bar_width and max(rank for rank, _ in parts) < BAR_RANK:
@@ -84,13 +90,6 @@ def _batch_parts(value: Progress) -> list[tuple[int, Text]]:
     return parts
 
 
-def _step_parts(step: Step) -> list[tuple[int, Text]]:
-    from rich.text import Text
-
-    fraction = step.fraction
-    return [] if fraction is None else [(1, Text(f"{fraction:.0%}"))]
-
-
 def _bar(value: Progress | Step, width: int) -> Text:
     from rich.text import Text
 
@@ -99,11 +98,3 @@ def _bar(value: Progress | Step, width: int) -> Text:
     return Text.assemble(
         ("━" * filled, "red" if has_failures else "green"), ("─" * (width - filled), "dim")
     )
-
-
-def _shortened_title(title: str, max_width: int) -> Text:
-    from rich.text import Text
-
-    text = Text(title, "bold")
-    text.truncate(max_width, overflow="ellipsis")
-    return text

@@ -36,10 +36,6 @@ class Goal:
         is_number = isinstance(value, int | float) and math.isfinite(value)
         return float(value) if is_number and value is not None else None
 
-    def is_better(self, value: float, other: float) -> bool:
-        """Return whether *value* is better than *other*."""
-        return value < other if self.direction == "minimize" else value > other
-
     def rung_of(self, last: Note) -> int:
         """Return the last rung that a pruned trial has reached, given the note of its last report.
 
@@ -67,7 +63,8 @@ class Standing:
     def note_result(self, index: int, result: Note) -> None:
         """Take the note of an item's result."""
         value = self._goal.value_of(result)
-        if value is not None and (self.best is None or self._goal.is_better(value, self.best[1])):
+        sign = 1 if self._goal.direction == "minimize" else -1
+        if value is not None and (self.best is None or sign * value < sign * self.best[1]):
             self.best = index, value
 
     def note_pruned(self, index: int, last: Note) -> None:

@@ -34,11 +34,7 @@ class Step:
     __slots__ = ("_clock", "_hide", "_show", "begun", "done", "title", "total")
 
     def __init__(
-        self,
-        title: str,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        show: Show | None = None,
+        self, title: str, *, clock: Callable[[], float] = time.monotonic, show: Show | None = None
     ) -> None:
         self.title = one_line(title, 60)
         self.begun = clock()

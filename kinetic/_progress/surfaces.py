@@ -222,11 +222,6 @@ def _bundle(entry: Entry) -> dict[str, str]:
 FIRST_LINE_S, MAX_INTERVAL_S = 10.0, 60.0
 
 
-def seconds_until_next_line(lines: int) -> float:
-    """Return the pause after *lines* lines: 10, 20, 40, 60, 60… seconds."""
-    return min(MAX_INTERVAL_S, FIRST_LINE_S * float(1 << min(lines, 10)))
-
-
 class Plain:
     """Write a line for each entry after 10 s, then less and less often, and one at its end."""
 
@@ -237,7 +232,9 @@ class Plain:
         """Write the lines that are due."""
         for entry in entries:
             count, last = self._written.get(entry, (0, entry.begun))
-            if now - last >= seconds_until_next_line(count) and entry.value is not None:
+            # The pauses are 10, 20, 40, 60, 60… seconds.
+            pause_s = min(MAX_INTERVAL_S, FIRST_LINE_S * float(1 << min(count, 10)))
+            if now - last >= pause_s and entry.value is not None:
                 self._written[entry] = (count + 1, now)
                 entry.drawn = True
                 log_line(entry.line())

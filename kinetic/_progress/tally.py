@@ -113,25 +113,22 @@ class Tally:
             self._states.extend(bytes(index + 1 - len(self._states)))
         old_state = State(self._states[index])
         if state is not old_state:
-            self._move(index, old_state, state, now)
+            self._states[index] = state
+            self._counts[old_state] -= 1
+            self._counts[state] += 1
+            if old_state.bad:
+                del self._bad[index]
+            if state.bad:
+                self._bad[index] = None
+            # A final state may still change, such as LOST; the item counts once.
+            if self._pace is not None and old_state <= State.RUNNING < state:
+                self._pace.end(now)
         if retries > 0 or index in self._retries:
             new_retries = retries - self._retries.get(index, 0)
             self._retried += new_retries
             if after and new_retries > 0:
                 self._retried_after[after] += new_retries
             self._retries[index] = retries
-
-    def _move(self, index: int, old_state: State, state: State, now: float) -> None:
-        """Change an item's state from *old_state* to *state*, and update the counts."""
-        self._states[index] = state
-        self._counts[old_state] -= 1
-        self._counts[state] += 1
-        if old_state.bad:
-            del self._bad[index]
-        if state.bad:
-            self._bad[index] = None
-        if self._pace is not None and old_state <= State.RUNNING < state:
-            self._pace.end(now)
 
     @property
     def first_bad(self) -> int | None:

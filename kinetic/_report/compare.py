@@ -23,8 +23,11 @@ def merge(reports: Sequence[BatchReport]) -> BatchReport:
     examples: dict[int, Example] = {}
     curves: dict[int, Curve] = {}
     reported = 0
-    for report, label, start in zip(reports, _labels(reports), starts, strict=True):
+    # A search on the page can have no quotation mark inside a value.
+    names = [report.name.replace('"', "'") for report in reports]
+    for report, name, start in zip(reports, names, starts, strict=True):
         first = len(items)
+        label = name if name and names.count(name) == 1 else report.group_id  # unlike the others
         parts.append(Part(label=label, report=report, first=first))
         items += _moved(report, first, latest - start)
         examples |= {first + index: example for index, example in report.examples.items()}
@@ -48,16 +51,6 @@ def merge(reports: Sequence[BatchReport]) -> BatchReport:
         items=tuple(items),
         examples=examples,
     )
-
-
-def _labels(reports: Sequence[BatchReport]) -> list[str]:
-    """Return a different label for each batch: its name if no other has it, or else its ID."""
-    # A search on the page can have no quotation mark inside a value.
-    names = [report.name.replace('"', "'") for report in reports]
-    return [
-        name if name and names.count(name) == 1 else report.group_id
-        for name, report in zip(names, reports, strict=True)
-    ]
 
 
 def _moved(report: BatchReport, first: int, seconds: float) -> Iterator[Item]:

@@ -186,11 +186,6 @@ def _states(
         return ()
     # For each state and each point: by how much the number of items in this state changes there.
     steps = [[0] * (POINTS + 2) for _ in State]
-
-    def index_at(moment: float) -> int:
-        """Return the index of the first point at or after *moment*."""
-        return min(POINTS + 1, max(0, math.ceil((moment - start) / length * POINTS - 1e-9)))
-
     for item in items:
         state, since, has_begun = State.WAITING, 0, False
         for attempt in item.attempts:
@@ -201,7 +196,9 @@ def _states(
                 if moment is not None:
                     has_begun = True
                     steps[state][since] += 1
-                    index = max(since, index_at(moment))
+                    # The first point at or after the moment.
+                    point = math.ceil((moment - start) / length * POINTS - 1e-9)
+                    index = max(since, min(POINTS + 1, point))
                     steps[state][index] -= 1
                     state, since = next_state, index
         if item.state is State.CANCELLED and not has_begun:

@@ -25,7 +25,7 @@ from typing import Any
 from kinetic._messages import one_line, unstyled
 from kinetic._progress.tally import State
 from kinetic._report.digest import Durations, Statistics, compute_statistics
-from kinetic._report.facts import BatchReport, Curve, Curves, Item, Part
+from kinetic._report.facts import BatchReport, Curves, Item, Part
 from kinetic._runner.protocol.notes import Scalar
 from kinetic._version import __version__
 
@@ -184,7 +184,13 @@ def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> 
         "total": report.total,
         "known": len(report.items),
         "parts": [_part(part) for part in report.parts],
-        "sweep": _sweep(report, statistics),
+        "sweep": None
+        if report.goal is None
+        else {
+            "direction": report.goal.direction,
+            "metric": report.goal.metric,
+            "rungs": [list(rung) for rung in statistics.rungs],
+        },
         "begun": round(statistics.begun, 3),
         "seconds": _round(statistics.seconds),
         "states": [state.name.lower() for state in State],
@@ -231,17 +237,6 @@ def _part(part: Part) -> dict[str, Any]:
         "peak": statistics.peak,
         "p50": None if durations is None else _round(durations.p50),
         "p95": None if durations is None else _round(durations.p95),
-    }
-
-
-def _sweep(report: BatchReport, statistics: Statistics) -> dict[str, Any] | None:
-    """Return what the page shows of a sweep besides its trials; None for another batch."""
-    if report.goal is None:
-        return None
-    return {
-        "direction": report.goal.direction,
-        "metric": report.goal.metric,
-        "rungs": [list(rung) for rung in statistics.rungs],
     }
 
 
@@ -401,7 +396,11 @@ def _curves(curves: Curves, listed: Sequence[Item], budget: _ByteBudget) -> dict
     names: list[str] = []
     shown: list[list[Any]] = []
     for row, item in enumerate(listed):
-        points = _thin_out(curves.by_item.get(item.index, ()))
+        points = curves.by_item.get(item.index, ())
+        if len(points) > MAX_CURVE_POINTS:
+            # Keep the first and the last point.
+            step = (len(points) - 1) / (MAX_CURVE_POINTS - 1)
+            points = [points[round(number * step)] for number in range(MAX_CURVE_POINTS)]
         if not points:
             continue
         dicts: list[Mapping[str, float]] = [
@@ -414,19 +413,11 @@ def _curves(curves: Curves, listed: Sequence[Item], budget: _ByteBudget) -> dict
             [None if name not in values else _round(values[name]) for values in dicts]
             for name in names
         ]
-        curve = [row, [step for step, _ in points], columns]
+        curve = [row, [at for at, _ in points], columns]
         if budget.reserve_if_fits(curve):
             shown.append(curve)
     labels = [one_line(name, MAX_NAME) for name in names]
     return {"names": labels, "shown": shown, "reported": curves.reported}
-
-
-def _thin_out(curve: Curve) -> Curve:
-    """Return at most `MAX_CURVE_POINTS` points, with the first and the last one."""
-    if len(curve) <= MAX_CURVE_POINTS:
-        return curve
-    step = (len(curve) - 1) / (MAX_CURVE_POINTS - 1)
-    return [curve[round(number * step)] for number in range(MAX_CURVE_POINTS)]
 
 
 # --- inputs and results --------------------------------------------------------------------

@@ -372,13 +372,6 @@ class Table:
         """Return the running job of a process; None if it has ended."""
         return self._running.get(executor)
 
-    def mark_leaving(self, executor: str) -> Job | None:
-        """Note that process *executor* has stored its outcome; return its running job or None."""
-        job = self._running.get(executor)
-        if job is not None:
-            job.leaving = True
-        return job
-
     def begin_item(self, worker: Job, index: int, attempt: int, start: int) -> Job:
         """Note the item that *worker* runs now, and return its entry.
 
@@ -431,7 +424,6 @@ class Table:
                 return []
             already_stopping = job.stopping is not None
             job.stopping = Stop.DELETED
-            # If the supervisor dies before the job has ended, no other process knows its log.
             # If the supervisor dies before the job has ended, no other process knows its log.
             actions = self._drop(job)
             return actions if already_stopping else [*actions, *self._ask_to_end(job)]

@@ -147,11 +147,6 @@ class Parent(Stream):
                 finished.append((process.job, process.status))
         return finished
 
-    def disconnect(self) -> None:
-        """Close the connection, upon which the parent ends its jobs and itself."""
-        self.dismissed_at = time.monotonic()
-        self.close()
-
     def kill(self) -> None:
         """Kill the parent, unless it has ended."""
         if self.status is None:
@@ -410,10 +405,11 @@ class Parents:
         return sorted(free, key=lambda parent: parent.last_used_at)[:-SPARE_PARENTS]
 
     def dismiss(self, parent: Parent) -> None:
-        """Disconnect *parent*; if it still runs, it then ends its jobs and itself."""
+        """Disconnect *parent*."""
         if self._parents.get(parent.key) is parent:
             del self._parents[parent.key]
-        parent.disconnect()
+        parent.dismissed_at = time.monotonic()
+        parent.close()  # upon which the parent ends its jobs and itself
         self._dismissed.append(parent)
 
     @property

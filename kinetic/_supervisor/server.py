@@ -237,8 +237,8 @@ class Server:
 
     def _on_leaving(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Note that the sender, a job's process, has stored its outcome; send no answer."""
-        job = self._table.mark_leaving(header["executor"])
-        if job is not None:
+        if (job := self._table.running(header["executor"])) is not None:
+            job.leaving = True
             self.notify(job)
 
     def _on_scale(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:

@@ -260,9 +260,8 @@ class Supervisor:
         self._perform(self._table.forget_expired(time.time()))
         if now >= self._collection_at:
             self._collection_at = now + COLLECTION_S
-            with contextlib.suppress(
-                OSError
-            ):  # no process can be started: the next collection retries
+            # If no process can be started, the next collection retries.
+            with contextlib.suppress(OSError):
                 self._sweeper.helper_pids.add(processes.run_in_background(self._collect))
         if self._busy:
             self._busy_at = now
@@ -364,7 +363,11 @@ class Supervisor:
                 connection.owned.discard(job)
         if job.state is State.GONE and job in self._orphans:
             self._orphans.remove(job)
-            _remove_objects(job.header)
+            try:
+                objects = DirectoryObjects.from_url(job.header.store)
+                objects.delete([stored.name for stored in objects.list(job.header.scope)])
+            except (OSError, ValueError) as exc:
+                write_log(f"the objects of {job.name} could not be removed: {exc}")
         self._server.notify(job)
 
     def _start(self, job: Job) -> None:
@@ -489,15 +492,6 @@ class Supervisor:
         discard_folders(self._paths)
         with contextlib.suppress(OSError):  # a user has deleted the folder
             self._sweeper.sweep_all()
-
-
-def _remove_objects(header: JobHeader) -> None:
-    """Remove the objects of a single job from its store; an error is only logged."""
-    try:
-        objects = DirectoryObjects.from_url(header.store)
-        objects.delete([stored.name for stored in objects.list(header.scope)])
-    except (OSError, ValueError) as exc:
-        write_log(f"the objects of {header.name} could not be removed: {exc}")
 
 
 def _wake_on_signals(request_stop: Callable[[int, object], None]) -> socket.socket:

@@ -284,10 +284,7 @@ class _Loop(asyncio.SelectorEventLoop):
         super().__init__()
 
     def run_in_executor(
-        self,
-        executor: Executor | None,
-        func: Callable[[Unpack[Arguments]], T],
-        *args: *Arguments,
+        self, executor: Executor | None, func: Callable[[Unpack[Arguments]], T], *args: *Arguments
     ) -> asyncio.Future[T]:
         # Use anyio's threads: asyncio's executor shuts down before kinetic's last clean-ups.
         if executor is not None:

@@ -33,10 +33,6 @@ GRACE_S = 30.0
 """Seconds that an interrupted call, and the end of the interpreter, wait for clean-ups."""
 
 
-def _do_nothing() -> None:
-    pass
-
-
 class Portal:
     """An event loop on a separate thread, which starts with the first call.
 
@@ -111,7 +107,7 @@ class Portal:
         self,
         function: Callable[[], AsyncIterator[S]],
         convert: Callable[[S], T],
-        on_interrupt: Callable[[], object] = _do_nothing,
+        on_interrupt: Callable[[], object] = lambda: None,
     ) -> Iteration[S, T]:
         """Return an iteration over the async iterator ``function()``, for threads and other loops.
 

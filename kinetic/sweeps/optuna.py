@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from kinetic.errors import ConfigurationError
@@ -74,9 +74,6 @@ class StudyOptimizer:
         else:
             trial = self._study.ask(dict(self._space))
             params = trial.params
-        return self._begin(trial, params)
-
-    def _begin(self, trial: Any, params: Mapping[str, Any]) -> Proposal:
         self._open[trial.number] = trial
         if self._sweep is not None and "kinetic" not in trial.user_attrs:  # you enqueued it
             trial.set_user_attr("kinetic", self._sweep)
@@ -134,8 +131,12 @@ class StudyOptimizer:
                 importlib.import_module("optuna").Trial(self._study, trial_id) if is_open else None
             )
             return Proposal(number, params, memo)
-        with self._suggesting(suggested):
+        sampler = self._study.sampler
+        self._study.sampler = _Repeated(sampler, suggested)
+        try:
             proposal = self._ask()
+        finally:
+            self._study.sampler = sampler
         if proposal.memo["suggested"] == suggested:
             return proposal
         self.tell(proposal.number, State.CANCELLED)
@@ -151,16 +152,6 @@ class StudyOptimizer:
         for trial in self._study.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
             if trial.user_attrs.get("kinetic") == self._sweep and trial.number not in self._open:
                 self._study.tell(trial.number, state=self._states.FAIL)
-
-    @contextmanager
-    def _suggesting(self, suggested: Mapping[str, Any]) -> Generator[None]:
-        """Have the study suggest these values for the next trial."""
-        sampler = self._study.sampler
-        self._study.sampler = _Repeated(sampler, suggested)
-        try:
-            yield
-        finally:
-            self._study.sampler = sampler
 
 
 class _Repeated:
