@@ -73,7 +73,10 @@ def _run_job(message: bytes) -> int:
     memory, executor = local["memory_bytes"], local["executor"]
     environment: dict[str, str] = secrets["environment"]
     _mark.write(executor)
-    _open_log(local["log"])
+    log = os.open(local["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
     os.chdir(local["work"])
     if memory is not None and not local["worker"]:  # a worker limits the memory of its items
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -95,10 +98,7 @@ def run_here(local: dict[str, Any], secrets: dict[str, Any], order_lines: bytes)
         os.environ["KERAS_BACKEND"] = "jax"
     key, executor = bytes.fromhex(secrets["key"]), local["executor"]
     place = JobPlace(
-        work=local["work"],
-        cache=local["cache"],
-        mounts=processes.LINUX,
-        reusable=local["spares"],
+        work=local["work"], cache=local["cache"], mounts=processes.LINUX, reusable=local["spares"]
     )
     if name := local.get("worker"):
         from ..worker import local as local_worker  # most jobs are no workers
@@ -110,30 +110,19 @@ def run_here(local: dict[str, Any], secrets: dict[str, Any], order_lines: bytes)
     return attempt.main(order, key, executor, place)
 
 
-def _open_log(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-
-
 def _execute(command: list[str], environment: Mapping[str, str], message: bytes) -> NoReturn:
     """Replace this process with a fresh interpreter, which reads *message* from a private file."""
-    fd = _open_private_file()
+    # Only this process can read the key in a file without a name.
+    if processes.LINUX:
+        fd = os.memfd_create("order")
+    else:
+        fd = os.open(".order", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(".order")
     with open(fd, "wb", closefd=False) as file:
         file.write(message)
     os.lseek(fd, 0, os.SEEK_SET)
     os.set_inheritable(fd, True)
     os.execvpe(command[0], command, {**environment, "KINETIC_ORDER_FD": str(fd)})
-
-
-def _open_private_file() -> int:
-    """Open a file without a name, so that only the job's process can read the key in it."""
-    if processes.LINUX:
-        return os.memfd_create("order")
-    fd = os.open(".order", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(".order")
-    return fd
 
 
 @functools.cache

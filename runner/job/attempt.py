@@ -89,7 +89,11 @@ class Invocation:
             return self._encode_value(value)
         except BaseException as error:
             _free_memory()
-            _allow_more_files()
+            # The call may have opened too many files to report that.
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if soft != resource.RLIM_INFINITY:
+                with suppress(OSError, ValueError):  # *hard* may be lower
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft + RESERVE_FILES, hard))
             if isinstance(error, Stopped):
                 return self._encode_stop(error)
             if metrics.is_pruned(error) and self._phase == "execute":
@@ -328,14 +332,6 @@ def _free_memory() -> None:
     _memory_reserve = None
 
 
-def _allow_more_files() -> None:
-    """Let this process open `RESERVE_FILES` more files, if the system allows it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY:
-        with suppress(OSError, ValueError):  # *hard* may be lower
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft + RESERVE_FILES, hard))
-
-
 def check_python(submitted: str) -> None:
     """Raise RuntimeError if this Python can't run the bytecode of the caller's (*submitted*)."""
     running = ".".join(map(str, sys.version_info[:3]))
@@ -509,7 +505,10 @@ class Attempt:
             metadata = outcome.signed(self._key, order.scope, order.index, order.attempt)
             created = create(name, content, metadata)
         except OSError as exc:
-            return self._on_commit_error(outcome, exc)
+            say(f"can't write the outcome: {exc}")
+            if outcome.kind is not wire.Kind.VALUE:
+                return wire.EXIT_STORE_FULL if _is_disk_full(exc) else wire.EXIT_UNCOMMITTED
+            return self._commit(*without_value(outcome, exc))
         if not created:
             say("another process closed this attempt")
         return self._exit_code(outcome, metadata if created else None, content)
@@ -519,13 +518,6 @@ class Attempt:
     ) -> int:
         """Return the exit code; *metadata* is None if another process committed the outcome."""
         return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
-
-    def _on_commit_error(self, outcome: wire.Outcome, exc: OSError) -> int:
-        """Log *exc*, and replace a value that can't be stored by an error; return the exit code."""
-        say(f"can't write the outcome: {exc}")
-        if outcome.kind is not wire.Kind.VALUE:
-            return wire.EXIT_STORE_FULL if _is_disk_full(exc) else wire.EXIT_UNCOMMITTED
-        return self._commit(*without_value(outcome, exc))
 
 
 def create_patiently(

@@ -173,12 +173,7 @@ class Reporter:
     """
 
     def __init__(
-        self,
-        job_pid: int,
-        order: wire.Order,
-        key: bytes,
-        objects: Objects | None,
-        commit: Commit,
+        self, job_pid: int, order: wire.Order, key: bytes, objects: Objects | None, commit: Commit
     ) -> None:
         self.told = False
         self._order = order

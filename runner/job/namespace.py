@@ -192,7 +192,8 @@ def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
     for point in sorted(points, key=lambda point: point.split("/")):
         view = points[point]
         if not os.path.exists(point):
-            _create(point, view, scratch, in_volume=any(_is_inside(point, up) for up in mounted))
+            in_volume = any(point.startswith(f"{outer}/") for outer in mounted)
+            _create(point, view, scratch, in_volume=in_volume)
         if os.path.isdir(point) != os.path.isdir(view):
             kind = "directory" if os.path.isdir(view) else "file"
             other = "file" if os.path.isdir(view) else "directory"
@@ -280,19 +281,14 @@ def _make_read_only(target: str) -> None:
     _mount(None, target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept_flags)
 
 
-def _is_inside(path: str, other: str) -> bool:
-    return path != other and path.startswith(other.rstrip("/") + "/")
-
-
 def _mount(
     source: str | None, target: str, kind: str | None = None, *, flags: int = 0, options: str = ""
 ) -> None:
     action = f"mount of {kind or source}" if kind or source else "change of mount flags"
-    operation = f"{action} at {target}"
     arguments = [
         os.fsencode(argument) if argument is not None else None
         for argument in (source, target, kind)
     ]
     flag_bits = ctypes.c_ulong(flags)
     if blocking_libc.mount(*arguments, flag_bits, options.encode() or None) != 0:
-        raise libc_error(operation)
+        raise libc_error(f"{action} at {target}")

@@ -35,13 +35,6 @@ class StoppedInLoop(Stopped, SystemExit):
     """
 
 
-def _runs_event_loop() -> bool:
-    running_loop: Callable[[], Any] | None = getattr(
-        sys.modules.get("_asyncio"), "_get_running_loop", None
-    )
-    return running_loop is not None and running_loop() is not None
-
-
 class Stopping:
     """Record the signals of `STOP_SIGNALS`, and raise `Stopped` in the block of a ``with``.
 
@@ -89,7 +82,8 @@ class Stopping:
         self.out_of_time = self.out_of_time or number == signal.SIGXCPU
         if self._armed:
             self._armed = False  # raise only once, so that a clean-up can finish
-            raise StoppedInLoop if _runs_event_loop() else Stopped
+            get_loop = getattr(sys.modules.get("_asyncio"), "_get_running_loop", lambda: None)
+            raise StoppedInLoop if get_loop() is not None else Stopped
 
     def __enter__(self) -> None:
         self._armed = True

@@ -107,10 +107,7 @@ def _scan(root: str, folder: str, record: Record) -> None:
 
 
 def restore(
-    work: str,
-    digest: str,
-    fill: Callable[[Iterable[str]], object],
-    replaced: Collection[str] = (),
+    work: str, digest: str, fill: Callable[[Iterable[str]], object], replaced: Collection[str] = ()
 ) -> bool:
     """Restore the workspace of a spare to its original content.
 

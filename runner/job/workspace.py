@@ -451,21 +451,16 @@ def _extract(members: zipfile.ZipFile, root: str) -> Weight:
             modes[target] = (mode or 0o755) | 0o700
         elif kind in (0, stat.S_IFREG):
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-            size += _extract_file(members, member, target, (mode or 0o644) | 0o400)
+            with _new_file(target) as file, members.open(member) as content:
+                while chunk := content.read(MIB):
+                    size += file.write(chunk)
+                os.fchmod(file.fileno(), (mode or 0o644) | 0o400)
             files += 1
         else:
             raise ValueError(f"the archive's {member.filename!r} isn't a file or directory")
     for folder, mode in modes.items():
         os.chmod(folder, mode)
     return Weight(files, size)
-
-
-def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str, mode: int) -> int:
-    with _new_file(target) as file, members.open(member) as content:
-        while chunk := content.read(MIB):
-            file.write(chunk)
-        os.fchmod(file.fileno(), mode)
-        return file.tell()
 
 
 def _new_file(path: str) -> BinaryIO:
