@@ -198,7 +198,7 @@ class Invocation:
         """Return the value of an awaitable."""
         import asyncio  # forks of a warm parent without asyncio are cheaper
 
-        return asyncio.run(_await_value(value))
+        return asyncio.run(await_value(value))
 
     def _report_call(self) -> None:
         """Report that the function is called, which starts its timeout."""
@@ -320,7 +320,7 @@ class Invocation:
         )
 
 
-async def _await_value(value: Any) -> Any:
+async def await_value(value: Any) -> Any:
     return await value
 
 

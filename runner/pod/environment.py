@@ -116,9 +116,5 @@ def make_place(folder: str, log: Callable[[], str]) -> JobPlace:
     os.mkdir(work, 0o700)
     os.chdir(work)
     return JobPlace(
-        work=work,
-        cache=os.path.join(folder, "cache"),
-        mounts=False,
-        exclusive=True,
-        log=log,
+        work=work, cache=os.path.join(folder, "cache"), mounts=False, exclusive=True, log=log
     )

@@ -143,9 +143,7 @@ def _run(pod: Pod, hosts: Hosts, folder: str, channel: Channel) -> int:
     call = HostCall(order, objects, place, stopping, claimant)
     call.hosts = hosts
     call.watch = Watch(
-        order,
-        objects,
-        lambda: channel.report_exit_code(_exit_code_for(order, pod.key, objects)),
+        order, objects, lambda: channel.report_exit_code(_exit_code_for(order, pod.key, objects))
     )
     attempt = _HostAttempt(order, pod.key, claimant, objects, stopping, call.run)
     attempt.pod, attempt.host, attempt.output = pod, hosts.index, output

@@ -180,7 +180,9 @@ class Guard:
             self._wait()
         self.status = status
         self._read_output()
-        self._flush()
+        # A reader may take nothing for a long time.
+        while self._unwritten and select.select([], [STANDARD_OUTPUT], [], EXIT_TIMEOUT_S)[1]:
+            self._write()
         signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
         with contextlib.suppress(BlockingIOError):  # no signal has arrived since the last poll
             self.stopped = self.stopped or signal.SIGTERM in os.read(self._wake_read, 4096)
@@ -207,19 +209,16 @@ class Guard:
         left_s = min(self._kill_at, self._look_at) - time.monotonic()
         for fd, _ in poll.poll(min(max(0.0, left_s), LONGEST_POLL_S) * 1000 + 1):
             if fd == self._wake_read:
-                self._on_signals(os.read(fd, 4096))
+                if signal.SIGTERM in os.read(fd, 4096) and not self.stopped:
+                    self.stopped = True
+                    os.kill(self._pid, signal.SIGTERM)  # it isn't reaped yet, so its ID is valid
+                    self._kill_in(self._job_grace)
             elif fd == self._channel.fileno():
                 self._on_message()
             elif fd == self._source:
                 self._read()
             else:
                 self._write()
-
-    def _on_signals(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers and not self.stopped:
-            self.stopped = True
-            os.kill(self._pid, signal.SIGTERM)  # it isn't reaped yet, so its ID is valid
-            self._kill_in(self._job_grace)
 
     def _enforce_grace(self) -> None:
         """Kill the job if it hasn't ended in time, and free memory if need be."""
@@ -229,15 +228,16 @@ class Guard:
             self.killed = True
             os.kill(self._pid, signal.SIGKILL)
         if self._memory is not None and now >= self._look_at:
-            self._look_at = now + (self._memory.pause() or self._free_memory(self._memory))
-
-    def _free_memory(self, memory: MemoryLimit) -> float:
-        """Kill the process that uses the memory; return the seconds until the next look."""
-        self._count_kill()  # before the kill, because the worker reads the count at its end
-        if kill_largest([self._pid], self._levels):
-            text = f"{memory.limit >> 20} MiB, at which the kernel would kill all of it"
-            say(f"killed a process: the container nears {text}")
-        return AFTER_KILL_S
+            pause = self._memory.pause()
+            if not pause:
+                self._count_kill()  # before the kill, because the worker reads the count at its end
+                if kill_largest([self._pid], self._levels):
+                    text = (
+                        f"{self._memory.limit >> 20} MiB, at which the kernel would kill all of it"
+                    )
+                    say(f"killed a process: the container nears {text}")
+                pause = AFTER_KILL_S
+            self._look_at = now + pause
 
     def _kill_in(self, seconds: float) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
@@ -304,8 +304,3 @@ class Guard:
             pass
         except OSError:
             self._unwritten.clear()  # the reader has closed the pipe; the job keeps running
-
-    def _flush(self) -> None:
-        """Write the rest of the output, unless a reader takes nothing for `EXIT_TIMEOUT_S`."""
-        while self._unwritten and select.select([], [STANDARD_OUTPUT], [], EXIT_TIMEOUT_S)[1]:
-            self._write()

@@ -50,7 +50,11 @@ def run_worker_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) ->
             close_restarted(pod, order, pod.hosts, objects)
             code = EXIT_SURPLUS
         else:
-            code = _make_worker(pod, folder, channel, objects).run()
+            place = make_place(folder, lambda: last_lines(channel.output()))
+            variables = temporary.make(str(place.work), pod.executor, {wire.SHARED_TMPDIR: folder})
+            os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
+            tempfile.tempdir = None  # the guard has found another folder
+            code = PodWorker(pod, place, channel, objects).run()
     except BaseException:
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
@@ -61,14 +65,6 @@ def run_worker_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) ->
 
 RESTARTED_MARK = "again"
 """A restarted host creates this folder when it closes the attempt that its earlier pod began."""
-
-
-def _make_worker(pod: Pod, folder: str, channel: Channel, objects: Objects) -> PodWorker:
-    place = make_place(folder, lambda: last_lines(channel.output()))
-    variables = temporary.make(str(place.work), pod.executor, {wire.SHARED_TMPDIR: folder})
-    os.environ[temporary.VARIABLE] = variables[temporary.VARIABLE]
-    tempfile.tempdir = None  # the guard has found another folder
-    return PodWorker(pod, place, channel, objects)
 
 
 class PodWorker(Worker):
@@ -121,8 +117,8 @@ class PodWorker(Worker):
         return last_lines(self._guard_channel.output())
 
     def _create(self, operation: pull.Create) -> bool:
-        name = operation.name
-        if self._claimed is None or name != self._outcome_name(*self._claimed):
+        name, scope = operation.name, self._pod.order.scope
+        if self._claimed is None or name != wire.attempt_key(scope, *self._claimed, "outcome"):
             created = super()._create(operation)
             is_own = operation.metadata.get("executor") == self._executor
             if created and is_own and name.endswith(".claim"):
@@ -140,9 +136,6 @@ class PodWorker(Worker):
         if created:
             write_receipt(self._pod, index, attempt, operation.metadata, operation.body)
         return created
-
-    def _outcome_name(self, index: int, attempt: int) -> str:
-        return wire.attempt_key(self._pod.order.scope, index, attempt, "outcome")
 
     def _write_mark(self, event: Event) -> None:
         assert self._claimed is not None

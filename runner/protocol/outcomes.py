@@ -203,10 +203,7 @@ def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> Erro
     except Exception:  # the class is the user's; or a SyntaxError has a line number that is text
         lines = [*traceback.format_tb(trace), f"{qualname}: {message}\n"]
     return ErrorText(
-        qualname=qualname,
-        message=message,
-        traceback=_clip("".join(lines), TEXT_LIMIT),
-        phase=phase,
+        qualname=qualname, message=message, traceback=_clip("".join(lines), TEXT_LIMIT), phase=phase
     )
 
 

@@ -145,11 +145,7 @@ class DirectoryObjects:
             except OSError as exc:
                 if exc.errno not in NO_LINK_ERRNOS:
                     raise
-        temporary = self._write(body, metadata or {}, generation=1)
-        try:
-            return self._link(temporary, target)
-        finally:
-            os.unlink(temporary)
+        return self._create_file(body, metadata or {}, target)
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
         """Overwrite an object that has this *generation*; return its new generation, else None."""
@@ -316,10 +312,6 @@ class DirectoryObjects:
     def _finish_deletion(self, folder: str, log: Log | None, names: Iterable[str]) -> None:
         if log is not None:
             log.delete(names)
-        self._remove_empty(folder)
-
-    def _remove_empty(self, folder: str) -> None:
-        """Remove *folder* if it is empty, and then its parent folders likewise."""
         with _absence_ignored():
             while folder != self._root:
                 os.rmdir(folder)
@@ -357,7 +349,7 @@ class DirectoryObjects:
                 return None
             from .log import Log  # single jobs have no log
 
-            log = Log(path, lambda content: self._create_file(content, path))
+            log = Log(path, lambda content: self._create_file(content, {}, path))
             known = [*self._logs]
             names = sum(it.count for it in (*self._logs.values(),))
             while known and (len(known) >= MAX_LOGS or names > MAX_LOGGED_NAMES):
@@ -381,8 +373,8 @@ class DirectoryObjects:
             base = prefix.removesuffix(start)
             yield from (base + name for name in log.names(start))
 
-    def _create_file(self, content: bytes, path: str) -> bool:
-        temporary = self._write(content, {}, generation=1)
+    def _create_file(self, body: bytes | Path, metadata: Mapping[str, str], path: str) -> bool:
+        temporary = self._write(body, metadata, generation=1)
         try:
             return self._link(temporary, path)
         finally:
@@ -399,7 +391,7 @@ class DirectoryObjects:
             if entry == LOG_FILE:
                 yield from self._logged_names(f"{folder}{LOGGED}")
                 continue
-            segment = _unquote(entry)
+            segment = "" if entry == "%" else urllib.parse.unquote(entry, errors="surrogateescape")
             if not segment.startswith(start):
                 continue
             name = f"{folder}/{segment}" if folder else segment
@@ -500,16 +492,13 @@ class DirectoryObjects:
                 created_folder = True
                 continue
             if self._shared:
-                self._sync_folders(os.path.dirname(target), all_above=created_folder)
+                folder = os.path.dirname(target)
+                _sync(folder)
+                while created_folder and len(folder) > len(self._root):
+                    folder = os.path.dirname(folder)
+                    _sync(folder)
             return True
         raise OSError(f"another process removes the folder of {target} whenever kinetic creates it")
-
-    def _sync_folders(self, folder: str, *, all_above: bool) -> None:
-        """Sync *folder*, and with *all_above* also its parent folders up to the root."""
-        _sync(folder)
-        while all_above and len(folder) > len(self._root):
-            folder = os.path.dirname(folder)
-            _sync(folder)
 
 
 @contextlib.contextmanager
@@ -560,10 +549,6 @@ def _file_name(segment: str) -> str:
     if len(quoted) > MAX_FILE_NAME_BYTES:
         raise OSError(f"the name {segment[:40]!r}… is too long for a file of this store")
     return quoted
-
-
-def _unquote(entry: str) -> str:
-    return "" if entry == "%" else urllib.parse.unquote(entry, errors="surrogateescape")
 
 
 def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes:

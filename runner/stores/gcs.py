@@ -310,10 +310,7 @@ class Bucket:
             return is_temporary
 
         retry = _import_library("google.api_core.retry").Retry(
-            should_retry,
-            initial=limits.first_s,
-            maximum=limits.longest_s,
-            timeout=limits.total_s,
+            should_retry, initial=limits.first_s, maximum=limits.longest_s, timeout=limits.total_s
         )
         return {"retry": retry, "timeout": self._timeout}
 

@@ -87,10 +87,14 @@ class Inputs:
         except KeyError:
             return None
         part = wire.Input(name, start, footer.ends[position], footer.digests[position])
-        try:
-            self._read_ahead(part, footer.ends[-1])
-        except KeyError:
-            return None
+        # Keep a small input, and those that follow it in the slot.
+        if part.stop - part.start <= AHEAD_BYTES // 2 and self._ahead.part(part) is None:
+            stop = min(footer.ends[-1], part.start + AHEAD_BYTES)
+            try:
+                content, _ = self._objects.get(name, part.start, stop)
+            except KeyError:
+                return None
+            self._ahead = _Ahead(name, part.start, content)
         refs = footer.data.get(str(position), ()) if footer.data else ()
         return self.read_part(part, tuple(wire.DataRef(**ref) for ref in refs))
 
@@ -106,13 +110,6 @@ class Inputs:
         if hashlib.sha256(content).hexdigest() != part.digest:
             raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
         return StoredInput(part, content, data)
-
-    def _read_ahead(self, part: wire.Input, end: int) -> None:
-        """Keep a small input, and those that follow it up to byte *end* of its slot."""
-        if part.stop - part.start <= AHEAD_BYTES // 2 and self._ahead.part(part) is None:
-            stop = min(end, part.start + AHEAD_BYTES)
-            content, _ = self._objects.get(part.name, part.start, stop)
-            self._ahead = _Ahead(part.name, part.start, content)
 
     def _read_footer(self, name: str, number: int, slot: wire.Slot) -> _Footer:
         start = max(0, slot.size - FOOTER_READ_BYTES)

@@ -62,10 +62,6 @@ class Context:
     memory_bytes: int | None = None
     hosts: Hosts | None = None
 
-    def session(self, *, stays: bool) -> Session:
-        """Return a session for one item, or for all items of an interpreter."""
-        return Session(self.function, self.init, self.data, stays=stays)
-
 
 class ItemInvocation(Invocation):
     """A call whose workspace and function the worker has prepared.
@@ -283,28 +279,22 @@ def take_result(result_box: ResultBox, order: wire.Order) -> Result | None:
     imported = [Candidate(*candidate) for candidate in imports]
     if len(fields) == 3:
         value, started, ended = fields
-        return _result_of_plain_value(value, started, ended, imported)
+        body = frames.pack([pickle.dumps(value, protocol=5)])
+        outcome = wire.Outcome(
+            kind=wire.Kind.VALUE,
+            phase="result serialization",
+            started=started,
+            ended=ended,
+            body=digest(body),
+            note=note_of_result(value),
+        )
+        return Result(outcome, body, imports=imported)
     header, path, known_digest, body, body_fields = fields
     outcome = wire.Outcome(wire.Kind(header[0]), *header[1:])
     if path:
         body, known_digest = frames.pack([], body_fields), ""
     outcome = outcome._replace(body=known_digest or digest(body))
     return Result(outcome, body, Path(path) if path else None, imported)
-
-
-def _result_of_plain_value(
-    value: Any, started: float, ended: float, imports: Sequence[Candidate]
-) -> Result:
-    body = frames.pack([pickle.dumps(value, protocol=5)])
-    outcome = wire.Outcome(
-        kind=wire.Kind.VALUE,
-        phase="result serialization",
-        started=started,
-        ended=ended,
-        body=digest(body),
-        note=note_of_result(value),
-    )
-    return Result(outcome, body, imports=imports)
 
 
 def result_of(

@@ -309,9 +309,7 @@ class Pull:
                 self._began = self._clock()  # the time of `lifetime_s` starts again
 
     def _leave_if_over(self) -> None:
-        if self.requests.removing:
-            raise Leave(EXIT_SURPLUS)
-        if self.requests.round != self.me.round:
+        if self.requests.removing or self.requests.round != self.me.round:
             raise Leave(EXIT_SURPLUS)
         if self.requests.done:
             # Only "all final" may end the other workers: after another cause, one may still run.
@@ -372,9 +370,8 @@ class Pull:
 
     def _may_take(self, index: int) -> bool:
         """Return whether this worker may claim the item now, by what it knows."""
-        if index >= self.items.stored:  # others know of its input, or it was never stored
-            return False
-        if self.items.is_final(index):
+        # Without its input, others know of the item, or it was never stored.
+        if index >= self.items.stored or self.items.is_final(index):
             return False
         item = self.items.state(index)
         if item.state is not wire.ItemState.OPEN:
@@ -453,11 +450,15 @@ class Pull:
         # one of the two sees the other.
         yield from self._read_requests()
         # The input is read after the requests: a cleanup writes its stop, and then deletes inputs.
-        found = yield from self._input_exists(index)
+        # A cached copy of the input would prove nothing.
+        found = yield Fetch(index, self.items.slot_of(index))
         if not found:
             yield Delete(self._claim_name(index, number))
             raise Leave(EXIT_SURPLUS)
-        if not self._may_start(index, number):
+        item = self.items.state(index)
+        is_open = (item.state, item.attempt) == (wire.ItemState.OPEN, number)
+        is_current = self.requests.round == self.me.round and not self.requests.done
+        if not is_open or not is_current or self.terminating:
             yield from self._commit(index, number, _CANCELLED, b"")
             self._leave_if_over()
             return False
@@ -492,16 +493,6 @@ class Pull:
             for index in range(self.items.stored)
             for attempt in self.items.attempts(index).values()
         )
-
-    def _input_exists(self, index: int) -> Steps:
-        """Return whether the input exists (see `Fetch`); a cached copy would prove nothing."""
-        return (yield Fetch(index, self.items.slot_of(index)))
-
-    def _may_start(self, index: int, number: int) -> bool:
-        item = self.items.state(index)
-        is_open = (item.state, item.attempt) == (wire.ItemState.OPEN, number)
-        is_current = self.requests.round == self.me.round and not self.requests.done
-        return is_open and is_current and not self.terminating
 
     def _watch(self, index: int) -> Steps:
         """Wait until the child has ended; end it if the item is unwanted, or the worker must."""
@@ -593,7 +584,10 @@ class Pull:
         for index in dead:
             yield from self._close(index)
         self._note_retries(dead)
-        self._candidates = self._in_own_order([i for i in duties if self._may_take(i)])
+        # Begin at this worker's own part of the open items, so that few claims collide.
+        free = [index for index in duties if self._may_take(index)]
+        start = len(free) * (self.me.rank % self.terms.workers) // self.terms.workers
+        self._candidates = (free[start:] + free[:start])[::-1]
         if dead or self._candidates:
             self._surplus_since = None
             return True
@@ -634,11 +628,6 @@ class Pull:
         first = self.terms.backoff_s
         doublings = min(max(0, item.failures - 1), MOST_DOUBLINGS)
         return min(first * 2.0**doublings, max(first, LONGEST_BACKOFF_S))
-
-    def _in_own_order(self, indexes: list[int]) -> list[int]:
-        """Begin at this worker's own part of the open items, so that few claims collide."""
-        start = len(indexes) * (self.me.rank % self.terms.workers) // self.terms.workers
-        return (indexes[start:] + indexes[:start])[::-1]
 
     def _is_surplus(self, duties: Mapping[int, Duty]) -> bool:
         """Return whether others are responsible for all that is open."""

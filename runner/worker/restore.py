@@ -74,7 +74,11 @@ class Baseline:
 
     def restore(self) -> None:
         """Restore what differs."""
-        self._restore_environment()
+        os.environ = self._environ  # noqa: B003 - it is the object that an item may have replaced
+        if _data(os.environ) != self._variables:
+            processes.set_environment(
+                {os.fsdecode(name): os.fsdecode(value) for name, value in self._variables.items()}
+            )
         try:
             if os.getcwd() != self._folder:
                 os.chdir(self._folder)
@@ -96,13 +100,6 @@ class Baseline:
             self._filters[:] = self._filter_list  # type: ignore[index]  # pyright: ignore[reportIndexIssue]
         self._restore_loggers()
         self._restore_streams()
-
-    def _restore_environment(self) -> None:
-        os.environ = self._environ  # noqa: B003 - it is the object that an item may have replaced
-        if _data(os.environ) != self._variables:
-            processes.set_environment(
-                {os.fsdecode(name): os.fsdecode(value) for name, value in self._variables.items()}
-            )
 
     def _restore_signals(self) -> None:
         for timer in _TIMERS:  # a timer must not fire in the next item

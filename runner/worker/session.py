@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..job import views
+from ..job import attempt, views
 from ..protocol import pickles, stand_ins
 from .foresight import PlainUnpickler
 
@@ -109,7 +109,7 @@ class Session:
             self._runner = asyncio.Runner()
             self._runner.get_loop()
             self.on_loop()
-        return self._runner.run(_await_value(value))
+        return self._runner.run(attempt.await_value(value))
 
     def close(self) -> None:
         """Run what the generator functions of ``init`` have after their ``yield``; end the loop."""
@@ -127,7 +127,3 @@ class Session:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
-
-
-async def _await_value(value: Any) -> Any:
-    return await value
