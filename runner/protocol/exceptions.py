@@ -22,14 +22,10 @@ _MEMBER_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 """The types of slots, and of attributes that C code keeps outside ``__dict__``."""
 
 
-def _accept_all(_: Any) -> bool:
-    return True
-
-
 def reduce(
     error: BaseException,
     links: Mapping[str, Any] | None = None,
-    is_kept: Callable[[Any], bool] = _accept_all,
+    is_kept: Callable[[Any], bool] = lambda _: True,
 ) -> tuple[Any, ...]:
     """Return how to pickle *error*, with *links*: attributes such as the cause.
 
@@ -69,9 +65,16 @@ def _reduce_by_state(
 ) -> tuple[Any, ...]:
     """Return how to pickle *error* by its class, ``args``, and attributes."""
     kind: Any = type(error)
-    base: Any = next(parent for parent in kind.__mro__ if _is_built_in(parent))
+    base: Any = next(
+        parent
+        for parent in kind.__mro__  # the first whose objects C code makes
+        if not parent.__flags__ & HEAP_TYPE
+        or isinstance(vars(parent).get("__new__"), types.BuiltinFunctionType)
+    )
     attributes = dict(vars(error))
-    members = {**_built_in_members(error), **_slot_values(error)}
+    state = cast("Any", object.__getstate__(error))  # a dict, or a tuple of dict and slots, or None
+    slots: dict[str, Any] = {} if state is None or hasattr(state, "keys") else state[1]
+    members = {**_built_in_members(error), **slots}
     omitted: list[str] = []
     args: tuple[Any, ...] = error.args
     if issubclass(kind, BaseExceptionGroup):  # its exceptions are pickled one by one
@@ -102,12 +105,6 @@ def _reduce_by_state(
     )
 
 
-def _is_built_in(kind: type) -> bool:
-    """Return whether C code defines how an object of *kind* is made."""
-    make = vars(kind).get("__new__")
-    return not kind.__flags__ & HEAP_TYPE or isinstance(make, types.BuiltinFunctionType)
-
-
 def _built_in_members(error: BaseException) -> dict[str, Any]:
     """Return what the built-in classes of *error* keep outside ``__dict__``, such as ``errno``."""
     members: dict[str, Any] = {}
@@ -120,11 +117,6 @@ def _built_in_members(error: BaseException) -> dict[str, Any]:
                 with contextlib.suppress(AttributeError):  # it has no value
                     members.setdefault(name, member.__get__(error))
     return {name: value for name, value in members.items() if value is not None}
-
-
-def _slot_values(error: BaseException) -> dict[str, Any]:
-    state = cast("Any", object.__getstate__(error))  # a dict, or a tuple of dict and slots, or None
-    return cast("dict[str, Any]", {} if state is None or hasattr(state, "keys") else state[1])
 
 
 def _text(value: Any) -> str:

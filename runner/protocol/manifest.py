@@ -82,7 +82,12 @@ class Manifest:
         that isn't a valid name in every store becomes a number.
         """
         for number, entry in enumerate(self.entries):
-            if _is_usable_name(entry.path):
+            is_usable = (
+                entry.path.isprintable()  # no control characters, and no lone surrogates
+                and len(entry.path.encode()) <= MAX_NAME_BYTES
+                and max(map(len, urllib.parse.quote(entry.path).split("/"))) <= MAX_SEGMENT_BYTES
+            )
+            if is_usable:
                 yield entry, f"{prefix(digest)}files/{entry.path}"
             else:
                 yield entry, f"{prefix(digest)}unnamed/{number}"
@@ -124,14 +129,6 @@ def prefix(digest: str) -> str:
 def file_hash(path: str) -> Any:
     """Return a SHA-256 that already includes the file's *path*; update it with the content."""
     return hashlib.sha256(path.encode(errors="surrogateescape") + b"\0")
-
-
-def _is_usable_name(path: str) -> bool:
-    return (
-        path.isprintable()  # no control characters, and no lone surrogates
-        and len(path.encode()) <= MAX_NAME_BYTES
-        and max(map(len, urllib.parse.quote(path).split("/"))) <= MAX_SEGMENT_BYTES
-    )
 
 
 def _checked_path(path: str) -> str:

@@ -57,20 +57,17 @@ class Decoder:
             if len(buffer) < body_start + body_size:
                 break
             try:
-                header = _parse_header(str(buffer[start + HEAD.size : body_start], "utf-8"))
+                header: dict[str, Any] = _loads(
+                    str(buffer[start + HEAD.size : body_start], "utf-8")
+                )
+                if type(header) is not dict:
+                    raise ValueError("its header isn't an object")
             except (ValueError, RecursionError) as exc:
                 raise ChannelError(f"a garbled message: {exc}") from exc
             start = body_start + body_size
             messages.append((header, bytes(buffer[body_start:start])))
         del buffer[:start]
         return messages
-
-
-def _parse_header(text: str) -> dict[str, Any]:
-    header: dict[str, Any] = _loads(text)
-    if type(header) is not dict:
-        raise ValueError("its header isn't an object")
-    return header
 
 
 def connect(sock: socket.socket, path: str) -> None:

@@ -98,7 +98,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
             if kind.__members__.get(member.name) is member:
                 return operator.getitem, (kind, member.name)
         if kind is types.CodeType:
-            return self._reduce_code(cast("types.CodeType", obj))
+            # cloudpickle 3.1.3 and later leaves out the name of the file.
+            reduced: Any = self.dispatch_table[types.CodeType](obj)
+            make, args = reduced
+            before, after = args[:_FILE_NAME_POSITION], args[_FILE_NAME_POSITION + 1 :]
+            return make, (*before, self._file_name(cast("types.CodeType", obj)), *after)
         if kind in by_value.REDUCERS:
             return by_value.REDUCERS[kind](obj)
         is_definition = issubclass(kind, type) or kind is types.FunctionType
@@ -119,13 +123,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if reduced is NotImplemented or len(reduced) < 6:
             return reduced
         return by_value.reduce_class(defined, by_value.with_annotations(defined, reduced))
-
-    def _reduce_code(self, code: types.CodeType) -> Any:
-        """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""
-        reduced: Any = self.dispatch_table[types.CodeType](code)
-        make, args = reduced
-        before, after = args[:_FILE_NAME_POSITION], args[_FILE_NAME_POSITION + 1 :]
-        return make, (*before, self._file_name(code), *after)
 
     def _file_name(self, code: types.CodeType) -> Any:
         """Return the file name to pickle with *code*."""

@@ -209,7 +209,8 @@ class Requests:
         self._general = wire.Standing()
         self._named: dict[int, wire.Standing] = {}
         self._stopped_at = 0  # the number of the last stop of all items
-        self._retried_at = 0
+        self.retries = 0
+        """The number of the last request to retry; 0 without one."""
 
     def add(self, request: wire.Request) -> None:
         """Read the request of the next slot."""
@@ -222,7 +223,7 @@ class Requests:
             self._named[index] = self.standing(index).after(index, request, self.count)
         self._general = self._general.after(None, request, self.count)
         if request.kind == "retry":
-            self._retried_at = self.count
+            self.retries = self.count
         if self.removing:
             return
         if request.kind == "done":
@@ -244,12 +245,7 @@ class Requests:
     @property
     def all_stopped(self) -> bool:
         """Whether a stop of all items is the last word on them: no retry came after it."""
-        return self._stopped_at > self._retried_at
-
-    @property
-    def retries(self) -> int:
-        """The number of the last request to retry; 0 without one."""
-        return self._retried_at
+        return self._stopped_at > self.retries
 
 
 class Duty(Enum):
