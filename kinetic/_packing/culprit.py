@@ -105,15 +105,6 @@ def _first_failing(
     return parts[0], error
 
 
-def _module_of(value: Any) -> str | None:
-    """Return the name of a module, or of the module of a function or class; else None."""
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    if isinstance(value, (types.FunctionType, type)):
-        return value.__module__
-    return None
-
-
 def captured_parts(function: types.FunctionType) -> Iterator[Part]:
     """Yield what a function captures: closure, defaults, the globals it names, attributes."""
     code = function.__code__
@@ -147,20 +138,33 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
 def parts_of(value: Any, is_by_value: Callable[[str], bool]) -> Iterator[Part]:
     """Yield the parts of *value*; a module or class has parts only if *is_by_value* accepts it."""
     if is_instance(value, dict, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
-        return _parts_of_dict(value)
-    if is_instance(value, list, tuple, set, frozenset, collections.deque):
-        return (Part(f"[{index}]", item) for index, item in enumerate(value))
-    if is_instance(value, types.FunctionType):
-        return captured_parts(value)
-    if is_instance(value, types.MethodType):
-        return iter((Part(".__self__", value.__self__), Part(".__func__", value.__func__)))
-    if is_instance(value, functools.partial):
-        return _parts_of_partial(value)
-    if is_instance(value, types.ModuleType, type):
-        return (
-            _parts_of_namespace(value.__dict__) if is_by_value(str(_module_of(value))) else iter(())
-        )
-    return _parts_of_instance(value)
+        for key, item in list(value.items()):
+            key_text = repr(key)
+            yield Part(f"[{key_text if len(key_text) <= 40 else key_text[:37] + '...'}]", item)
+        yield from (Part(" (a key)", key) for key in list(value))
+    elif is_instance(value, list, tuple, set, frozenset, collections.deque):
+        yield from (Part(f"[{index}]", item) for index, item in enumerate(value))
+    elif is_instance(value, types.FunctionType):
+        yield from captured_parts(value)
+    elif is_instance(value, types.MethodType):
+        yield from (Part(".__self__", value.__self__), Part(".__func__", value.__func__))
+    elif is_instance(value, functools.partial):
+        yield Part(".func", value.func)
+        yield from (Part(f".args[{index}]", item) for index, item in enumerate(value.args))
+        yield from (Part(f".keywords[{name!r}]", item) for name, item in value.keywords.items())
+    elif is_instance(value, types.ModuleType, type):
+        home = value.__name__ if is_instance(value, types.ModuleType) else value.__module__
+        if is_by_value(str(home)):
+            yield from _attributes(value.__dict__)
+    else:
+        try:
+            state: Any = value.__getstate__()
+        except Exception:  # the class's own code may raise
+            return
+        # An object with slots has a pair: its `__dict__`, and the values of its slots.
+        for attributes in state if is_instance(state, tuple) else (state,):
+            if is_instance(attributes, dict):
+                yield from _attributes(attributes)
 
 
 def is_instance(value: object, *kinds: type) -> bool:
@@ -168,34 +172,9 @@ def is_instance(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds)
 
 
-def _parts_of_dict(entries: Mapping[Any, Any]) -> Iterator[Part]:
-    for key, item in list(entries.items()):
-        key_text = repr(key)
-        yield Part(f"[{key_text if len(key_text) <= 40 else key_text[:37] + '...'}]", item)
-    yield from (Part(" (a key)", key) for key in list(entries))
-
-
-def _parts_of_partial(value: functools.partial[Any]) -> Iterator[Part]:
-    """Yield the function of a partial call, and the arguments bound to it."""
-    yield Part(".func", value.func)
-    yield from (Part(f".args[{index}]", item) for index, item in enumerate(value.args))
-    yield from (Part(f".keywords[{name!r}]", item) for name, item in value.keywords.items())
-
-
-def _parts_of_namespace(attributes: Mapping[str, Any]) -> Iterator[Part]:
+def _attributes(attributes: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the attributes, except those that Python adds to every module or class."""
     machinery = {"__builtins__", "__dict__", "__loader__", "__spec__", "__weakref__"}
     for name, item in list(attributes.items()):
         if name not in machinery:
             yield Part(f".{name}", item)
-
-
-def _parts_of_instance(value: Any) -> Iterator[Part]:
-    """Yield the attributes of an object, in its ``__dict__`` and in its slots."""
-    try:
-        state: Any = value.__getstate__()
-    except Exception:
-        return
-    for attributes in state if is_instance(state, tuple) else (state,):
-        if is_instance(attributes, dict):
-            yield from _parts_of_namespace(attributes)

@@ -241,10 +241,8 @@ def _nearest_root(code_directory: str, forbidden: frozenset[str]) -> str | None:
 def _forbidden_roots(environ: Mapping[str, str]) -> frozenset[str]:
     """Return ``/``, the home directory, its parents, and the folders of temporary files."""
     home = os.path.realpath(environ.get("HOME") or os.path.expanduser("~"))
-    forbidden = {home, *(str(parent) for parent in Path(home).parents)}
-    for shared in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        forbidden.add(os.path.realpath(shared))
-    return frozenset(forbidden | {os.path.abspath(os.sep)})
+    shared = map(os.path.realpath, (tempfile.gettempdir(), "/tmp", "/var/tmp"))
+    return frozenset({home, *map(str, Path(home).parents), *shared, os.path.abspath(os.sep)})
 
 
 def _import_paths(root: str, working_directory: str, path: Iterable[str]) -> tuple[str, ...]:

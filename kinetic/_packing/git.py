@@ -69,15 +69,16 @@ class Patterns:
         if key not in self._verdicts:
             if len(self._verdicts) >= MAX_KEPT:
                 self._verdicts.clear()
-            self._verdicts[key] = self._find(path, is_directory)
+            text = path.lower() if self._ignores_case else path
+            self._verdicts[key] = next(
+                (
+                    (not pattern.is_negative, f"{self._name}:{pattern.line}: {pattern.text}")
+                    for pattern in self._patterns
+                    if pattern.matches(text, is_directory=is_directory)
+                ),
+                None,
+            )
         return self._verdicts[key]
-
-    def _find(self, path: str, is_directory: bool) -> tuple[bool, str] | None:
-        path = path.lower() if self._ignores_case else path
-        for pattern in self._patterns:
-            if pattern.matches(path, is_directory=is_directory):
-                return not pattern.is_negative, f"{self._name}:{pattern.line}: {pattern.text}"
-        return None
 
 
 def _compile(lines: list[str], ignores_case: bool) -> Iterator[Pattern]:

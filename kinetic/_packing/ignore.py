@@ -73,14 +73,11 @@ def may_have_key(name: str) -> bool:
 
 def has_key(name: str, head: bytes) -> bool:
     """Return whether *head*, the first bytes of the file *name*, contains a private key."""
-    if not may_have_key(name):
-        return False
     name = name.lower()
     if name.endswith((".pem", ".key")):
         return _PEM.search(head) is not None
-    if name.endswith(".json") and b'"private_key"' in head:
-        return _SERVICE_ACCOUNT.search(head) is not None
-    return False
+    is_candidate = name.endswith(".json") and b'"private_key"' in head
+    return is_candidate and _SERVICE_ACCOUNT.search(head) is not None
 
 
 def looks_private(name: str) -> bool:
@@ -135,16 +132,13 @@ class Rules:
     includes: bool = False
     git: Folder | None = None
 
-    def is_excluded(self, relative: str, name: str, *, is_directory: bool) -> bool | None:
-        """Return True to leave *relative* out, False if a ``!pattern`` ships it, otherwise None.
-
-        *relative* is the path from the root, with ``/`` between its parts. The scan doesn't enter
-        a directory that is left out, so no pattern can ship its content; git has the same rule.
-        """
-        return self.verdict(relative, name, is_directory=is_directory)[0]
-
     def verdict(self, relative: str, name: str, *, is_directory: bool) -> tuple[bool | None, str]:
-        """Return what `is_excluded` does, and a reason if the entry is left out."""
+        """Return True and a reason to leave *relative* out, False if a ``!pattern`` ships it.
+
+        Otherwise return None. *relative* is the path from the root, with ``/`` between its parts.
+        The scan doesn't enter a directory that is left out, so no pattern can ship its content; git
+        has the same rule.
+        """
         if name in NEVER_SHIPPED:
             return True, "never ships"
         by_default = f"kinetic leaves out {name} by default"

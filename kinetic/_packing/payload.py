@@ -323,14 +323,10 @@ class _Pickling:
             remedy += (
                 " Or move it from the script into a module of the project: the job imports it."
             )
+        cls = type(cast("object", found.value))
+        module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
         return PackError(
-            f"{_describe(found)}. So {self._function_name} cannot be shipped: {remedy}",
+            f"{found.location} ({module}{cls.__qualname__}) cannot be pickled: {found.error}. So "
+            f"{self._function_name} cannot be shipped: {remedy}",
             culprit=found.location,
         )
-
-
-def _describe(found: culprit.Culprit) -> str:
-    cls = type(cast("object", found.value))
-    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
-    type_name = f"{module}{cls.__qualname__}"
-    return f"{found.location} ({type_name}) cannot be pickled: {found.error}"

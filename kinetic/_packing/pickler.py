@@ -26,7 +26,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -161,7 +161,10 @@ class CallPickler(pickles.Pickler):
             return self._reference(obj) or (stand_ins.Decorated, (obj.__wrapped__,))
         if kind is Changed:
             # Unpickling follows this order: imports, the value, changes.
-            imports = _StandIn((stand_ins.import_all, (self._places(obj.imports),)))
+            found = [name for name in obj.imports if self._modules.imported(name) is not None]
+            # None for a module that the job finds by its name
+            places = [(name, self._path_in_job(self._modules.files.get(name))) for name in found]
+            imports = _StandIn((stand_ins.import_all, (places,)))
             return stand_ins.with_changes, (imports, obj.value, obj.changes)
         if kind is types.MethodType and obj.__name__ == "get_ipython":
             raise PackError(
@@ -364,11 +367,6 @@ class CallPickler(pickles.Pickler):
             ]
         return relocated
 
-    def _places(self, modules: Sequence[str]) -> list[tuple[str, Any]]:
-        """Return *modules* with their files in the job; None for those that it finds by name."""
-        found = [name for name in modules if self._modules.imported(name) is not None]
-        return [(name, self._path_in_job(self._modules.files.get(name))) for name in found]
-
     def _path_in_job(self, path: Any) -> Any:
         """Return a stand-in for the path in the job if *path* is in the project; else *path*."""
         root = self._project.root
@@ -385,15 +383,12 @@ class CallPickler(pickles.Pickler):
         )
 
 
-class Changed:
+class Changed(NamedTuple):
     """A value, the modules that the job imports before it, and values that it sets in modules."""
 
-    def __init__(
-        self, value: Any, imports: Sequence[str], changes: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        self.value = value
-        self.imports = imports
-        self.changes = changes
+    value: Any
+    imports: Sequence[str]
+    changes: Mapping[str, Mapping[str, Any]]
 
 
 class _StandIn:

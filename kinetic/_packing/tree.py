@@ -238,25 +238,16 @@ class _Scan:
             return None
         if not self._is_nameable(relative):
             return None
+        status: os.stat_result | OSError
         try:
             if is_link := entry.is_symlink():
                 path = os.path.realpath(path)
             status = entry.stat()
         except OSError as exc:
-            excluded, reason = self._verdict(parent, relative, name, is_directory=False)
-            if excluded:
-                self._leave_out(relative, reason)
-                return None
-            if is_link:
-                reason = f"is a link to {path} ({exc.strerror})"
-                self._leave_out(relative, reason, is_notable=True)
-                return None
-            if not isinstance(exc, FileNotFoundError):  # deleted meanwhile
-                self._leave_out(relative, f"cannot be read ({exc.strerror})", is_notable=True)
-            return None
-        is_directory, folder = stat.S_ISDIR(status.st_mode), parent.folder
-        # For git, a link to a directory is a file.
-        is_plain_directory = is_directory and not is_link
+            status = exc  # a rule may leave it out without a notice
+        is_directory = isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode)
+        folder = parent.folder
+        is_plain_directory = is_directory and not is_link  # for git, a link to one is a file
         excluded, reason = self._rules.verdict(relative, name, is_directory=is_directory)
         is_ignored = False
         if excluded is None and folder is not None:
@@ -269,6 +260,13 @@ class _Scan:
         shown_name = f"{relative}/" if is_directory else relative
         if excluded:
             self._leave_out(shown_name, reason)
+            return None
+        if isinstance(status, OSError):
+            if is_link:
+                reason = f"is a link to {path} ({status.strerror})"
+                self._leave_out(relative, reason, is_notable=True)
+            elif not isinstance(status, FileNotFoundError):  # deleted meanwhile
+                self._leave_out(relative, f"cannot be read ({status.strerror})", is_notable=True)
             return None
         if is_link and not self._may_follow(parent, relative, path, status):
             return None
@@ -287,20 +285,9 @@ class _Scan:
                 self._ignored.add(shown_name)
             return _Directory(shown_name, path, stamp_of(status), ancestors, links, folder)
         if not stat.S_ISREG(status.st_mode):
-            reason = "is neither a file nor a directory"
-            self._leave_out(relative, reason, is_notable=True)
+            self._leave_out(relative, "is neither a file nor a directory", is_notable=True)
             return None
         return Entry(relative, path, stamp_of(status), excluded is False)
-
-    def _verdict(
-        self, parent: _Directory, relative: str, name: str, *, is_directory: bool
-    ) -> tuple[bool | None, str]:
-        """Return whether a rule leaves the entry out or ships it, and why; see `Rules.verdict`."""
-        verdict = self._rules.verdict(relative, name, is_directory=is_directory)
-        if verdict[0] is None and parent.folder is not None:
-            line = parent.folder.why_ignored(name, is_directory=is_directory)
-            return (None, "") if line is None else (True, f"{BY_GIT} ({line})")
-        return verdict
 
     def _leave_out(self, name: str, reason: str, *, is_notable: bool = False) -> None:
         self._left_out.append(LeftOut(name, reason, is_notable))
@@ -349,12 +336,11 @@ class _Scan:
 
     def _is_private_target(self, target: str, is_directory: bool) -> bool:
         """Return whether a link leads to a credential that no rule includes by name."""
-        relative = os.path.relpath(target, self._root)
-        parts = relative.split(os.sep)
-        return any(map(ignore.is_private, parts)) and (
-            self._rules.is_excluded("/".join(parts), parts[-1], is_directory=is_directory)
-            is not False
-        )
+        parts = os.path.relpath(target, self._root).split(os.sep)
+        if not any(map(ignore.is_private, parts)):
+            return False
+        verdict = self._rules.verdict("/".join(parts), parts[-1], is_directory=is_directory)
+        return verdict[0] is not False
 
 
 def _without_environment(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
