@@ -458,7 +458,8 @@ class Pull:
         item = self.items.state(index)
         is_open = (item.state, item.attempt) == (wire.ItemState.OPEN, number)
         is_current = self.requests.round == self.me.round and not self.requests.done
-        if not is_open or not is_current or self.terminating:
+        may_start = is_open and is_current and not self.terminating
+        if not may_start:
             yield from self._commit(index, number, _CANCELLED, b"")
             self._leave_if_over()
             return False
