@@ -65,9 +65,10 @@ def _reduce_by_state(
 ) -> tuple[Any, ...]:
     """Return how to pickle *error* by its class, ``args``, and attributes."""
     kind: Any = type(error)
+    parents: tuple[type, ...] = kind.__mro__
     base: Any = next(
         parent
-        for parent in kind.__mro__  # the first whose objects C code makes
+        for parent in parents  # the first whose objects C code makes
         if not parent.__flags__ & HEAP_TYPE
         or isinstance(vars(parent).get("__new__"), types.BuiltinFunctionType)
     )
