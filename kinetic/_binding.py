@@ -52,7 +52,8 @@ class Binding:
                 names = self._names(_BY_NAME)
                 hint = suggest(name, names, otherwise=f"it takes {', '.join(names) or 'none'}")
                 return f"{self._signature_text()} takes no keyword argument {name!r}: {hint}"
-            if name in _partial_keywords(self._function):
+            # A call may replace an argument of a partial, and so would init, silently.
+            if isinstance(self._function, functools.partial) and name in self._function.keywords:
                 return (
                     f"functools.partial gives {self._signature_text()} the argument {name!r}, too"
                 )
@@ -93,11 +94,6 @@ class Binding:
         except Exception:  # the repr of a default is user code
             signature = ""
         return f"{name}{signature}" if 0 < len(signature) <= 200 else f"{name}()"
-
-
-def _partial_keywords(function: Any) -> Collection[str]:
-    """Return the names of the arguments that `functools.partial` gives; a call may replace them."""
-    return function.keywords if isinstance(function, functools.partial) else ()
 
 
 def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:

@@ -99,10 +99,7 @@ class Unit:
 
 
 def choose_units(
-    units: Iterable[Unit],
-    needed: AbstractCollection[str],
-    limits: Limits,
-    now: float,
+    units: Iterable[Unit], needed: AbstractCollection[str], limits: Limits, now: float
 ) -> list[Unit]:
     """Return the units to remove: units beyond the age limit, and those used least recently.
 
@@ -281,11 +278,7 @@ class _Store:
         return units
 
     def remove_unneeded(
-        self,
-        folder: str,
-        units: list[Unit],
-        needed: AbstractCollection[str],
-        limits: Limits,
+        self, folder: str, units: list[Unit], needed: AbstractCollection[str], limits: Limits
     ) -> Iterator[Unit]:
         """Delete the *units* that `choose_units` chooses; yield the deleted units.
 
@@ -475,7 +468,7 @@ def _discard_archive(path: str, unused_since: float) -> bool:
     """Remove an archive, unless a process has a lock on it or used it after *unused_since*."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError:  # another process has removed it
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -483,7 +476,7 @@ def _discard_archive(path: str, unused_since: float) -> bool:
             return False
         os.unlink(path)
         return True
-    except OSError:
+    except OSError:  # a process uses it, or has removed it
         return False
     finally:
         os.close(lock)

@@ -15,7 +15,7 @@ _TPU_PATTERNS = ("accel[0-9]*", "vfio/[0-9]*")
 def count_cpus(environ: Mapping[str, str]) -> int:
     """Return ``KINETIC_LOCAL_SLOTS``, or the number of processors that this process may use."""
     configured = environ.get("KINETIC_LOCAL_SLOTS", "")
-    if configured.isdigit() and int(configured) > 0:
+    if configured.isdigit() and int(configured) > 0:  # clients refuse other values
         return int(configured)
     affinity = getattr(os, "sched_getaffinity", None)  # missing on macOS
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

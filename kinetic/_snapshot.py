@@ -90,7 +90,7 @@ def read(file: str, entry: Entry, root: str) -> bytes:
     """Read a small file; raise `DataError` if its digest isn't that of *entry*."""
     try:
         with open(file, "rb") as content:
-            body = content.read(entry.size + 1)
+            body = content.read(entry.size + 1)  # one more byte shows that the file has grown
     except OSError as exc:
         raise _unreadable_error(file, root, exc) from exc
     digest = file_hash(entry.path)
@@ -138,7 +138,11 @@ def _walk(
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if not _is_dir(entry):
+                    try:
+                        is_dir = entry.is_dir()
+                    except OSError:  # a circular link: opening it as a file raises the error
+                        is_dir = False
+                    if not is_dir:
                         files.append(entry.name)
                     elif entry.is_symlink():
                         links.append(entry.path)
@@ -151,13 +155,6 @@ def _walk(
         for name in sorted(files):
             yield prefix + name, os.path.join(folder, name)
         pending += [f"{prefix}{name}/" for name in sorted(folders, reverse=True)]
-
-
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a circular link: opening it as a file raises the error
-        return False
 
 
 def _hash_files(

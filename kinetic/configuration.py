@@ -286,7 +286,7 @@ def checked_annotations(text: str | None, origin: str) -> tuple[tuple[str, str],
         ConfigurationError: *text*, which is from *origin*, has another form.
     """
     found: dict[str, str] = {}
-    for entry in (text or "").split(",") if text else ():
+    for entry in text.split(",") if text else ():
         name, separator, value = (part.strip() for part in entry.partition("="))
         if not separator or _ANNOTATION.fullmatch(name) is None:
             raise ConfigurationError(

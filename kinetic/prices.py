@@ -224,7 +224,7 @@ def _own_prices(environ: Mapping[str, str]) -> Mapping[str, float]:
     entries = cast("dict[str, Any]", content)
     prices: dict[str, float] = {}
     for name, value in entries.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)  # bool is an int
         if not (is_number and 0 <= value < math.inf):
             raise ConfigurationError(
                 f"{VARIABLE}: the price of {name} is {value!r}; write a number of at least 0"
