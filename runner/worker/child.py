@@ -158,7 +158,7 @@ class ItemChild:
     def run_and_exit(self) -> NoReturn:
         """Run the item that was taken, in this fork of the interpreter."""
         self._stopping.install()
-        gc.enable()
+        gc.enable()  # the interpreter has turned it off
         threads: Any = sys.modules.get("threading")
         if threads is not None:
             threads._main_thread._native_id = _thread.get_native_id()  # a fork inherits the ID

@@ -86,6 +86,7 @@ class Recorder:
         if not self._is_open or _thread.get_ident() != self._thread:
             return
         root = name.partition(".")[0]
+        # Neither is an installed package.
         if root in sys.stdlib_module_names or root in self._project:
             return
         if root in ACCELERATORS:
@@ -124,7 +125,7 @@ def import_all(candidates: Iterable[Candidate]) -> str:
     signal.alarm(LIMIT_S)
     sys.meta_path.insert(0, _AcceleratorRefusal)
     for name, state, submodules in candidates:
-        if state in (None, state_of_process()):
+        if state in (None, state_of_process()):  # else the import may do something else here
             try:
                 __import__(name, None, None, submodules)
             except BaseException as exc:
@@ -140,9 +141,10 @@ def import_all(candidates: Iterable[Candidate]) -> str:
             return f"they import {name}, which isn't an installed package"
     slower_s = _cpu_of_fork() - fork_s  # some libraries end their threads at a fork
     threading: Any = importlib.import_module("threading")
+    # A fork has only one thread, and may wait for a lock that another one held.
     if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
         return "they start threads"
-    if _open_files() - files:
+    if _open_files() - files:  # which all forks would share
         return "they open files"
     if generator := _other_generator():
         return f"they make a generator of random numbers ({generator})"

@@ -103,7 +103,7 @@ class Inputs:
         try:
             if (content := self._ahead.part(part)) is None:
                 content, _ = self._objects.get(part.name, part.start, part.stop)
-            elif not self._objects.exists(part.name):
+            elif not self._objects.exists(part.name):  # a kept copy proves nothing
                 return None
         except KeyError:
             return None

@@ -123,7 +123,7 @@ class Interpreter:
         status = self._reap() if reap else None  # before the last reports are read
         try:
             data = os.read(self.reports, REPORT.size * 64)
-        except BlockingIOError:
+        except BlockingIOError:  # only a SIGCHLD has come
             data = b""
         found = [Report(*fields) for fields in REPORT.iter_unpack(data)]
         if status is not None:
@@ -138,7 +138,7 @@ class Interpreter:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return None
-            if pid in (0, self._pid):
+            if pid in (0, self._pid):  # 0: no process has ended
                 return status if pid else None
 
     def end(self, grace: float = 0.0) -> None:

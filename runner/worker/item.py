@@ -204,7 +204,7 @@ class ResultBox:
 
 
 def _file_without_name() -> int:
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create"):  # macOS has none
         return os.memfd_create("result")
     import tempfile  # it loads `random`, which each fork would seed
 
@@ -277,7 +277,7 @@ def take_result(result_box: ResultBox, order: wire.Order) -> Result | None:
         return None
     fields, imports = marshal.loads(data)
     imported = [Candidate(*candidate) for candidate in imports]
-    if len(fields) == 3:
+    if len(fields) == 3:  # a plain value
         value, started, ended = fields
         body = frames.pack([pickle.dumps(value, protocol=5)])
         outcome = wire.Outcome(

@@ -90,7 +90,7 @@ class KeptWorkspace:
             within = {path.rpartition("/")[0].removesuffix(_BYTECODE) for path in changed}
         umask = os.umask(0)
         try:
-            if os.path.islink(self._root):
+            if os.path.islink(self._root):  # an item has put a link in its place
                 return False
             copied = spares.bring_back(self._root, self._record, self._fill, changed, within)
         except OSError:  # an item's file can't be removed
@@ -117,7 +117,7 @@ class KeptWorkspace:
         try:
             for folder in folders:
                 self._watch.add((folder, folder + _BYTECODE))
-        except OSError:
+        except OSError:  # then each restore compares all files
             self._watch.close()
             self._watch = None
         else:

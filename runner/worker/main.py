@@ -83,7 +83,7 @@ class Guard:
     @property
     def next_at(self) -> float:
         """When to call `act`, by the monotonic clock; infinite if never."""
-        if self._unsent:
+        if self._unsent:  # the interpreter hasn't made the process yet
             return time.monotonic() + START_CHECK_S
         if self.killed:
             return float("inf")
@@ -214,7 +214,7 @@ class Worker:
         steps = self._pull.steps()
         try:
             self._is_opening = True
-            if self._terminating:
+            if self._terminating:  # the signal came before `_is_opening` was set
                 raise processes.Stopped
             operation = next(steps)
             while True:
@@ -252,6 +252,7 @@ class Worker:
 
     def _create(self, operation: pull.Create) -> bool:
         is_outcome = operation.name.endswith(".outcome")
+        # A signal must not end this process now, because the outcome would be lost.
         self._is_opening = self._is_opening and not is_outcome
         metadata = operation.metadata
         if self._channel is not None and operation.name.endswith(".claim"):
@@ -402,7 +403,7 @@ class Worker:
     def _imports_to_share(self) -> bytes:
         """Return the modules that the interpreter has to import before its next fork."""
         assert self._interpreter is not None
-        if not self._interpreter.running:
+        if not self._interpreter.running:  # the next one has imported nothing
             self._imported = 0
         new = (self._shared_imports or [])[self._imported :]
         self._imported += len(new)
@@ -421,6 +422,7 @@ class Worker:
         if left is not None and self._shared_imports is not None:
             known = {it.name for it in self._shared_imports}
             self._shared_imports += [it for it in left.imports if it.name not in known]
+        # A user may send SIGKILL, too.
         by_kernel = report.status == -signal.SIGKILL and self._kills.has_increased()
         how = guard.stopped, guard.timed_out, guard.killed, by_kernel, guard.called is not None
         end = End(report.status, *how, in_init)
@@ -448,7 +450,7 @@ class Worker:
         """Decide whether the interpreter has to end, if the item ran in it."""
         interpreter, crew = self._interpreter, self._crew
         assert interpreter is not None
-        if crew.isolation == "process":
+        if crew.isolation == "process":  # each item has a process of its own
             return
         if guard.stopped:
             self._retire_by = time.monotonic() + guard.grace_left
@@ -521,7 +523,7 @@ class Worker:
             until = deadline
             if guard is not None:
                 until = min(deadline, guard.act())
-            elif channel is not None and channel.asked_back:
+            elif channel is not None and channel.asked_back:  # no item runs here
                 channel.give_back()
             seconds = 0.0 if self._changed else until - time.monotonic()
             if (end := self._poll(seconds)) is not None:
@@ -545,7 +547,7 @@ class Worker:
                 continue
             if report.kind == CALLED:
                 guard.call()
-            elif self._leaving is not None:
+            elif self._leaving is not None:  # the process that was exiting has ended
                 self._leaving = None
             elif report.kind == DONE:
                 end, self._leaving = report, guard

@@ -107,7 +107,7 @@ class Baseline:
         handlers = [*map(_signal.getsignal, _NUMBERS)]
         if handlers != self._handlers:
             for number, handler, now in zip(_NUMBERS, self._handlers, handlers, strict=True):
-                if now is not handler and handler is not None:
+                if now is not handler and handler is not None:  # None: C code has set it
                     _signal.signal(number, handler)
         _signal.set_wakeup_fd(self._wakeup)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, self._mask)

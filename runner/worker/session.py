@@ -122,7 +122,7 @@ class Session:
                     is_over = self.wait_for(anext(generator, _UNSET)) is _UNSET
                 if not is_over:
                     raise RuntimeError("a generator function of init= yields more than one value")
-            except Exception as exc:
+            except Exception as exc:  # the other generators must end, too
                 sys.excepthook(type(exc), exc, exc.__traceback__)
         if self._runner is not None:
             self._runner.close()
