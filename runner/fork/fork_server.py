@@ -84,7 +84,7 @@ class _ForkServer:
                 self._send()
             for fd, _ in poll.poll():
                 if fd == self._socket:
-                    if not (data := os.read(fd, 65536)):
+                    if not (data := os.read(fd, 65536)):  # the supervisor has closed the socket
                         raise EOFError
                     self._buffer += data
                     self._execute_commands()
@@ -109,7 +109,7 @@ class _ForkServer:
             del self._buffer[:end]
             if command == FORK:
                 self._fork(target, message)
-            elif command == SIGNAL and target in self._pids:
+            elif command == SIGNAL and target in self._pids:  # otherwise the job has ended
                 os.kill(self._pids[target], argument)
             elif command == KILL_ORPHAN and target not in self._serials:
                 # If it isn't a child any more, another process may have this ID.

@@ -190,7 +190,7 @@ class Invocation:
                 value = self._wait_for(value)
         except SystemExit as exit_request:
             if isinstance(exit_request, Stopped) or exit_request.code not in (None, 0):
-                raise
+                raise  # a `Stopped` isn't the user's exit
             return None
         return value
 

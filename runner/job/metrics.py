@@ -226,6 +226,7 @@ class Reporter:
             self._storing, self._wake = _thread.allocate_lock(), _thread.allocate_lock()
             self._wake.acquire()
             self._began = True
+            # A child of multiprocessing ends without the functions of `atexit`.
             if not self._is_job and "multiprocessing.util" in sys.modules:
                 util: Any = sys.modules["multiprocessing.util"]
                 util.Finalize(None, self._flush_at_exit, exitpriority=0)

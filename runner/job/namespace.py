@@ -101,7 +101,7 @@ def enter() -> str:
     if os.geteuid() == 0:
         try:
             _unshare(user=False)
-        except PermissionError:
+        except PermissionError:  # root in a container may lack the capability
             pass
         else:
             _entered = "root"
@@ -155,13 +155,14 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
         # Without "volatile", the job's end waits until the kernel has written all the job's files
         # to the disk, although no file outlives the job.
         variants = ("redirect_dir=on,volatile", "volatile", "")
-        if _entered == "user":
+        if _entered == "user":  # overlayfs can't set its usual attributes there
             variants = ("userxattr,volatile", "userxattr", "")
         for variant in variants:
             try:
                 _mount("overlay", target, "overlay", options=f"{layers},{variant}".rstrip(","))
                 break
             except OSError as exc:
+                # EINVAL: this kernel doesn't know an option.
                 if exc.errno != errno.EINVAL or not variant:
                     raise
     finally:
@@ -242,7 +243,7 @@ def _mirror(ancestor: str, point: str, view: str, scratch: str) -> None:
         os.chdir("/")
     else:
         _mount(stage, ancestor, flags=MS_MOVE)
-    if not mode & stat.S_ISVTX:
+    if not mode & stat.S_ISVTX:  # otherwise jobs may write there, as in /tmp
         _make_read_only(ancestor)
 
 

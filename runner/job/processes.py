@@ -73,7 +73,7 @@ class Stopping:
         drops a signal that arrives in a child before its hooks run.
         """
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) == self._on_signal:
+            if signal.getsignal(number) == self._on_signal:  # otherwise the program has replaced it
                 signal.signal(number, signal.SIG_DFL)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -156,7 +156,7 @@ def die_with(parent: int) -> None:
     """Let the kernel kill this process when *parent* (single-threaded) dies; exit if it is dead."""
     if LINUX:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # the parent ended before the call of `prctl`
         os._exit(1)
 
 
@@ -179,7 +179,7 @@ def children(parent: int | None = None) -> list[int]:
             while current and current != previous:
                 file.seek(0)
                 previous, current = current, file.readall()
-    except FileNotFoundError:
+    except FileNotFoundError:  # this kernel was built without the list
         return _children_by_search(pid) if os.path.exists(f"/proc/{pid}") else []
     except ProcessLookupError:
         return []  # the parent has ended
@@ -251,6 +251,7 @@ class Mark:
 
     def write(self, executor: str) -> None:
         """Make ``/proc`` show *executor* for this process and its forks."""
+        # The text in the environment can't become longer or shorter.
         if self._address is not None and len(executor) == len(NOBODY):
             ctypes.memmove(self._address, executor.encode(), len(NOBODY))
 

@@ -77,6 +77,7 @@ def _install(subject: str, *arguments: str) -> None:
 
 def _install_command(subject: str) -> list[str]:
     """Return the command of uv, or of pip without uv, that installs into this interpreter."""
+    # The environment of this interpreter may not be in PATH.
     if uv := shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable)):
         return [uv, "pip", "install", "--python", sys.executable]
     if importlib.util.find_spec("pip") is not None:

@@ -67,7 +67,7 @@ def clear(folder: str) -> None:
         for name in os.listdir(folder):
             try:
                 os.unlink(f"{folder}/{name}")
-            except OSError:
+            except OSError:  # the job has left a folder, or has changed the permissions
                 os.chmod(folder, 0o700)
                 processes.remove(f"{folder}/{name}")
     except OSError:

@@ -72,10 +72,11 @@ def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
     make_folder(folder)
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except FileNotFoundError:  # `discard_tree` has removed it
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # While this process waited, `discard_tree` may have removed the folder.
         if not (os.path.isdir(folder) and os.path.samestat(os.fstat(lock), os.stat(folder))):
             return None
         if (found := find_tree(folder)) is not None:
@@ -108,13 +109,14 @@ def _hold_tree(folder: str, tree: Tree) -> bool:
     """
     try:
         known = _held.get(tree.path)
+        # Another process may have removed the tree, and made it anew.
         if known is not None and os.path.samestat(os.fstat(known), os.stat(tree.path)):
             return True
         fd = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     fcntl.flock(fd, fcntl.LOCK_SH)
-    if not os.path.isdir(tree.path):
+    if not os.path.isdir(tree.path):  # removed before the lock
         os.close(fd)
         return False
     _held[tree.path] = fd
@@ -248,7 +250,7 @@ def copy_file(source: str, target: str, mode: int | None = None) -> int:
             if status.st_size > ONE_READ_BYTES:
                 return _copy_content(source_fd, target_fd)
             content = os.read(source_fd, status.st_size + 1)
-            if os.write(target_fd, content) != len(content):
+            if os.write(target_fd, content) != len(content):  # a full disk takes only a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
             return len(content)
         finally:
@@ -260,7 +262,7 @@ def copy_file(source: str, target: str, mode: int | None = None) -> int:
 def _copy_content(source_fd: int, target_fd: int) -> int:
     """Copy the content of one file, in the kernel if possible; return the number of bytes."""
     size = 0
-    if hasattr(os, "copy_file_range"):
+    if hasattr(os, "copy_file_range"):  # only Linux has it
         try:
             while count := os.copy_file_range(source_fd, target_fd, 1 << 30):
                 size += count

@@ -453,7 +453,7 @@ class DirectoryObjects:
         temporary = f"{self._root}/{TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError:
+        except FileNotFoundError:  # the first write makes the folder
             make_folder(os.path.dirname(temporary))
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

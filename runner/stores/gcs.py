@@ -282,7 +282,7 @@ class Bucket:
 
     def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
         """Make a *request*; repeat it if content arrives damaged, or an upload session is lost."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid:  # a fork can't use the connections of its parent
             self._connect()
         with self._translate_errors(operation):
             for _ in range(TRIES - 1):
@@ -292,7 +292,7 @@ class Bucket:
                     continue
                 except self._errors.GoogleAPICallError as exc:
                     damaged = exc.code == 400 and "crc32c" in str(exc).lower()
-                    if not damaged and exc.code != 410:
+                    if not damaged and exc.code != 410:  # 410: the session is lost
                         raise
             return request(self._call_options(operation))
 
@@ -337,7 +337,7 @@ class Bucket:
         try:
             yield
         except self._errors.NotFound as exc:
-            if "bucket does not exist" in str(exc):
+            if "bucket does not exist" in str(exc):  # otherwise the object
                 raise self._as_storage_error(operation, exc) from exc
             raise KeyError(operation.partition(" ")[2]) from exc
         except self._failures as exc:
@@ -413,7 +413,7 @@ class GcsObjects:
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
         """Return the content, or its bytes from *start* to *stop*, without metadata; see `stat`."""
-        if stop is not None and stop <= (start or 0):
+        if stop is not None and stop <= (start or 0):  # HTTP has no empty range
             self.stat(name)
             return b"", {}
         return self._bucket.read(self._location.object_name(name), start, stop), {}
