@@ -176,17 +176,13 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
 
     @overload
     def run_async_map(
-        self,
-        inputs: Iterable[X] | AsyncIterable[X],
-        **options: Unpack[MapOptions],
+        self, inputs: Iterable[X] | AsyncIterable[X], **options: Unpack[MapOptions]
     ) -> BatchHandle[R_co, X]: ...
 
     @own_frames_left_out
     @show_in_signature(MapSettings)
     def run_async_map(
-        self,
-        inputs: Iterable[Any] | AsyncIterable[Any],
-        **options: Unpack[MapOptions],
+        self, inputs: Iterable[Any] | AsyncIterable[Any], **options: Unpack[MapOptions]
     ) -> BatchHandle[Any]:
         """Run the function once for each input, and return the batch's handle.
 

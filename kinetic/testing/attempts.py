@@ -63,11 +63,7 @@ async def carry_out(run: Run) -> int:
 async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes) -> int:
     """Create the signed outcome of the attempt, and return the job's exit code."""
     attempt_id = (order.scope, order.index, order.attempt)
-    outcome = outcome._replace(
-        executor=run.executor,
-        ended=time.time(),
-        body=outcomes.digest(body),
-    )
+    outcome = outcome._replace(executor=run.executor, ended=time.time(), body=outcomes.digest(body))
     outcome = outcome._replace(writer=run.worker)
     name = wire.attempt_key(*attempt_id, "outcome")
     if not await run.store.create(name, body, outcome.signed(run.spec.key, *attempt_id)):

@@ -403,12 +403,7 @@ class MemoryCluster:
         job.round = its_round
         items = Items(self._begin_item, self._stop_item, self._end_item)
         job.worker = MemoryWorker(
-            me,
-            run.executor,
-            its_round.spec,
-            self._store,
-            items,
-            once=not self.replaces,
+            me, run.executor, its_round.spec, self._store, items, once=not self.replaces
         )
         self._queue.append(job)
         self._start_waiting()

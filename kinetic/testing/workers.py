@@ -43,14 +43,7 @@ class MemoryWorker:
     """
 
     def __init__(
-        self,
-        me: WorkerId,
-        executor: str,
-        spec: JobSpec,
-        store: Store,
-        items: Items,
-        *,
-        once: bool,
+        self, me: WorkerId, executor: str, spec: JobSpec, store: Store, items: Items, *, once: bool
     ) -> None:
         self._me = str(me)
         self._executor = executor
