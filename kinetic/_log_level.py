@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 
 from kinetic import configuration
 from kinetic._log import PACKAGE_FOLDER
@@ -39,7 +38,7 @@ class _KineticFilter(logging.Filter):
         return record.levelno >= (self._original_level or logging.getLogger().level)
 
 
-def apply_log_level(environ: Mapping[str, str] = os.environ) -> None:
+def apply_log_level() -> None:
     """Apply KINETIC_LOG_LEVEL, once in each process; if the variable isn't set, change nothing.
 
     If the program configures no logging, absl writes to standard error.
@@ -47,7 +46,7 @@ def apply_log_level(environ: Mapping[str, str] = os.environ) -> None:
     Raises:
         ConfigurationError: KINETIC_LOG_LEVEL names no level.
     """
-    level = configuration.log_level(environ)
+    level = configuration.log_level()
     logger = absl_logging.get_absl_logger()
     if level is None or any(
         isinstance(log_filter, _KineticFilter) for log_filter in logger.filters

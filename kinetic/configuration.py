@@ -352,22 +352,19 @@ SHOWN = ("backend", *(name for name in profiles.SETTINGS if name != "backend"))
 """The settings that `sources` returns, in the order to show them."""
 
 
-def sources(
-    arguments: Mapping[str, str | None], environ: Mapping[str, str] = os.environ
-) -> dict[str, tuple[str | None, str]]:
+def sources(arguments: Mapping[str, str | None]) -> dict[str, tuple[str | None, str]]:
     """Return each setting's value and its source; *arguments* are those of the caller.
 
     Raises:
         ConfigurationError: An argument is empty, or the backend doesn't exist.
         ProfileError: The profiles can't be read, or the profile doesn't exist.
     """
-    settings = _Settings(
-        arguments=arguments, environ=environ, profile=_load_profiles(environ).active(environ)
-    )
+    profile = _load_profiles(os.environ).active(os.environ)
+    settings = _Settings(arguments=arguments, environ=os.environ, profile=profile)
     found = {name: settings.find(name) for name in SHOWN}
     shown = {name: (value, origin or "default") for name, (value, origin) in found.items()}
     shown |= {name: (None, "not set") for name, (value, _) in found.items() if value is None}
-    if found["project"][0] is None and (project := environ.get("GOOGLE_CLOUD_PROJECT")):
+    if found["project"][0] is None and (project := os.environ.get("GOOGLE_CLOUD_PROJECT")):
         shown["project"] = project, "GOOGLE_CLOUD_PROJECT"
     if found["ship"][0] is None:
         shown["ship"] = SHIPS[0], "default; [tool.kinetic] in pyproject.toml can change it"

@@ -400,7 +400,7 @@ def credential_notices(
         yield format_list(prefix, lookalikes) + " List them in .kineticignore to keep them here."
 
 
-def format_list(prefix: str, items: Sequence[str], limit: int = 10) -> str:
-    """Return a sentence that begins with *prefix* and lists the first *limit* of *items*."""
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return f"{prefix} {', '.join(items[:limit])}{more}."
+def format_list(prefix: str, items: Sequence[str]) -> str:
+    """Return a sentence that begins with *prefix* and lists the first ten *items*."""
+    more = f" and {len(items) - 10} more" if len(items) > 10 else ""
+    return f"{prefix} {', '.join(items[:10])}{more}."

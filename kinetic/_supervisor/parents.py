@@ -210,9 +210,9 @@ def processes_of(directory: str) -> list[int]:
     return [pid for pid in pids if pid != os.getpid() and mark_of(pid)[0] == directory]
 
 
-def kill_processes_of(directory: str, timeout_s: float = 10.0) -> list[int]:
-    """Kill the processes with the mark of *directory*; return those that outlive *timeout_s*."""
-    deadline = time.monotonic() + timeout_s
+def kill_processes_of(directory: str) -> list[int]:
+    """Kill the processes with the mark of *directory*; return those that outlive 10 s."""
+    deadline = time.monotonic() + 10.0
     while (pids := processes_of(directory)) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(OSError):  # the process has ended

@@ -118,7 +118,12 @@ class Supervisor:
             for key, _ in self._selector.select(self._select_timeout()):
                 key.data()
             if self._stop_requested and not self._ending:
-                self._begin_shutdown("its supervisor was asked to stop")
+                cause = "its supervisor was asked to stop"
+                write_log(f"shutting down: {cause}")
+                self._ending = True
+                acquire(self._paths.starting, wait=True)  # a client may be starting another one
+                self._stop_listening()
+                self._perform(self._table.shut_down(time.time(), SHUTDOWN_GRACE_S, cause))
             self._schedule()
             self._do_due_work()
             self._schedule()
@@ -464,14 +469,6 @@ class Supervisor:
         write_log("idle; shutting down")
         self._stop_listening()
         return True
-
-    def _begin_shutdown(self, cause: str) -> None:
-        """Stop listening, and ask all jobs to end; *cause* is part of their messages."""
-        write_log(f"shutting down: {cause}")
-        self._ending = True
-        acquire(self._paths.starting, wait=True)
-        self._stop_listening()
-        self._perform(self._table.shut_down(time.time(), SHUTDOWN_GRACE_S, cause))
 
     def _stop_listening(self) -> None:
         self._selector.unregister(self._listener)
