@@ -358,20 +358,26 @@ class MemoryCluster:
 
     def _begin(self, spec: JobSpec) -> None:
         """Add a new job; start it if a slot is free, else start the timer of its start timeout."""
-        run = Run(spec, self._store, f"memory-{spec.name}-{next(self._numbers)}")
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        observation = Observation(
-            name=spec.name, phase=Phase.PENDING, labels=dict(spec.labels), created_at=created
-        )
-        job = self._jobs[spec.name] = _Job(observation, run)
+        executor = f"memory-{spec.name}-{next(self._numbers)}"
+        job = self._add(Run(spec, self._store, executor), phase=Phase.PENDING)
         self._queue.append(job)
         self._start_waiting()
         if job.task is None:
             self._notify(job)
             if spec.start_timeout is not None:
-                self._start_timer(
-                    job, spec.start_timeout, self._fail_unstarted, job, spec.start_timeout
+                message = f"waited longer than its start_timeout of {spec.start_timeout:g} s"
+                end = functools.partial(
+                    self._mark_ended, job, exit_code=None, reason=Reason.UNSCHEDULABLE
                 )
+                self._start_timer(job, spec.start_timeout, functools.partial(end, message=message))
+
+    def _add(self, run: Run, **fields: Any) -> _Job:
+        created, spec = datetime.now(UTC).isoformat(timespec="seconds"), run.spec
+        observation = Observation(
+            name=spec.name, labels=dict(spec.labels), created_at=created, **fields
+        )
+        job = self._jobs[spec.name] = _Job(observation, run)
+        return job
 
     def _start_waiting(self) -> None:
         while self._queue and (self._slots is None or self._running < self._slots):
@@ -395,11 +401,7 @@ class MemoryCluster:
         me = WorkerId(its_round.number, its_round.job, rank, restarts)
         name = f"{its_round.spec.name}.{its_round.job}.{rank}.{restarts}"
         run = Run(replace(its_round.spec, name=name), self._store, f"memory-{name}")
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        labels = dict(its_round.spec.labels)
-        job = self._jobs[name] = _Job(
-            Observation(name=name, phase=Phase.PENDING, labels=labels, created_at=created), run
-        )
+        job = self._add(run, phase=Phase.PENDING)
         job.round = its_round
         items = Items(self._begin_item, self._stop_item, self._end_item)
         job.worker = MemoryWorker(
@@ -418,14 +420,7 @@ class MemoryCluster:
         self, spec: JobSpec, executor: str, worker: str
     ) -> asyncio.Future[outcomes.Death]:
         loop, run = asyncio.get_running_loop(), Run(spec, self._store, executor, worker)
-        observation = Observation(
-            name=spec.name,
-            phase=Phase.RUNNING,
-            labels=dict(spec.labels),
-            executor=executor,
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        job = self._jobs[spec.name] = _Job(observation, run)
+        job = self._add(run, phase=Phase.RUNNING, executor=executor)
         job.death = death = loop.create_future()
         job.task = loop.create_task(self._work(run), name=f"item {spec.name}")
         job.task.add_done_callback(functools.partial(self._on_item_done, job))
@@ -506,14 +501,10 @@ class MemoryCluster:
             job.worker.terminate()
         else:
             job.task.cancel()
-        self._start_timer(job, job.run.spec.order.grace, self._kill, job)
-
-    def _kill(self, job: _Job) -> None:
-        self._mark_ended(job, exit_code=-9, reason=job.run.cause, message="killed after its grace")
-
-    def _fail_unstarted(self, job: _Job, limit: float) -> None:
-        message = f"waited longer than its start_timeout of {limit:g} s"
-        self._mark_ended(job, exit_code=None, reason=Reason.UNSCHEDULABLE, message=message)
+        kill = functools.partial(self._mark_ended, job, exit_code=-9, reason=job.run.cause)
+        message = "killed after its grace"
+        grace = job.run.spec.order.grace
+        self._start_timer(job, grace, functools.partial(kill, message=message))
 
     def _mark_ended(
         self, job: _Job, *, exit_code: int | None, reason: Reason | None, message: str
