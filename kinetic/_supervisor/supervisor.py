@@ -135,7 +135,7 @@ class Supervisor:
     def _on_client(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionError):
+        except (BlockingIOError, InterruptedError, ConnectionError):  # the client has left already
             return
         except OSError as exc:
             write_log(f"can't accept a client: {exc}")

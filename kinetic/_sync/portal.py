@@ -70,6 +70,7 @@ class Portal:
         If the caller is cancelled, cancel the coroutine and wait until it ends.
         """
         loop = running_loop()
+        # Kinetic's own loop runs this call.
         if self.current is not None and loop is self.current.loop:
             return await function(*args, **kwargs)
         settled: asyncio.Future[None] = loop.create_future()
@@ -135,7 +136,7 @@ class Portal:
     def ensure_loop_thread(self) -> LoopThread:
         """Return the thread of the running loop; if no loop runs, or if it is ending, start one."""
         loop_thread = self.current
-        if loop_thread is not None and not loop_thread.is_ending:
+        if loop_thread is not None and not loop_thread.is_ending:  # most calls need no lock
             return loop_thread
         with self._lock:
             loop_thread = self.current
@@ -340,7 +341,7 @@ class Iteration(Generic[S, T]):
 
 
 def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
+    if not future.done():  # the waiter may have been cancelled
         future.set_result(None)
 
 
@@ -363,6 +364,7 @@ def _close_at_exit() -> None:
         atexit.register(_close_portals)
         _exit_is_hooked = True
     process = sys.modules.get("multiprocessing.process")
+    # Such a child ends without the functions of `atexit`.
     if process is not None and process.parent_process() is not None:
         from multiprocessing.util import Finalize
 
