@@ -235,11 +235,8 @@ def collect(
 
 
 def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
-    """Remove shared content that nothing refers to, and the remains of batches and sweeps.
-
-    After an error of the file system, remove nothing more: an unreadable manifest may refer to any
-    content.
-    """
+    """Remove shared content that nothing refers to, and the remains of batches and sweeps."""
+    # After an error, this removes nothing more: an unreadable manifest may refer to any content.
     with contextlib.suppress(OSError):
         # List the content before the manifests. A submission that stores a manifest later has
         # renewed the content that it uses.
@@ -432,14 +429,12 @@ def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
 
 
 def _collect_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
-    """Remove archives, and unpacked code and data, beyond *limits*; yield what was removed.
-
-    A process may be about to lock what was just used, so the least recently used goes first. What
-    a process needs after its removal, it makes again.
-    """
+    """Remove archives, and unpacked code and data, beyond *limits*; yield what was removed."""
     now = time.time()
     trees = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
     units = [*trees, *_archives_of(cache / "pack", now)]
+    # A process may be about to lock what was just used, so the least recently used goes first. What
+    # a process needs after its removal, it makes again.
     for unit in choose_units(units, (), limits, now):
         discard = _discard_archive if unit.kind == ARCHIVES else workspace.discard_tree
         if discard(unit.name, now):

@@ -84,10 +84,7 @@ def shown_levels() -> dict[str, int]:
 
 
 def _shown_level(logger: logging.Logger, level: int) -> int:
-    """Return the lowest level that a handler shows of *logger*, whose own level is *level*.
-
-    Files count only without another handler: in a job, all records go to its log.
-    """
+    """Return the lowest level that a handler shows of *logger*, whose own level is *level*."""
     handlers: list[logging.Handler] = []
     current: logging.Logger | None = logger
     while current is not None:
@@ -95,6 +92,7 @@ def _shown_level(logger: logging.Logger, level: int) -> int:
             entry for entry in current.handlers if not isinstance(entry, logging.NullHandler)
         )
         current = current.parent if current.propagate else None
+    # In a job, all records go to its log, so files count only without another handler.
     handlers = [
         entry for entry in handlers if not isinstance(entry, logging.FileHandler)
     ] or handlers

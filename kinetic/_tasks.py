@@ -312,11 +312,9 @@ class _SigintHandler:
 
 @contextlib.contextmanager
 def _on_sigint(callback: Callable[[], object]) -> Generator[None]:
-    """Have each Ctrl-C also call *callback* during the block; blocks may overlap.
-
-    Does nothing outside the main thread, which gets all signals.
-    """
+    """Have each Ctrl-C also call *callback* during the block; blocks may overlap."""
     handler = signal.getsignal(signal.SIGINT)
+    # The main thread gets all signals, and only it may set handlers.
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return

@@ -560,17 +560,14 @@ def _reason_for_refusal(function: object) -> str:
 
 
 def _copy_metadata(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
-    """Do what functools.update_wrapper does, also for callables without a name.
-
-    Attributes of the function don't replace those of `RemoteFunction`.
-    """
+    """Do what functools.update_wrapper does, also for callables without a name."""
     inner = _unwrap_partials(function)
     if not hasattr(inner, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = type(inner).__name__
         wrapper.__module__ = type(inner).__module__
     functools.update_wrapper(wrapper, inner, updated=())
     if isinstance(inner, types.FunctionType):
-        own_names = dir(RemoteFunction)
+        own_names = dir(RemoteFunction)  # attributes of the function don't replace these
         wrapper.__dict__.update(
             {name: value for name, value in vars(inner).items() if name not in own_names}
         )

@@ -151,11 +151,9 @@ def exits_at_once() -> bool:
 
 
 def _stop_helpers() -> None:
-    """End the helper processes of `multiprocessing`, and wait for them.
-
-    They remove shared memory and semaphores that the job has left. They can't do so later, because
-    the supervisor kills the other processes of the job when this process has ended.
-    """
+    """End the helper processes of `multiprocessing`, and wait for them."""
+    # They remove shared memory and semaphores that the job has left. They can't do so later: the
+    # supervisor kills the other processes of the job when this process has ended.
     for module, helper in (
         ("multiprocessing.forkserver", "_forkserver"),
         ("multiprocessing.resource_tracker", "_resource_tracker"),
@@ -172,11 +170,9 @@ def _threading_callbacks() -> list[Callable[[], object]]:
 
 
 def _has_exitfuncs() -> bool:
-    """Return whether a library has a callback of `atexit` that does anything.
-
-    `logging`, which cloudpickle loads, always has one: it flushes the handlers, and does nothing
-    if there is only the handler of last resort.
-    """
+    """Return whether a library has a callback of `atexit` that does anything."""
+    # `logging`, which cloudpickle loads, always has one: it flushes the handlers, and does nothing
+    # if there is only the handler of last resort.
     handlers: Sized = getattr(sys.modules.get("logging"), "_handlerList", ())
     return _count_exitfuncs() > (len(handlers) == 1)
 

@@ -610,16 +610,14 @@ def _write_archive(tree: Tree, path: Path, progress: Callable[[int, int], None])
 def _add_file(
     archive: zipfile.ZipFile, entry: Entry, first_block: bytes, file: BinaryIO
 ) -> Iterator[int]:
-    """Add *first_block* and the rest of *file*, and yield how many bytes each step added.
-
-    If the file grows meanwhile, read only as many bytes as it had in the scan.
-    """
+    """Add *first_block* and the rest of *file*, and yield how many bytes each step added."""
     sample = first_block[:SAMPLE_BYTES]
     is_compressible = len(zlib.compress(sample, COMPRESSION_LEVEL)) < COMPRESSIBLE_RATIO * len(
         sample
     )
     # `zipfile` compresses a file that is added by name, but not a file that is added by `ZipInfo`.
     name_or_info = entry.name if is_compressible else zipfile.ZipInfo(entry.name)
+    # The file may grow meanwhile, but the archive keeps the size that the scan has found.
     remaining, block = entry.stamp.size, first_block
     with archive.open(name_or_info, "w", force_zip64=remaining >= LARGE_BYTES) as member:
         while block:

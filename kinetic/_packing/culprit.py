@@ -87,11 +87,9 @@ def join_location(outer: str, label: str) -> str:
 def _first_failing(
     parts: Sequence[Part], try_pickle: Callable[[Any], Exception | None], deadline: float
 ) -> tuple[Part, Exception] | None:
-    """Return the first part that fails, with its error; None if no part fails.
-
-    Bisect the parts, so that a list of a million values isn't pickled a million times.
-    """
+    """Return the first part that fails, with its error; None if no part fails."""
     parts = list(parts)
+    # Bisect the parts, so that a list of a million values isn't pickled a million times.
     while len(parts) > 1 and time.monotonic() < deadline:
         half = len(parts) // 2
         first_half = parts[:half]

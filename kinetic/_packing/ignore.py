@@ -212,11 +212,9 @@ def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]
 
 
 def _directory_pattern(line: str) -> str:
-    """Return an ignore line without its final ``/``; if no pattern is left, an empty line.
-
-    The matcher gets a directory's path without a final ``/``, as if it were a file.
-    """
+    """Return an ignore line without its final ``/``; if no pattern is left, an empty line."""
     stripped = line.rstrip()
+    # The matcher gets a directory's path without a final ``/``, as if it were a file.
     if not stripped.endswith("/") or stripped.startswith("#"):
         return line
     pattern = stripped.removesuffix("/")

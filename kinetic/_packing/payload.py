@@ -252,14 +252,12 @@ class _Pickling:
             raise self._pack_error(found, exc, sink.path) from exc if exc.__traceback__ else None
 
     def _find_changes(self, used: list[Any]) -> changes.Changes:
-        """Find changes for the objects *used*; for classes alone, once per submission.
-
-        So all items of a batch see the same values, and a search doesn't slow each item.
-        """
+        """Find changes for the objects *used*; for classes alone, once per submission."""
         known, key = self._project.changes, tuple(map(id, used))
         _, found = known.get(key, (used, None))
         if found is None:
             found = changes.find(used, self._modules)
+            # So all items of a batch see the same values, and a search doesn't slow each item.
             if all(isinstance(item, type) for item in used):
                 known[key] = (used, found)  # keeps *used* alive, so Python reuses no ID
         return cast("changes.Changes", found)

@@ -181,16 +181,14 @@ class CallPickler(pickles.Pickler):
         return reduced
 
     def _reduce_instance(self, obj: Any, kind: Any) -> Any:
-        """Return how to pickle an instance; check once for each class that a copy can be made.
-
-        Otherwise, the job would find out. This calls no constructor: it may load what only the job
-        has.
-        """
+        """Return how to pickle an instance; check once for each class that a copy can be made."""
         mode = self._modules.mode_of(kind.__module__)
         is_own = kind.__module__ == "__main__" or mode is not PicklingMode.DEFAULT
         if not is_own or kind in _COPIED or kind in copyreg.dispatch_table:
             return NotImplemented
         reduced: Any = obj.__reduce_ex__(5)
+        # Otherwise the job would find out. No constructor is called: it may load what only the job
+        # has.
         if not isinstance(reduced, str):
             _check_copy(kind, *reduced[:2])
         _COPIED.add(kind)
@@ -248,10 +246,7 @@ class CallPickler(pickles.Pickler):
         return pickles.Pickler._reduce_class(defined, reduced)
 
     def _reference(self, obj: Any) -> Any:
-        """Return how the job finds *obj* in a module that it imports; None if it can't.
-
-        A decorated function is found through the ``__wrapped__`` of what its name refers to.
-        """
+        """Return how the job finds *obj* in a module that it imports; None if it can't."""
         module = self._modules.imported(getattr(obj, "__module__", None))
         name: Any = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", "")
         if module is None:
@@ -260,6 +255,7 @@ class CallPickler(pickles.Pickler):
         try:
             for part in name.split("."):
                 found = getattr(found, part)
+            # The name of a decorated function refers to what its decorators have returned.
             for count in range(MAX_WRAPPERS):
                 if found is obj:
                     return stand_ins.attribute, (module, name, count)

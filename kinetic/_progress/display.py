@@ -140,17 +140,14 @@ class Display:
                 on_drawn()
 
     def _draw_safely(self, action: Callable[[Surface], None]) -> None:
-        """Call *action*; after a failure, which is only logged, draw nothing until all entries end.
-
-        A failure of the progress must not stop the work.
-        """
+        """Call *action*. After a failure, which is logged, draw nothing until all entries end."""
         if self._broken:
             return
         try:
             if self._surface is None:
                 self._surface = _make_surface(choose_mode(os.environ, sys.stderr))
             action(self._surface)
-        except Exception as exc:
+        except Exception as exc:  # a failure of the progress must not stop the work
             self._broken = True
             self._abandon_surface()
             # Don't warn about a closed stream, or about a pipe without a reader.

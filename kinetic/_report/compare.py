@@ -54,11 +54,7 @@ def merge(reports: Sequence[BatchReport]) -> BatchReport:
 
 
 def _moved(report: BatchReport, first: int, seconds: float) -> Iterator[Item]:
-    """Yield the items with other numbers, *seconds* later.
-
-    The last attempt of a running item ends at the snapshot, because the snapshots of two batches
-    differ in how long their items can have run.
-    """
+    """Yield the items with other numbers, *seconds* later."""
     for item in report.items:
         attempts = [
             attempt._replace(
@@ -67,6 +63,7 @@ def _moved(report: BatchReport, first: int, seconds: float) -> Iterator[Item]:
             )
             for attempt in item.attempts
         ]
+        # The snapshots of two batches differ in how long their items can have run.
         if item.state is State.RUNNING and attempts and attempts[-1].ended is None:
             attempts[-1] = attempts[-1]._replace(ended=report.read_at + seconds)
         yield replace(item, index=first + item.index, attempts=tuple(attempts))

@@ -153,13 +153,10 @@ def _concurrency(items: Iterable[Item], start: float, end: float) -> list[tuple[
 def _in_intervals(
     changes: Sequence[tuple[float, int]], length: float
 ) -> tuple[tuple[float, int, float, int], ...]:
-    """Return the least, the mean, and the greatest count of each interval.
-
-    An interval begins at each change. If that makes more than `POINTS`, the intervals have the same
-    length: a line through thousands of changes can't be read.
-    """
+    """Return the least, the mean, and the greatest count of each interval between changes."""
     if len(changes) <= POINTS or length <= 0:
         return tuple((seconds, count, count, count) for seconds, count in changes)
+    # A line through thousands of changes can't be read, so these intervals have the same length.
     step = length / POINTS
     found: list[tuple[float, int, float, int]] = []
     position, count = 0, changes[0][1]

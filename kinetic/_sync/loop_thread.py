@@ -149,10 +149,8 @@ class Call(Generic[T]):
 
 
 def _forget_callers_library() -> None:
-    """Tell anyio that the call runs on asyncio, even if another library's loop waits for it.
-
-    anyio and that library look up the running library in sniffio, if it is installed.
-    """
+    """Tell anyio that the call runs on asyncio, even if another library's loop waits for it."""
+    # anyio and that library look up there which library runs.
     sniffio: Any = sys.modules.get("sniffio")
     # The attribute is missing while another thread imports the module.
     library = getattr(sniffio, "current_async_library_cvar", None)
@@ -305,13 +303,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _share_one_thread_if_none_can_start() -> None:
-    """If no thread can start, let anyio run one call at a time, in a worker thread that exists.
-
-    Since Python 3.12, no thread can start while the interpreter exits.
-    """
+    """If no thread can start, let anyio run one call at a time, in a worker thread that exists."""
     try:
         _thread.start_new_thread(os.getpid, ())
-    except RuntimeError:
+    except RuntimeError:  # Python 3.12 starts no thread while it exits
         import anyio.to_thread
 
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1

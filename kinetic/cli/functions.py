@@ -76,14 +76,12 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def _module_of(path: Path) -> tuple[str, Path, list[str]]:
-    """Return the name of the module in the file at *path*, the file, and the folders to import it.
-
-    The folder of a script comes first on ``sys.path``, as Python does it. That of a module in a
-    package comes last, because the package's modules may have names of the standard library.
-    """
+    """Return the module's name, the file at *path* that has it, and the folders to import it."""
     name, folder = path.stem, path.parent
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         name, folder = f"{folder.name}.{name}", folder.parent
+    # Python puts the folder of a script first on ``sys.path``. That of a module in a package comes
+    # last: the package's modules may have names of the standard library.
     folders = [folder, path.parent] if folder != path.parent else [folder]
     return name.removesuffix(".__init__"), path, [str(folder) for folder in folders]
 

@@ -129,15 +129,12 @@ class Invocation:
         return function, args, kwargs
 
     def _follow_log_levels(self) -> None:
-        """Show the log records that the submitting program shows; add a handler if there is none.
-
-        The function's modules are imported: a program that sets up logging in them has its
-        handlers.
-        """
+        """Show the log records that the submitting program shows; add a handler if none exists."""
         if not (levels := self._order.client.get("log_levels")):
             return
         import logging  # few jobs need it
 
+        # The function's modules are imported, so a program that sets up logging has its handlers.
         logging.basicConfig()
         for name, level in json.loads(levels).items():
             if name == "absl":

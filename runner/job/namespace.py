@@ -272,11 +272,9 @@ def _make_like(view: str, target: str) -> None:
 
 
 def _make_read_only(target: str) -> None:
-    """Make the mount at *target* read-only.
-
-    The kernel doesn't let a process in a user namespace remove a mount's flags. So the call repeats
-    the flags that the mount has.
-    """
+    """Make the mount at *target* read-only."""
+    # The kernel doesn't let a process in a user namespace remove a mount's flags, so the call
+    # repeats those that the mount has.
     flags = os.statvfs(target).f_flag
     kept_flags = flags & KEPT_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
     _mount(None, target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept_flags)

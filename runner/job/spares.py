@@ -199,11 +199,9 @@ def bring_back(
 
 
 def _has_bytecode_of(files: Collection[str], folder: str, candidate: os.DirEntry[str]) -> bool:
-    """Return whether *candidate* in *folder* has only the bytecode of *files* of the project.
-
-    Python compares a file's time in seconds, so it could take bytecode of a file that an earlier
-    job has written for that of a later job's file.
-    """
+    """Return whether *candidate* in *folder* has only the bytecode of *files* of the project."""
+    # Python compares a file's time in seconds, so it could take bytecode of a file that an earlier
+    # job has written for that of a later job's file.
     if candidate.name != BYTECODE:
         return False
     with os.scandir(candidate) as entries:

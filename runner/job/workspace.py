@@ -103,10 +103,7 @@ _held: dict[str, int] = {}
 
 
 def _hold_tree(folder: str, tree: Tree) -> bool:
-    """Lock *tree* until this process ends; return False if it no longer exists.
-
-    The descriptor, which has the lock, stays open on purpose: the tree may be mounted.
-    """
+    """Lock *tree* until this process ends; return False if it no longer exists."""
     try:
         known = _held.get(tree.path)
         # Another process may have removed the tree, and made it anew.
@@ -119,7 +116,7 @@ def _hold_tree(folder: str, tree: Tree) -> bool:
     if not os.path.isdir(tree.path):  # removed before the lock
         os.close(fd)
         return False
-    _held[tree.path] = fd
+    _held[tree.path] = fd  # it stays open on purpose: the tree may be mounted
     os.utime(folder)
     return True
 

@@ -114,15 +114,13 @@ def _has_module(name: str) -> bool:
 
 
 def _install(requirements: List[str], constraints: Dict[str, str], folder: str) -> None:
-    """Install *requirements* into ``packages`` of *folder*.
-
-    Packages of the image come first on the path. So the versions that it has replace those of
-    *constraints*, and the installer refuses a set that doesn't fit them.
-    """
+    """Install *requirements* into ``packages`` of *folder*."""
     metadata = importlib.import_module("importlib.metadata")
     versions = dict(constraints)
     for found in metadata.distributions():
         name = re.sub("[-_.]+", "-", found.metadata["Name"] or "").lower()
+        # Packages of the image come first on the path, so the installer must refuse a set that
+        # doesn't fit them.
         if name in versions:
             versions[name] = "%s==%s" % (name, found.version)
     file = os.path.join(folder, "constraints.txt")

@@ -142,14 +142,11 @@ def _put_together(kind: type[BaseException], base: Any, args: tuple[Any, ...]) -
 
 
 def _complete(error: BaseException, state: tuple[Any, dict[str, Any], Any, Any]) -> None:
-    """Set the state of a rebuilt exception; pickles refer to this function.
-
-    This sets no attribute by `setattr`, because a class may refuse that.
-    """
+    """Set the state of a rebuilt exception; pickles refer to this function."""
     own_state, attributes, members, links = state
     if own_state is not None:
         cast("Any", error).__setstate__(own_state)
-    vars(error).update(attributes)
+    vars(error).update(attributes)  # not by `setattr`, which a class may refuse
     for name, value in {**members, **links}.items():
         found = (vars(parent).get(name) for parent in type(error).__mro__)
         next(member for member in found if isinstance(member, _MEMBER_TYPES)).__set__(error, value)

@@ -65,13 +65,11 @@ class _CarefulPickler(_Pickler):
         return exceptions.reduce(error, _links(error, self._is_sendable), self._is_sendable)
 
     def _is_sendable(self, value: Any) -> bool:
-        """Return whether *value* can be pickled and rebuilt, in at most `PART_BYTES`.
-
-        This checks an exception only once, because each check also checks the exceptions that it
-        is linked to. Otherwise, the time grows exponentially with the length of the chain.
-        """
+        """Return whether *value* can be pickled and rebuilt, in at most `PART_BYTES`."""
         if not isinstance(value, BaseException):
             return _can_send(value, _Pickler)
+        # Each check also checks the linked exceptions, so the time would grow exponentially with
+        # the length of the chain.
         if id(value) not in self._known:
             self._known[id(value)] = False  # a chain that leads back to this exception ends here
             pickler = functools.partial(_CarefulPickler, known=self._known)

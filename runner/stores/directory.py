@@ -331,11 +331,7 @@ class DirectoryObjects:
     # --- objects in a log ---
 
     def _log(self, name: str, *, create: bool = False) -> tuple[Log, str] | None:
-        """Return the log of an object, and its name there; None if it has a file of its own.
-
-        A log exists once it has an object, or if *create* says that it will. A batch of an earlier
-        version has a file for each claim and outcome, and keeps that.
-        """
+        """Return the log of an object, and its name there; None if it has a file of its own."""
         if self._shared or not name.startswith(BATCHES):
             return None
         end = name.find("/", len(BATCHES))
@@ -345,6 +341,8 @@ class DirectoryObjects:
         if (log := self._logs.get(scope)) is None:
             folder = self._file_path(scope)
             path = f"{folder}/{LOG_FILE}"
+            # A log exists once it has an object, or if *create* says that it will. A batch of an
+            # earlier version has a file for each claim and outcome, and keeps that.
             if not os.path.lexists(path) and not (create and not os.path.isdir(folder + LOGGED)):
                 return None
             from .log import Log  # single jobs have no log

@@ -405,14 +405,12 @@ class Pull:
         return duty(item, self.items.attempts(index), base, self.registry, self.me)
 
     def _shall_leave(self) -> bool:
-        """Return whether a client has asked this rank to leave, and another stays.
-
-        Only registered ranks count: one that the platform never places would take no item. But if
-        each worker takes one item, the client has others started.
-        """
+        """Return whether a client has asked this rank to leave, and another stays."""
         leaving = self.requests.leaving
         if self.me.rank not in leaving:
             return False
+        # Only registered ranks count: one that the platform never places would take no item. But if
+        # each worker takes one item, the client has others started.
         return self._once or bool(self.registry.ranks(self.me) - leaving)
 
     # --- one item ---
@@ -747,11 +745,7 @@ class Pull:
                 raise Leave(EXIT_REPLACE)
 
     def _close_replaced(self) -> Steps:
-        """Close the attempts of the processes before this one, each of which makes one at most.
-
-        The platform has replaced them, so it has caused their ends. A process may have ended before
-        its claim. Without an outcome, its attempt would be this one's, which has another number.
-        """
+        """Close the attempts of the processes before this one, each of which makes one at most."""
         while True:
             yield from self._list_span(0, 0)
             yield from self._read_requests()  # after the claims were seen, so that a stop counts
@@ -759,6 +753,8 @@ class Pull:
             if item.state.final or item.attempt > self.me.restarts:
                 return
             claim = self.items.attempts(0).get(item.attempt, wire.Attempt())
+            # The process ended before its claim. Without an outcome, its attempt would be this
+            # one's, which has another number.
             if claim.executor is None:
                 void = wire.claim_metadata(wire.VOID)
                 yield Create(self._claim_name(0, item.attempt), b"", void)

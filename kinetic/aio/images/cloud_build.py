@@ -280,14 +280,11 @@ class Builder:
             raise
 
     async def _cancel(self, start_request: asyncio.Task[Any], name: str) -> None:
-        """Cancel the build that the task *start_request* starts.
-
-        Also cancel other builds tagged *name*. An earlier try of the request may have started one,
-        if its reply was lost.
-        """
+        """Cancel the build that the task *start_request* starts."""
         await asyncio.wait({start_request})
         if start_request.exception() is None:
             await self._cancel_build(str(start_request.result().metadata.build.id))
+        # An earlier try of the request may have started a build, if its reply was lost.
         page = await self._call("list_builds", {"filter": f'tags="{name}"', "page_size": 10})
         for build in page.builds:
             if not _is_over(build):

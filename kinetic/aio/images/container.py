@@ -190,10 +190,8 @@ class ContainerImages:
         return Image(uri=uri, command=COMMAND, requirements=requirements, user=recipe.USER)
 
     async def _resolve_own(self, request: ImageRequest) -> Image:
-        """Return the image that the user names, with the runner in the store if it lacks it.
-
-        Nothing asks the registry: the cluster may pull an image that this machine can't see.
-        """
+        """Return the image that the user names, with the runner in the store if it lacks it."""
+        # Nothing asks the registry: the cluster may pull an image that this machine can't see.
         uri = request.mode
         bootstrap.check_python(uri, request.python)
         name, content = await in_thread(bootstrap.runner_archive)
@@ -211,10 +209,8 @@ class ContainerImages:
         )
 
     async def _check_published(self, uri: str) -> bool:
-        """Return whether a base image is known to exist, which only Google's registry can say.
-
-        Another registry may hide an image from this machine, although the cluster can pull it.
-        """
+        """Return whether a base image is known to exist, which only Google's registry can say."""
+        # Another registry may hide an image from this machine, although the cluster can pull it.
         if not self._can_query(uri):
             return False
         try:

@@ -116,16 +116,13 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
 
 
 def _with_pods_ready_timeout(document: Document) -> Document:
-    """Let pods wait `PODS_READY_TIMEOUT` for nodes, if *document* is Kueue's configuration.
-
-    If the configuration sets a limit, it stays unchanged. If it is older than v1beta2, it also
-    stays unchanged, because Kueue then has no default limit.
-    """
+    """Let pods wait `PODS_READY_TIMEOUT` for nodes, if *document* is Kueue's configuration."""
     name, key = KUEUE_CONFIGURATION
     if (document["kind"], document["metadata"]["name"]) != ("ConfigMap", name):
         return document
     data: Document = document.get("data") or {}
     text = str(data.get(key) or "")
+    # Before v1beta2, Kueue has no default limit. A limit of the user stays.
     has_default_limit = re.search(r"^apiVersion: .*/v1beta2$", text, re.MULTILINE)
     if not has_default_limit or re.search("^waitForPodsReady:", text, re.MULTILINE):
         return document

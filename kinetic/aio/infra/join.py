@@ -281,12 +281,10 @@ class Join:
         self._tell(f"objects can be written, read, and removed in {self._target.store}")
 
     async def _account(self) -> tuple[str, list[str]]:
-        """Return the Google service account for pods (empty if there is none), and notes about it.
-
-        Only pods on GKE with a store in a bucket need an account. `up` makes one per namespace.
-        """
+        """Return the Google service account for pods (empty without one), and notes about it."""
         target = self._target
         store = target.store or ""
+        # Only pods on GKE with a store in a bucket need an account. `up` makes one per namespace.
         if target.project is None or target.kube_context or not store.startswith("gs://"):
             return "", []
         try:

@@ -463,10 +463,7 @@ def _bucket_policy(site: Site, purpose: str, binding: Binding) -> Policy:
 
 
 def _workload_identity_policy(site: Site) -> Policy:
-    """Return the policy that lets pods act as the workers' service account.
-
-    The policy needs the cluster: the identity pool exists only once the project has had a cluster.
-    """
+    """Return the policy that lets pods act as the workers' service account."""
     email = site.account("workers")
     return policy(
         f"service account {email}",
@@ -476,6 +473,7 @@ def _workload_identity_policy(site: Site) -> Policy:
             role="roles/iam.workloadIdentityUser",
             member=f"serviceAccount:{site.identity_pool}[{site.namespace}/kinetic]",
         ),
+        # The identity pool exists only once the project has had a cluster.
         requires=(f"service account {email}", f"cluster {site.cluster}"),
         read="POST",
     )
