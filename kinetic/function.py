@@ -176,13 +176,17 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
 
     @overload
     def run_async_map(
-        self, inputs: Iterable[X] | AsyncIterable[X], **options: Unpack[MapOptions]
+        self,
+        inputs: Iterable[X] | AsyncIterable[X],
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[R_co, X]: ...
 
     @own_frames_left_out
     @show_in_signature(MapSettings)
     def run_async_map(
-        self, inputs: Iterable[Any] | AsyncIterable[Any], **options: Unpack[MapOptions]
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[Any]:
         """Run the function once for each input, and return the batch's handle.
 
@@ -560,14 +564,17 @@ def _reason_for_refusal(function: object) -> str:
 
 
 def _copy_metadata(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
-    """Do what functools.update_wrapper does, also for callables without a name."""
+    """Do what functools.update_wrapper does, also for callables without a name.
+
+    Attributes of the function don't replace those of `RemoteFunction`.
+    """
     inner = _unwrap_partials(function)
     if not hasattr(inner, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = type(inner).__name__
         wrapper.__module__ = type(inner).__module__
     functools.update_wrapper(wrapper, inner, updated=())
     if isinstance(inner, types.FunctionType):
-        own_names = dir(RemoteFunction)  # attributes of the function don't replace these
+        own_names = dir(RemoteFunction)
         wrapper.__dict__.update(
             {name: value for name, value in vars(inner).items() if name not in own_names}
         )

@@ -482,7 +482,10 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self._leave(self._async_handle.__aexit__, kind, error, trace)
 
     def _leave(
-        self, end: Callable[P, Coroutine[Any, Any, None]], *args: P.args, **kwargs: P.kwargs
+        self,
+        end: Callable[P, Coroutine[Any, Any, None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> None:
         """End a ``with`` block by ``end(...)``, unless this is a forked child."""
         self._open_blocks = max(0, self._open_blocks - 1)
@@ -927,7 +930,9 @@ class BatchHandle(NoSequence, Generic[T, X]):
         return PORTAL.call(self._aio.to_dataframe)
 
     def best(
-        self, metric: str | None = None, direction: Literal["minimize", "maximize"] | None = None
+        self,
+        metric: str | None = None,
+        direction: Literal["minimize", "maximize"] | None = None,
     ) -> dict[str, Any]:
         """Return the record of the best item so far, as in `records`; of equal ones, the first.
 

@@ -81,8 +81,10 @@ def reduce_class(defined: type, reduced: Any) -> Any:
 
 
 def _globals_of_annotations(module: str, annotations: dict[str, Any]) -> dict[str, Any]:
-    """Return the globals of ``__main__`` that *annotations* of that *module* name as text."""
-    # `typing.get_type_hints` looks them up when, for example, a library reads a dataclass.
+    """Return the globals of ``__main__`` that *annotations* of that *module* name as text.
+
+    `typing.get_type_hints` looks them up when, for example, a library reads a dataclass.
+    """
     if module != "__main__":
         return {}
     used = set[str]()
@@ -339,11 +341,13 @@ def named(module: str, name: str, make: Callable[..., Any], args: tuple[Any, ...
 
 
 def _place_of(obj: object, modules: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first of *modules* that has *obj* as a global, and the name of that global."""
+    """Return the first of *modules* that has *obj* as a global, and the name of that global.
+
+    ``__main__`` is the last, because a script may have imported the object from another module.
+    """
     main = sys.modules["__main__"]
     found = {module: sys.modules.get(module) for module in modules}
     others = {name: module for name, module in found.items() if module is not main}
-    # A script may have imported the object from another module.
     for module, loaded in {**others, "__main__": main}.items():
         for name, value in tuple(getattr(loaded, "__dict__", {}).items()):
             if value is obj:
@@ -352,8 +356,10 @@ def _place_of(obj: object, modules: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _global_name(obj: Any, module: Any) -> str | None:
-    """Return the name of the global of *module* that is *obj*, if the module's code makes it."""
-    # The name may differ from ``__qualname__``, as for a class that a decorator has replaced.
+    """Return the name of the global of *module* that is *obj*, if the module's own code makes it.
+
+    The name may differ from ``__qualname__``, as for a class that a decorator has replaced.
+    """
     names = [name for name, value in tuple(getattr(module, "__dict__", {}).items()) if value is obj]
     try:
         code = module.__spec__.loader.get_code(module.__name__) if names else None
