@@ -13,8 +13,8 @@ MAX_COMPARED = 80
 """Compare no longer words, because the cost grows with the square of the length."""
 
 
-def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
-    """Return at most three of the *known* names, those most similar to *word* first.
+def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Return at most *limit* of the *known* names, those most similar to *word* first.
 
     *cutoff* is the minimum similarity, from 0 to 1.
     """
@@ -23,7 +23,7 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str
     if len(word) > MAX_COMPARED:
         return []
     by_lower_case = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=3, cutoff=cutoff)
+    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=limit, cutoff=cutoff)
     return [by_lower_case[name] for name in matches]
 
 

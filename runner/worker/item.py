@@ -62,6 +62,10 @@ class Context:
     memory_bytes: int | None = None
     hosts: Hosts | None = None
 
+    def session(self, *, stays: bool) -> Session:
+        """Return a session for one item, or for all items of an interpreter."""
+        return Session(self.function, self.init, self.data, stays=stays)
+
 
 class ItemInvocation(Invocation):
     """A call whose workspace and function the worker has prepared.
