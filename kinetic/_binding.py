@@ -47,13 +47,14 @@ class Binding:
 
     def find_init_mismatch(self) -> str:
         """Return why the function can't take the arguments in *init*; empty if it can."""
+        function: Any = self._function
         for name in self._init:
             if not self.accepts_keyword(name):
                 names = self._names(_BY_NAME)
                 hint = suggest(name, names, otherwise=f"it takes {', '.join(names) or 'none'}")
                 return f"{self._signature_text()} takes no keyword argument {name!r}: {hint}"
             # A call may replace an argument of a partial, and so would init, silently.
-            if isinstance(self._function, functools.partial) and name in self._function.keywords:
+            if isinstance(function, functools.partial) and name in function.keywords:
                 return (
                     f"functools.partial gives {self._signature_text()} the argument {name!r}, too"
                 )
