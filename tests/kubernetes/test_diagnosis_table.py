@@ -97,6 +97,12 @@ def queued(*conditions: Json, checks: Any = (), **spec: Any) -> JobFacts:
     return JobFacts(job=a_job(labels=labels, suspend=True), workload=workload)
 
 
+def too_large(request: object, limit: object, flavor: str = "f") -> str:
+    """What Kueue 0.19 says of quota that isn't enough, even if nobody else used it."""
+    needed = f"previously considered podsets requests (0) + current podset request ({request})"
+    return f"insufficient quota for r in flavor {flavor}, {needed} > maximum capacity ({limit})"
+
+
 def reserved(reason: str, message: str = "", status: str = "False") -> Json:
     return {"type": "QuotaReserved", "status": status, "reason": reason, "message": message}
 
@@ -278,7 +284,17 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("a permission is missing", refused('User "ada@example.com" cannot create resource "pods" in API group "" in the namespace "ml"'), Reason.REFUSED, BLOCKED, ("ada@example.com", 'cannot create resource "pods"')),
     ("etcd is slow", refused("etcdserver: request timed out"), Reason.REFUSED, OPEN, ("etcdserver: request timed out", "Kubernetes retries")),
     ("an unknown refusal", refused("never heard of"), Reason.REFUSED, BLOCKED, ("never heard of", "administrator")),
-    # Queues: reasons of Kueue 0.18 and later.
+    # Queues: messages of Kueue 0.19, and the reasons it gives if UnadmittedWorkloadsObservability is on.
+    ("quota is in use, and the reason isn't given", queued(reserved("Pending", UNFIT + "insufficient unused quota for cpu in flavor f, 1 more needed")), Reason.QUEUED, OPEN, ("waiting in queue", "1 more needed", "isn't an error")),
+    ("quota that never fits, and the reason isn't given", queued(reserved("Pending", UNFIT + too_large(3, 2))), Reason.QUOTA, FINAL, ("can never hold it", "(3) > maximum capacity (2)")),
+    ("quota for a part", queued(reserved("ExceedsMaxQuota", UNFIT + too_large(8, 2)), podSets=[{"count": 8, "minCount": 1}]), Reason.QUEUED, OPEN, ("waiting in queue", "isn't an error")),
+    ("no quota for a part", queued(reserved("Pending", UNFIT + too_large("6Gi", "2G")), podSets=[{"count": 2, "minCount": 1}]), Reason.QUOTA, FINAL, ("can never hold it", "(6Gi)")),
+    ("another flavor is in use", queued(reserved("ExceedsMaxQuota", UNFIT + too_large(3, 2) + ", insufficient unused quota for cpu in flavor g, 1 more needed")), Reason.QUEUED, OPEN, ("waiting in queue", "flavor g")),
+    ("another flavor has quota for a part", queued(reserved("ExceedsMaxQuota", UNFIT + too_large(8, 2) + ", " + too_large(8, 0, "g")), podSets=[{"count": 8, "minCount": 1}]), Reason.QUEUED, OPEN, ("waiting in queue", "flavor g")),
+    ("a resource that the queue lacks", queued(reserved("Pending", UNFIT + "resource google.com/tpu unavailable in ClusterQueue")), Reason.QUEUED, BLOCKED, ("cannot take it", "google.com/tpu unavailable", "accelerator=")),
+    ("no flavor, and the reason isn't given", queued(reserved("Pending", UNFIT + "flavor l4 doesn't match node affinity")), Reason.QUEUED, BLOCKED, ("flavor l4 doesn't match", "accelerator=")),
+    ("no such queue, and the reason isn't given", queued(reserved("Inadmissible", "LocalQueue nosuch doesn't exist")), Reason.QUEUED, BLOCKED, ("nosuch", "KINETIC_QUEUE")),
+    ("a stopped queue evicted it", queued(reserved("Inadmissible", "ClusterQueue research is inactive"), {"type": "Evicted", "status": "True", "reason": "ClusterQueueStopped", "message": "The ClusterQueue is stopped"}), Reason.QUEUED, BLOCKED, ("Kueue evicted it (ClusterQueueStopped)", "cannot take it: ClusterQueue research is inactive", "start the queue again")),
     ("quota is in use", queued(reserved("WaitingForQuota", UNFIT + "insufficient unused quota for nvidia.com/gpu in flavor h100, 3 more needed")), Reason.QUEUED, OPEN, ("'research'", "nvidia.com/gpu in flavor h100, 3 more needed")),
     ("quota that never fits", queued(reserved("ExceedsMaxQuota", UNFIT + "insufficient quota for cpu in flavor f, request > maximum capacity (8 > 2)")), Reason.QUOTA, FINAL, ("can never hold it", "8 > 2")),
     ("no such queue", queued(reserved("Misconfigured", "LocalQueue nosuch doesn't exist")), Reason.QUEUED, BLOCKED, ("nosuch", "KINETIC_QUEUE")),

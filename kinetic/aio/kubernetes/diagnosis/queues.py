@@ -14,6 +14,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     labels_of,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
+from kinetic.aio.kubernetes.diagnosis.nodes import parse_quantity
 from kinetic.aio.kubernetes.manifests import QUEUE
 from kinetic.job_status import Reason
 
@@ -29,13 +30,25 @@ def is_gated(pod: Document) -> bool:
 
 _STUCK_ADVICE = {
     "Misconfigured": "correct the queue's name (KINETIC_QUEUE), or have the queue created",
-    "NoMatchingFlavor": "request an accelerator= that a flavor of the queue has",
+    "NoMatchingFlavor": "request what a flavor of the queue has (accelerator=)",
     "Suspended": "ask the queue's administrator to start the queue again",
     "Inadmissible": "correct the queue's name (KINETIC_QUEUE), or ask its administrator",
 }
-"""Advice for reasons that Kueue 0.18 and later reports, and for which waiting doesn't help."""
+"""Advice for reasons for which waiting doesn't help.
+
+Kueue gives only the last one, unless ``UnadmittedWorkloadsObservability`` is on. Then the message
+tells.
+"""
 
 _NO_FLAVOR = re.compile(r"couldn't assign flavors to pod set [^\s:]+: ")
+_IN_USE = "insufficient unused quota"
+_TOO_LARGE = re.compile(
+    r"insufficient quota for \S+ in flavor (\S+), (?:previously considered podsets requests "
+    r"\((\S+)\) \+ current podset request \((\S+)\) > maximum capacity \((\S+)\)"
+    r"|request > maximum capacity \((\S+) > (\S+)\))"
+)
+_UNFIT = re.compile(r"doesn't match node affinity|untolerated taint|unavailable in ClusterQueue")
+_STOPPED = re.compile(r"Queue \S+ is (?:inactive|stopped)")
 
 
 def queue_cause(facts: JobFacts) -> Cause:
@@ -50,13 +63,14 @@ def queue_cause(facts: JobFacts) -> Cause:
     stops = facts.events_about(None, "Started", "Stopped")  # Kueue's events about the Job
     if not workload and stops and stops[-1].get("reason") == "Stopped":
         evicted = stops[-1]
-    again = "Kueue stopped it; it is " if has_run else ""
+    before = "Kueue stopped it; " if has_run else ""
     if evicted:
         is_preempted = "preempt" in f"{evicted.get('reason')} {evicted.get('message')}".lower()
         why = "preempted it for other work" if is_preempted else f"evicted it ({evicted['reason']})"
-        again = f"Kueue {why}{_message_text(evicted)}; it is "
+        before = f"Kueue {why}{_message_text(evicted)}; "
+    waiting = f"{before}{'it is ' if before else ''}waiting in {queue}"
     if not workload:
-        summary = f"{again}waiting in {queue}; its Workload, which has the reason, is not known"
+        summary = f"{waiting}; its Workload, which has the reason, is not known"
         advice = "wait, or check that Kueue runs and has that queue"
         return _queued_cause(summary, advice, Outlook.OPEN)
     if spec.get("active") is False:
@@ -65,15 +79,45 @@ def queue_cause(facts: JobFacts) -> Cause:
     reserved: Document = condition(workload, "QuotaReserved", None) or {}
     if reserved.get("status") == "True":
         return _admission_check_cause(queue, workload)
-    reason = str(reserved.get("reason"))
+    reason = _why_unreserved(workload, reserved)
     if reason == "ExceedsMaxQuota":
         summary = f"{queue} can never hold it{_message_text(reserved)}"
         return Cause(summary=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
     if reason in _STUCK_ADVICE:
-        summary = f"{queue} cannot take it{_message_text(reserved)}"
+        summary = f"{before}{queue} cannot take it{_message_text(reserved)}"
         return _queued_cause(summary, _STUCK_ADVICE[reason])
-    summary = f"{again}waiting in {queue}{_message_text(reserved) or ': others are before it'}"
+    summary = f"{waiting}{_message_text(reserved) or ': others are before it'}"
     return _queued_cause(summary, None, Outlook.OPEN)
+
+
+def _why_unreserved(workload: Document, reserved: Document) -> str:
+    """Return the most exact reason why *workload* has no quota, by the condition *reserved*."""
+    reason, message = str(reserved.get("reason")), str(reserved.get("message") or "")
+    if _TOO_LARGE.search(message):  # the reason is of one flavor, and of all pods
+        return "ExceedsMaxQuota" if _never_fits(workload, message) else "WaitingForQuota"
+    if reason == "Inadmissible" and _STOPPED.search(message):
+        return "Suspended"
+    if reason == "Pending" and _UNFIT.search(message) and _IN_USE not in message:
+        return "NoMatchingFlavor"
+    return reason
+
+
+def _never_fits(workload: Document, message: str) -> bool:
+    """Return whether no flavor has enough quota, even if nobody else used it.
+
+    Kueue's message is about all pods, but Kueue may admit a part of them.
+    """
+    if _IN_USE in message:
+        return False
+    pod_sets = get_list(get_dict(workload, "spec"), "podSets")
+    count = pod_sets[0].get("count") if len(pod_sets) == 1 else None
+    share = (pod_sets[0].get("minCount") or count) / count if count else 1.0
+    too_large = dict[str, bool]()
+    for flavor, earlier, *amounts in _TOO_LARGE.findall(message):
+        request, limit = (parse_quantity(amount) for amount in amounts if amount)
+        fits = parse_quantity(earlier) + request * share <= limit
+        too_large[flavor] = too_large.get(flavor, False) or not fits
+    return all(too_large.values())
 
 
 def _queued_cause(summary: str, advice: str | None, outlook: Outlook = Outlook.BLOCKED) -> Cause:
