@@ -76,15 +76,21 @@ def test_a_file_with_another_digest_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("configuration", "timeout"),
+    ("configuration", "limits"),
     [
-        ("apiVersion: config.kueue.x-k8s.io/v1beta2\n#waitForPodsReady:\n#  timeout: 5m\n", "2h"),
-        ("apiVersion: config.kueue.x-k8s.io/v1beta2\nwaitForPodsReady: {timeout: 9h}", "9h"),
+        (
+            "apiVersion: config.kueue.x-k8s.io/v1beta2\n#waitForPodsReady:\n#  timeout: 5m\n",
+            {"timeout": "2h", "recoveryTimeout": "0s"},
+        ),
+        (
+            "apiVersion: config.kueue.x-k8s.io/v1beta2\nwaitForPodsReady: {timeout: 9h}",
+            {"timeout": "9h"},
+        ),
         ("apiVersion: config.kueue.x-k8s.io/v1beta1\nkind: Configuration\n", None),
     ],
 )
-def test_kueue_waits_for_slow_nodes(
-    tmp_path: Path, configuration: str, timeout: str | None
+def test_kueue_waits_for_slow_nodes_and_not_for_workers_that_have_left(
+    tmp_path: Path, configuration: str, limits: dict[str, str] | None
 ) -> None:
     path = tmp_path / "kueue.yaml"
     metadata = {"name": "kueue-manager-config", "namespace": "kueue-system"}
@@ -96,7 +102,7 @@ def test_kueue_waits_for_slow_nodes(
     installed = controller.documents[-1]["data"]["controller_manager_config.yaml"]
     assert installed.startswith(configuration)
     found: dict[str, Any] = yaml.safe_load(installed)
-    assert found.get("waitForPodsReady") == (timeout and {"timeout": timeout})
+    assert found.get("waitForPodsReady") == limits
 
 
 @pytest.mark.parametrize("content", ["", "a: [", "- 1", "kind: Pod", "apiVersion: v1\nkind: Pod"])

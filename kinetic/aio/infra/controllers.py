@@ -36,9 +36,10 @@ objects, so the objects of the controller's server must exist first."""
 KUEUE_CONFIGURATION = ("kueue-manager-config", "controller_manager_config.yaml")
 """The names of the ConfigMap with Kueue's configuration, and of its entry in the ConfigMap."""
 
-PODS_READY_TIMEOUT = "2h"
+PODS_READY = "waitForPodsReady:\n  timeout: 2h\n  recoveryTimeout: 0s\n"
 """How long pods that Kueue admitted may wait for nodes. Kueue's default, 30 minutes, is too short:
-GKE takes up to 35 minutes to find that a zone has no TPU slice, and then tries again."""
+GKE takes up to 35 minutes to find that a zone has no TPU slice, and then tries again. With a
+``recoveryTimeout``, Kueue would take back a batch of which a worker has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +111,13 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
             "of a release"
         )
     return tuple(
-        _with_pods_ready_timeout({key: value for key, value in manifest.items() if key != "status"})
+        _with_pods_ready({key: value for key, value in manifest.items() if key != "status"})
         for manifest in documents
     )
 
 
-def _with_pods_ready_timeout(document: Document) -> Document:
-    """Let pods wait `PODS_READY_TIMEOUT` for nodes, if *document* is Kueue's configuration."""
+def _with_pods_ready(document: Document) -> Document:
+    """Add `PODS_READY` to *document*, if it is Kueue's configuration."""
     name, key = KUEUE_CONFIGURATION
     if (document["kind"], document["metadata"]["name"]) != ("ConfigMap", name):
         return document
@@ -126,8 +127,7 @@ def _with_pods_ready_timeout(document: Document) -> Document:
     has_default_limit = re.search(r"^apiVersion: .*/v1beta2$", text, re.MULTILINE)
     if not has_default_limit or re.search("^waitForPodsReady:", text, re.MULTILINE):
         return document
-    extended = f"{text.rstrip()}\nwaitForPodsReady:\n  timeout: {PODS_READY_TIMEOUT}\n"
-    return {**document, "data": {**data, key: extended}}
+    return {**document, "data": {**data, key: f"{text.rstrip()}\n{PODS_READY}"}}
 
 
 def _is_manifest(value: object) -> bool:
