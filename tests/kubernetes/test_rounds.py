@@ -113,7 +113,7 @@ class Rounds:
     def __init__(self) -> None:
         self.table = Table()
         self.last: dict[str, Observation] = {}
-        self.job = {**manifest(2), "status": {}}
+        self.job: Json = {**manifest(2), "status": {}}
         self.job["metadata"] |= {"uid": "job", "creationTimestamp": "2026-01-01T00:00:00Z"}
         self.table.feed(Listed(items=[self.job], version="1"), pods=False)
         self.table.feed(Listed(items=[], version="1"), pods=True)
@@ -133,9 +133,15 @@ class Rounds:
         self.job["spec"] = {**self.job["spec"], "completions": workers, "parallelism": workers}
         self.put_job(active=2)
 
+    def suspend(self, suspended: bool) -> None:
+        self.job["spec"] = {**self.job["spec"], "suspend": suspended}
+        self.put_job(conditions=[{"type": "Suspended", "status": str(suspended)}])
+
     def put_pod(self, rank: int, failures: int, state: Json, phase: str) -> list[Observation]:
-        pod = self.pod(rank, failures, state, phase)
-        self.table.feed(Changed(document=pod, deleted=False), pods=True)
+        return self.feed_pod(self.pod(rank, failures, state, phase))
+
+    def feed_pod(self, pod: Json, *, deleted: bool = False) -> list[Observation]:
+        self.table.feed(Changed(document=pod, deleted=deleted), pods=True)
         return self.read()
 
     def list_pods(self, *pods: Json) -> list[Observation]:
@@ -238,6 +244,24 @@ def test_a_round_that_grows_has_more_workers() -> None:
     rounds = Rounds()
     rounds.resize(3)
     assert rounds.phases() == dict.fromkeys(("0.0", "1.0", "2.0"), Phase.PENDING)
+
+
+def test_workers_of_a_resumed_round_have_the_numbers_of_the_suspended_ones() -> None:
+    rounds = Rounds()
+    first = rounds.pod(0, 0, RUNNING, "Running")
+    rounds.feed_pod(first)
+    rounds.suspend(True)
+    deletion = {"deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 60}
+    stopped = rounds.pod(0, 0, ended(43), "Failed")
+    stopped["metadata"] |= deletion
+    rounds.feed_pod(stopped, deleted=True)
+    assert rounds.phases() == {"0.0": Phase.ENDED, "0.1": Phase.PENDING, "1.0": Phase.PENDING}
+    rounds.suspend(False)
+    second = rounds.pod(0, 0, RUNNING, "Running")
+    second["metadata"] |= {"uid": "second", "creationTimestamp": "2026-01-01T00:02:00Z"}
+    rounds.feed_pod(second)
+    assert rounds.phases() == {"0.0": Phase.RUNNING, "0.1": Phase.GONE, "1.0": Phase.PENDING}
+    assert rounds.last["0.0"].executor == "second"
 
 
 def test_a_round_that_a_queue_shrinks_has_fewer_workers() -> None:

@@ -514,8 +514,11 @@ async def find(
     if identity.leased:
         return await _find_items(submission, names) if names else {}
     found = await cluster.find(names=[*names], explained=explained) if names else []
+    attributed = map(submission.attributed, found)
     return {
-        names[observation.name]: observation for observation in found if observation.name in names
+        names[observation.name]: observation
+        for observation in attributed
+        if observation.name in names
     }
 
 

@@ -241,6 +241,8 @@ class Session(Connection):
             if (receipt := observation.receipt) is not None:  # of the last item that it ran
                 self.settle_soon(submission, Evidence(receipt.index, receipt.attempt, observation))
             return
+        if not submission.identity.leased:
+            observation = submission.attributed(observation)
         index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
         # An observation of any attempt of a single job may say that no attempt follows.
         last = observation.last and not (submission.identity.leased or submission.is_final(index))

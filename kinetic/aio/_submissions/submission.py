@@ -296,10 +296,12 @@ class Submission(ItemStates):
         doubt = self.doubtful.get(index)
         if doubt is not None and (item.state.final or item.attempt > doubt.number):
             del self.doubtful[index]
-        if item.state.final:
-            self._errors.pop(index, None)
+        seen = self.observations.get(index)
+        if item.state.final or (seen and int(seen.labels[LABEL_ATTEMPT]) < item.attempt):
             self.observations.pop(index, None)
             self._running_since.pop(index, None)
+        if item.state.final:
+            self._errors.pop(index, None)
         else:
             self.refusals.pop(index, None)
 
@@ -349,6 +351,19 @@ class Submission(ItemStates):
         """Forget which items no process submits, because a process submits the batch again."""
         if self._stuck is not None:
             self.abandoned = self._stuck = None
+
+    def attributed(self, observation: Observation) -> Observation:
+        """Return what *observation* says of a single job, with the attempt that its process makes.
+
+        If a queue has suspended a Job and resumes it, the numbers of its pods begin again. So a
+        process that isn't the one of an attempt that is over makes the open attempt.
+        """
+        index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
+        item, known = self._items.get(index), self.attempt(index, number).executor
+        is_other = known is not None and observation.executor not in ("", known)
+        if item is None or number >= item.attempt or not is_other:
+            return observation
+        return self.observation_of(observation, index, item.attempt)
 
     def note(self, index: int, number: int, observation: Observation) -> None:
         """Note the platform's observation that an attempt waits or runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
@@ -351,6 +351,15 @@ class Table:
                 yield observation
         if has_ended:
             entry.finish()
+        elif RANK_SEPARATOR in entry.name:
+            yield from self._report_unneeded(entry, {observation.name for observation in current})
+
+    def _report_unneeded(self, entry: Entry, names: Collection[str]) -> Iterator[Observation]:
+        """Yield that workers don't come which were expected: a queue resumes with old numbers."""
+        for name, observation in [*entry.reported.items()]:
+            if observation.phase is Phase.PENDING and name not in names:
+                del entry.reported[name]
+                yield replace(observation, phase=Phase.GONE, last=True)
 
     def _report_gone(self, entry: Entry) -> Iterator[Observation]:
         """Remove *entry*, and yield that each of its reported attempts is gone."""
