@@ -157,6 +157,19 @@ async def test_in_a_queue_more_workers_come_with_the_next_round(
         await batch.cleanup()
 
 
+async def test_workers_that_can_not_start_are_deleted_when_their_items_have_failed() -> None:
+    """A queue would admit them later, without work and without the batch's Secret."""
+    platform, rounds = with_rounds(memory_platform())
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(nop, [1, 2])
+        rounds.refusal = errors.LaunchError("queue 'team' can never hold it")
+        await batch.scale(3)
+        with pytest.raises(errors.BatchError, match="can never hold it"):
+            await batch.results(cleanup=False)
+        await asyncio.sleep(ENDS_S)
+        assert rounds.living() == []
+
+
 async def test_a_quota_that_stays_used_up_ends_a_batch_after_its_start_timeout() -> None:
     platform, rounds = with_rounds(memory_platform())
     rounds.refusal = errors.Throttled("quota 'few' is used up", retryable=True)

@@ -255,6 +255,7 @@ class BatchCoordinator:
     async def _finish_submitting(self, known_requests: int) -> None:
         submission, total = self._submission, self.state.total
         await self.launcher.until_idle()
+        await self.launcher.withdraw()
         if self.state.sealed and total is not None and not submission.requests.removing:
             await self._drop_secrets(total)
         await retry_forever(lambda: self.lease.release(known_requests), "releasing the lease")

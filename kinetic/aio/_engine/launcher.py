@@ -190,7 +190,7 @@ class Launcher:
         self._needed = asyncio.Event()
         self._may_grow = asyncio.Event()
         self._busy = asyncio.Lock()
-        self._was_accepted = False
+        self._was_accepted = self._was_refused = False
         # If the platform replaces no workers: those that died since the last start; how many of
         # them in a row had not registered; a round, and how many ranks it has had.
         self._lost: list[Observation] = []
@@ -318,6 +318,21 @@ class Launcher:
         async with self._busy:
             pass
 
+    async def withdraw(self) -> None:
+        """Delete the workers of an ended batch if they wait or were refused: they have no work.
+
+        They would get machines later, and wait there for the batch's Secret, which is gone.
+        """
+        submission = self._submission
+        if not (submission.listed and (self._was_refused or self._all_wait())):
+            return
+        self._running, self._was_refused = None, False
+        labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(self._round)}
+        try:
+            await self._cluster.delete(labels=labels)
+        except KineticError as exc:
+            logging.warning("can't delete the workers of %s: %s", submission.identity.id, exc)
+
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines that run beside the coordinator, until they are cancelled.
 
@@ -440,6 +455,7 @@ class Launcher:
                     f"kinetic.attach_batch({batch!r}).resume(). {exc}",
                     job_id=batch,
                 ) from exc
+            self._was_refused = True
             for index in self._state.unfinished():
                 item = self._submission.item(index)
                 await self.report_refusal(index, exc, item.attempt if item is not None else 1)

@@ -176,7 +176,7 @@ class GkeCluster:
         """Give the round of *job* so many workers, if it has fewer; return how many it has."""
         path = f"{self._paths.jobs}/{get_dict(job, 'metadata')['name']}"
         while True:
-            size = size_of(job)
+            size = 0 if cause_of_end(job) is not None else size_of(job)
             if not size:
                 await self._refuse_unfit(job)
                 return 0

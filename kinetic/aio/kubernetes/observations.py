@@ -61,9 +61,12 @@ def judge_job(facts: JobFacts) -> Diagnosis:
     cause = cause_of_end(facts.current_or_last_job)
     if cause is None or any(Pod(pod).ran for pod in facts.every_pod):
         return verdict
-    if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
+    if verdict.status is JobStatus.SUCCEEDED:
         return verdict
-    return waiting_state(cause=cause) if facts.live_pods else ended_state(cause=cause)
+    if facts.live_pods:
+        return waiting_state(cause=cause)
+    end = ended_state(cause=cause)
+    return replace(end, phase=Phase.GONE) if verdict.phase is Phase.GONE else end
 
 
 def has_job_ended(facts: JobFacts, verdict: Diagnosis) -> bool:

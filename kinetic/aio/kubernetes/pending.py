@@ -30,7 +30,12 @@ from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, nodes_by_name
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import QUEUE, START_TIMEOUT, Paths
-from kinetic.aio.kubernetes.observations import ENDED, cause_of_end, text_of_end
+from kinetic.aio.kubernetes.observations import (
+    ENDED,
+    RANK_SEPARATOR,
+    cause_of_end,
+    text_of_end,
+)
 from kinetic.aio.kubernetes.rights import runner_role
 from kinetic.aio.kubernetes.secrets import missing_own_secret
 from kinetic.aio.kubernetes.tables import Entry, Table
@@ -144,11 +149,18 @@ class Diagnostics:
         )
 
     async def end(self, entry: Entry, cause: Cause) -> None:
-        """Make Kubernetes end a Job that can't start, with an annotation that says why."""
-        name = str(get_dict(entry.job, "metadata").get("name"))
+        """Make Kubernetes end a Job that can't start, with an annotation that says why.
+
+        A suspended Job has no deadline, and its queue may start it later, so delete it. That of a
+        round stays until its items have ended, because another client would create it again.
+        """
+        path = f"{self._paths.jobs}/{get_dict(entry.job, 'metadata').get('name')}"
         metadata = {"uid": uid(entry.job), "annotations": {ENDED: text_of_end(cause)}}
-        body = {"metadata": metadata, "spec": self._stop}
-        await self._api.call("PATCH", f"{self._paths.jobs}/{name}", body=body)
+        await self._api.call("PATCH", path, body={"metadata": metadata, "spec": self._stop})
+        if entry.facts.suspended and RANK_SEPARATOR not in entry.name:
+            body = {"preconditions": {"uid": uid(entry.job)}, "propagationPolicy": "Background"}
+            with suppress(NotFound, Conflict):  # it is gone, or another of its name is there
+                await self._api.call("DELETE", path, body=body)
 
     async def end_held(self, pod: Pod, job: Document | None, *, whole: bool) -> None:
         """End *pod*, whose program has ended; if *whole*, delete its *job* with all its pods."""
