@@ -10,6 +10,7 @@ import pytest
 
 from kinetic._runner.protocol.marks import mark, parse_mark
 from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.manifests import FAILURE_COUNTS, KIND, RANK, WORKER, Placement
 from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.kubernetes.rounds import extension, growth, round_manifest, size_of
@@ -135,6 +136,7 @@ class Rounds:
 
     def suspend(self, suspended: bool) -> None:
         self.job["spec"] = {**self.job["spec"], "suspend": suspended}
+        self.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
         self.put_job(conditions=[{"type": "Suspended", "status": str(suspended)}])
 
     def put_pod(self, rank: int, failures: int, state: Json, phase: str) -> list[Observation]:
@@ -262,6 +264,15 @@ def test_workers_of_a_resumed_round_have_the_numbers_of_the_suspended_ones() -> 
     rounds.feed_pod(second)
     assert rounds.phases() == {"0.0": Phase.RUNNING, "0.1": Phase.GONE, "1.0": Phase.PENDING}
     assert rounds.last["0.0"].executor == "second"
+
+
+def test_all_ranks_of_a_suspended_round_wait_for_the_same() -> None:
+    rounds = Rounds()
+    rounds.suspend(True)
+    why = {"type": "QuotaReserved", "status": "False", "message": "1 more needed"}
+    workload = {"spec": {"queueName": "team"}, "status": {"conditions": [why]}}
+    rounds.table.learn(f"{NAME}/0", JobFacts(workload=workload))
+    assert ["1 more needed" in it.message for it in rounds.read()] == [True, True]
 
 
 def test_a_round_that_a_queue_shrinks_has_fewer_workers() -> None:

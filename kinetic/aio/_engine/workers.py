@@ -205,7 +205,8 @@ async def describe(submission: Submission, known: int) -> list[Worker]:
     """
     await submission.requests.read()
     requests = submission.requests.effect
-    found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    labels = {LABEL_SUBMISSION: submission.identity.id}
+    found = await submission.cluster.find(labels=labels, explained=True)
     living = [it for it in _seen(submission, found) if it.is_alive]
     if not living:
         return []

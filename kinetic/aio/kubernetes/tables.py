@@ -235,10 +235,18 @@ class Table:
         )
 
     def learn(self, name: str, answers: JobFacts) -> None:
-        """Add the answers to an inquiry about the job *name*; ignore them if the job has ended."""
-        if (entry := self.entries.get(name)) is not None and not entry.ended_job_uid:
-            entry.answers = replace(answers, name=name)
-            self._changed_names[name] = None
+        """Add the answers to an inquiry about the job *name*; ignore them if the job has ended.
+
+        All ranks of a suspended round wait for the same, so one inquiry is about all of them.
+        """
+        if (entry := self.entries.get(name)) is None or entry.ended_job_uid:
+            return
+        concerned = [entry]
+        if RANK_SEPARATOR in name and entry.facts.suspended:
+            concerned = [it for it in self.entries.values() if uid(it.job) == uid(entry.job)]
+        for it in concerned:
+            it.answers = replace(answers, name=it.name)
+            self._changed_names[it.name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
         """Store a Job or a pod, or its deletion, in the entries that it concerns."""
