@@ -38,11 +38,11 @@ def has_pods(queue: Namespace) -> bool:
 
 
 @on_cluster
-def wait_once(folder: str) -> int:
-    """Return how often this has begun; the first call doesn't end."""
+def wait_once(folder: str, gate: str) -> int:
+    """Return how often this has begun; the first call doesn't end, and the second at *gate*."""
     (Path(folder) / str(time.monotonic_ns())).touch()
     count = len(list(Path(folder).iterdir()))
-    while count == 1:
+    while count == 1 or not Path(gate).exists():
         time.sleep(0.1)
     return count
 
@@ -53,8 +53,9 @@ async def test_a_running_job_that_its_queue_takes_back_runs_again(
 ) -> None:
     """The pod of the resumed Job has the number of the first one, and makes the second attempt."""
     (folder := tmp_path / "calls").mkdir()
+    gate = tmp_path / "gate"
     async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(wait_once, str(folder))
+        job = await client.submit(wait_once, str(folder), str(gate))
         await until(lambda: jobs(queue))
         await asyncio.to_thread(change, queue, suspend=False)
         await until(lambda: any(folder.iterdir()))
@@ -63,6 +64,9 @@ async def test_a_running_job_that_its_queue_takes_back_runs_again(
         while await job.status() is not JobStatus.PENDING:
             await asyncio.sleep(0.1)
         await asyncio.to_thread(change, queue, suspend=False)
+        while await job.status() is not JobStatus.RUNNING:
+            await asyncio.sleep(0.1)
+        gate.touch()
         assert await job.result(cleanup=False) == 2
         await job.cleanup()
 

@@ -184,9 +184,14 @@ def test_a_suspended_job_has_not_failed_with_the_pods_it_lost() -> None:
     assert (judge(seen).status, judge(seen).reason) == (JobStatus.RUNNING, Reason.QUEUED)
     seen = merge_facts(seen, JobFacts(job=job, pods=ended.pods))
     assert (judge(seen).status, judge(seen).reason) == (JobStatus.PENDING, Reason.QUEUED)
-    resumed = {"conditions": [{"type": "Suspended", "status": "False"}]}
-    job = {**job, "spec": {**job["spec"], "suspend": False}, "status": resumed}
-    assert judge(merge_facts(seen, JobFacts(job=job))).status is JobStatus.PENDING
+    assert pod_state(Pod(ended.pods[0], seen)).reason is Reason.PREEMPTED
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2100-01-01T00:00:00Z"}
+    job = {**job, "spec": {**job["spec"], "suspend": False}, "status": {"conditions": [resumed]}}
+    seen = merge_facts(seen, JobFacts(job=job))
+    assert judge(seen).status is JobStatus.PENDING
+    assert pod_state(Pod(ended.pods[0], seen)).reason is Reason.PREEMPTED
+    resumed["lastTransitionTime"] = "2000-01-01T00:00:00Z"  # before the pod was created
+    assert pod_state(Pod(ended.pods[0], seen)).reason is Reason.LOST
 
 
 def test_a_job_that_was_never_seen_does_not_exist() -> None:

@@ -151,6 +151,9 @@ def removal(pod: Pod) -> Cause | None:
             f"{ADVICE[Reason.EVICTED]}; if nodes refuse it again, correct what the message names"
         )
         return Cause(summary=summary, advice=advice, reason=Reason.EVICTED)
+    if pod.terminating and pod.was_suspended:
+        summary = "its queue, or another who suspended its Job, stopped it"
+        return Cause(summary=summary, reason=Reason.PREEMPTED)
     if pod.terminating:
         when = "while it ran" if pod.ran else "before it ran"
         return Cause(

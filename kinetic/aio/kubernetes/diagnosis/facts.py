@@ -342,6 +342,13 @@ class Pod:
         return int(count) if count.isdecimal() else 0
 
     @property
+    def was_suspended(self) -> bool:
+        """Whether the pod's Job was suspended after it had created the pod, as Kueue does."""
+        resumed: Document = condition(self.facts.current_or_last_job, "Suspended", "False") or {}
+        born = str(self.metadata.get("creationTimestamp") or "")
+        return self.facts.suspended or str(resumed.get("lastTransitionTime") or "") > born
+
+    @property
     def was_disrupted(self) -> bool:
         """Whether a later pod of the same index says that the platform has ended this one."""
         later = (Pod(pod).disruptions_before for pod in self.facts.every_pod)
