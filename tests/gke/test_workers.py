@@ -198,9 +198,8 @@ async def test_a_worker_whose_node_goes_loses_no_item_and_no_line(
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("is_batch", [True, False], ids=["batch", "job"])
 async def test_a_worker_whose_node_goes_while_no_client_looks_uses_up_no_retry(
-    configured: Namespace, tmp_path: Path, *, is_batch: bool
+    configured: Namespace, tmp_path: Path
 ) -> None:
     """Its pod is removed, and the next one finds no machine until a client has looked."""
     gate = str(tmp_path / "a")
@@ -208,10 +207,7 @@ async def test_a_worker_whose_node_goes_while_no_client_looks_uses_up_no_retry(
     add_node = partial(asyncio.to_thread, configured.kubelet.add_node, "large", cpu=32)
     await add_node()
     async with aio.Client() as client:
-        if is_batch:
-            name = (await client.run_async_map(large, [gate], progress=False)).group_id
-        else:
-            name = (await client.submit(large, gate)).job_id
+        name = (await client.run_async_map(large, [gate], progress=False)).group_id
         await until(lambda: (tmp_path / "a.began").exists())
     (before,) = configured.call("GET", "pods")["items"]
     await asyncio.to_thread(configured.kubelet.remove_node, "large")
@@ -222,8 +218,7 @@ async def test_a_worker_whose_node_goes_while_no_client_looks_uses_up_no_retry(
 
     await until(is_replaced)
     async with aio.Client() as client:
-        batch = await client.attach_batch(name) if is_batch else None
-        job = batch.jobs[0] if batch is not None else await client.attach(name)
+        job = (await client.attach_batch(name)).jobs[0]
         waiting = asyncio.create_task(job.result(cleanup=False))
         await asyncio.wait({waiting}, timeout=20)  # it reads the job at once, and after 10 s
         assert await job.status() is JobStatus.PENDING

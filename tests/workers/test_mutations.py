@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
+
+from kinetic._runner.worker.pull import Pull
 
 from .mutations import MUTATIONS
 from .scenario import play
@@ -37,3 +41,11 @@ def test_the_protocol_survives_the_plans_of_mutations(name: str) -> None:
     for seed in range(100):
         report = play(seed, change=MUTATIONS[name].change)
         assert report.violation is None, report.text()
+
+
+def test_mutations_replace_methods_that_exist() -> None:
+    """A method that nothing calls would leave out no rule."""
+    for name, mutation in MUTATIONS.items():
+        rules = mutation.pull
+        for method in filter(inspect.isfunction, vars(rules).values() if rules is not Pull else ()):
+            assert hasattr(rules.__base__, method.__name__), f"{name}: {method.__name__}"
