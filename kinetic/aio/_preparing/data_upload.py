@@ -75,7 +75,6 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
         # Each upload stores or renews the files, and then the manifest that lists them. So if that
         # is fresh, no file is old enough to be removed. Otherwise, `_send` checks every file.
         if stored is not None and stored.size and _shared_objects.is_fresh(stored):
-            logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
             # A store that exceeds its limit loses what wasn't used for a minute.
             if _shared_objects.has_size_limit(store):
                 await store.renew([snapshot.name])
@@ -86,7 +85,8 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
             )
         return True
 
-    await _shared_objects.once(store, f"upload of {snapshot.name}", send)
+    if not await _shared_objects.once(store, f"upload of {snapshot.name}", send):
+        logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
     return _data_ref(data, snapshot.name, snapshot.digest)
 
 
