@@ -157,7 +157,9 @@ class Diagnostics:
         path = f"{self._paths.jobs}/{get_dict(entry.job, 'metadata').get('name')}"
         metadata = {"uid": uid(entry.job), "annotations": {ENDED: text_of_end(cause)}}
         await self._api.call("PATCH", path, body={"metadata": metadata, "spec": self._stop})
-        if entry.facts.suspended and RANK_SEPARATOR not in entry.name:
+        # A set is ended by a suspension, which must keep its reason for other clients.
+        is_queued = entry.facts.suspended and "suspend" not in self._stop
+        if is_queued and RANK_SEPARATOR not in entry.name:
             body = {"preconditions": {"uid": uid(entry.job)}, "propagationPolicy": "Background"}
             with suppress(NotFound, Conflict):  # it is gone, or another of its name is there
                 await self._api.call("DELETE", path, body=body)
