@@ -116,7 +116,7 @@ def with_rounds(platform: Platform, *, in_queue: bool = False) -> tuple[Platform
     return dataclasses.replace(on_loop_time(platform), cluster=rounds), rounds
 
 
-@pytest.mark.parametrize("ends_s", [ENDS_S, LATE_S])
+@pytest.mark.parametrize("ends_s", [ENDS_S, pytest.param(LATE_S, marks=pytest.mark.full)])
 async def test_a_retry_after_a_stop_begins_another_round_when_the_stopped_workers_have_ended(
     caplog: pytest.LogCaptureFixture, ends_s: float
 ) -> None:

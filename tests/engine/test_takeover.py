@@ -130,6 +130,7 @@ async def test_a_live_holder_keeps_its_lease(world: World) -> None:
 
 
 @VIRTUAL
+@pytest.mark.full
 async def test_the_sleep_of_a_machine_does_not_end_the_lease_of_its_processes(world: World) -> None:
     """After it, an observer may read the lease before the holder has renewed it."""
     go_on = asyncio.Event()

@@ -76,7 +76,7 @@ def nop(number: int = 0) -> int:
     return number
 
 
-@pytest.mark.everyday
+@pytest.mark.full
 async def test_what_waits_too_long_leaves_its_queue(client: aio.Client, queue: Namespace) -> None:
     """A suspended Job has no deadline: its queue would admit it later, and give it machines."""
     impatient = nop.options(start_timeout=3)
