@@ -39,7 +39,7 @@ CONFIRMATION_S = 600.0
 
 
 class Confirmations:
-    """What this process has found, by name; it asks again only after *lifetime_s* seconds."""
+    """The names that this process has found; it asks for each again after *lifetime_s* seconds."""
 
     def __init__(self, lifetime_s: float = CONFIRMATION_S) -> None:
         self._lifetime_s = lifetime_s
