@@ -222,8 +222,8 @@ async def test_submissions_take_turns_in_a_slot(cluster: LocalCluster, tmp_path:
 async def test_a_worker_that_waits_for_slots_leaves_when_asked(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    mine = Batch(tmp_path / "m", say_and_wait, [str(tmp_path / f"m{n}") for n in range(4)])
-    other = Batch(tmp_path / "o", say_and_wait, [str(tmp_path / "o")])
+    mine = Batch(tmp_path / "mine", say_and_wait, [str(tmp_path / f"m{n}") for n in range(4)])
+    other = Batch(tmp_path / "other", say_and_wait, [str(tmp_path / "o")])
 
     async def until_begun(batch: Batch, count: int) -> None:
         prefix = wire.block_prefix(SCOPE, 0)
@@ -238,7 +238,8 @@ async def test_a_worker_that_waits_for_slots_leaves_when_asked(
         (tmp_path / f"m{number}").touch()
     await until_begun(other, 1)
     await until_begun(mine, 3)  # so one of its two workers waits for a slot
-    running = (await running_item(cluster)).executor
+    # The claims say which one runs. The supervisor may still list an item that has just ended.
+    (running,) = [mine.attempts()[index][1].executor for index in mine.attempts() if index > 1]
     (waiting,) = [it for it in await workers_of(cluster) if it.executor != running]
     mine.append(wire.Request(kind="leave", ranks=(int(waiting.name.split(".")[2]),)))
     await cluster.tell({"kinetic.dev/submission": "grp-000000000000"})
