@@ -93,16 +93,12 @@ async def load_result(path: str | os.PathLike[str]) -> Any:
         ValueError: The file is damaged, or `JobHandle.save_result` didn't write it.
         Exception: The classes of the value raise it while it is rebuilt.
     """
-    from kinetic._packing import own_classes
     from kinetic._runner.protocol import pickles
     from kinetic._tasks import in_thread
     from kinetic._tracebacks import of_the_caller
 
-    def read(unpickler: type[pickles.Unpickler]) -> Any:
-        return pickles.load_file(path, unpickler=unpickler)
-
     try:
-        return await in_thread(own_classes.load, read)
+        return await in_thread(pickles.load_file, path)
     except (OSError, ValueError) as error:
         raise of_the_caller(error) from None
 

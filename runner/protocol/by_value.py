@@ -22,17 +22,15 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, ForwardRef, cast
 
 import cloudpickle
 
+from . import class_ids
 from .exceptions import HEAP_TYPE
 
 _cloudpickle: Any = cloudpickle.cloudpickle
-_KNOWN_CLASSES: Any = _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
-"""The classes that cloudpickle has pickled or loaded by value, while something refers to them."""
-
 _NEW: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - type checkers do not know it
 
 LAZY = sys.version_info >= (3, 14)
@@ -131,20 +129,9 @@ def _mangle(slot: str, owner: str) -> str:
     return f"_{owner}{slot}" if private and owner else slot
 
 
-def id_of_class(*args: Any) -> str:
-    """Return the ID of a class from the arguments of `make_class`."""
-    return str(args[-2])
-
-
 def known_class(*args: Any) -> type | None:
     """Return the class that this process knows by the ID in the arguments of `make_class`."""
-    found: type | None = _KNOWN_CLASSES.get(id_of_class(*args))
-    return found
-
-
-def know_classes(classes: Mapping[str, type]) -> None:
-    """Let pickles refer to *classes* by these IDs."""
-    _KNOWN_CLASSES.update(classes)
+    return class_ids.find(args[-2])
 
 
 def make_class(make: Callable[..., type], *args: Any) -> type:

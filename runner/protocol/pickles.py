@@ -21,8 +21,10 @@ from typing import Any, cast
 
 import cloudpickle
 
-from . import by_value, exceptions
+from . import by_value, class_ids, exceptions
 from .frames import FramesError, Sink, unpack, write_footer
+
+_cloudpickle: Any = cloudpickle.cloudpickle
 
 OUT_OF_BAND_BYTES = 64 * 1024
 """From this size on, a buffer becomes a frame beside the pickle; smaller ones are padding."""
@@ -110,6 +112,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if has_other_name and (found := by_value.reduce_importable(obj)) is not None:
             return found
         if issubclass(kind, type):
+            if not _cloudpickle._should_pickle_by_reference(obj):
+                class_ids.assign(cast("type", obj))
             return self._reduce_class(cast("type", obj), super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         if kind is types.FunctionType:
             return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

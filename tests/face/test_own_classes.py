@@ -1,4 +1,4 @@
-"""Values of a script's classes are instances of its classes in every process of the script."""
+"""Values of a script's classes are instances of its classes in each of its processes and jobs."""
 
 from __future__ import annotations
 
@@ -66,3 +66,55 @@ def test_values_keep_a_class_that_the_script_has_changed_since(script) -> None:
     changed = "\n" + PROGRAM.replace("2 * self.x", "3 * self.x")
     shown = "(False, True, True, False, False, True, 2.0)"
     script(changed + READ.format(group=group)).prints(*[shown] * 3)
+
+
+GROWING = """
+@dataclasses.dataclass
+class Order:
+    number: int
+    kinds: frozenset = frozenset()
+
+    def is_known(self):
+        return self.number in {1, 2, 3} or not self.kinds.isdisjoint({"a", "b", "c", "d"})
+
+@remote
+def check(order, state):
+    return type(order) is Order, order == Order(order.number), state is State.DONE, order.is_known()
+
+def lazily():
+    yield Order(1), State.DONE
+    threading.Event().wait()
+"""
+
+
+def test_inputs_of_another_process_of_the_script_have_the_functions_classes(script) -> None:
+    submit = """
+batch = check.run_async_map(lazily())
+print(batch.group_id, batch.job(0).result())
+"""
+    own = "(True, True, True, True)"
+    with script(PROGRAM + GROWING + submit) as program:
+        group, _, shown = program.line().partition(" ")
+        assert shown == own
+        program.kill()
+    resume = f"""
+batch = kinetic.attach_batch({group!r})
+batch.resume(inputs=[(Order(2), State.DONE), (Order(9), State.DONE)])
+print(*batch.results(), sep="\\n")
+"""
+    # The lines of the script have moved, but its classes are the same.
+    script("\n\n" + PROGRAM + GROWING + resume).prints(own, own, "(True, True, True, False)")
+
+
+def test_a_job_of_one_process_takes_the_value_of_anothers(script) -> None:
+    with script(PROGRAM + 'print(len(make(0)))\nmake.run_async(0).save_result("value")') as program:
+        assert program.line() == "5"
+        program.end()
+    code = """
+@remote
+def told(value):
+    return describe(*value)
+
+print(told(kinetic.jobs.load_result("value")))
+"""
+    script(PROGRAM + code).prints("(True, True, True, True, True, True, 2.0)")

@@ -481,6 +481,73 @@ def test_pickles_of_the_same_arguments_are_the_same(dump: Dump) -> None:
     assert json.dumps(dump(random.Random(0).random()).size)
 
 
+SCRIPT = """
+import dataclasses, enum
+import cloudpickle
+from kinetic._runner.protocol import pickles
+
+class State(enum.Enum):
+    NEW = 1
+
+class Shape:
+    def check(self, kind):
+        return kind in {"square", "circle", "line", "point"}
+
+    @dataclasses.dataclass(slots=True)
+    class Part(dict[str, int]):
+        x: int
+
+        @property
+        def pair(self):
+            return [x for x in (1, 2)]
+
+class Opaque:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+class Holder:
+    held = Opaque()
+
+pickles.dumps(Holder)
+classes = State, Shape, Shape.Part
+pickles.dumps(classes)
+print(*map(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get, classes))
+"""
+
+
+def test_each_process_of_a_script_gives_its_classes_the_same_ids(
+    tmp_path: Path, python: Python
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    seeds = ("1", "2", "3")  # of the order of sets
+    ids = {python("script.py", cwd=tmp_path, PYTHONHASHSEED=seed) for seed in seeds}
+    assert [it.rpartition(":")[0] for it in ids.pop().split()] == [
+        "__main__:State",
+        "__main__:Shape",
+        "__main__:Shape.Part",
+    ]
+    assert not ids, "they differ"
+
+
+def test_a_cell_that_runs_again_makes_another_class() -> None:
+    module = sys.modules["cells"] = ModuleType("cells")
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        cell = compile("class Point:\n    pass\n", "<cell>", "exec", dont_inherit=True)
+        exec(cell, vars(module))
+        old = module.Point()
+        sent = pickles.dumps(old)
+        exec(cell, vars(module))
+        new = module.Point()
+        first, second = pickles.load(pickles.dumps((old, new)))
+        assert type(first) is type(old)
+        assert type(second) is type(new) is not type(old)
+        assert type(pickles.load(sent)) is module.Point, "the program names this class now"
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+        del sys.modules["cells"]
+
+
 def test_reading_the_annotations_of_a_class_does_not_change_its_pickle(dump: Dump) -> None:
     namespace: dict[str, Any] = {}
     code = "class Here:\n    x: int\n    y: str\n"

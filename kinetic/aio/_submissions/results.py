@@ -59,15 +59,7 @@ async def unpickled(content: bytes | memoryview) -> Any:
     """Unpickle *content*; use a worker thread unless it `is_quick`."""
     if is_quick(content):
         return pickles.load(content)
-    return await anyio.to_thread.run_sync(_load, content)
-
-
-def _load(content: bytes | memoryview) -> Any:
-    if by_value.make_class.__name__.encode() not in bytes(content):
-        return pickles.load(content)
-    from kinetic._packing import own_classes  # few values have classes of a script
-
-    return own_classes.load(lambda unpickler: pickles.load(content, unpickler=unpickler))
+    return await anyio.to_thread.run_sync(pickles.load, content)
 
 
 def pruned_of(body: bytes) -> Pruned:
@@ -143,9 +135,7 @@ def _verify(path: Path, name: str, digest: str) -> None:
 def _load_verified(path: Path, name: str, digest: str) -> Any:
     try:
         _verify(path, name, digest)
-        from kinetic._packing import own_classes  # most values are small
-
-        return own_classes.load(lambda unpickler: pickles.load_file(path, unpickler=unpickler))
+        return pickles.load_file(path)
     finally:
         path.unlink()  # in this worker thread: removing a large file takes long
 
