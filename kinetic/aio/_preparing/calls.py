@@ -312,9 +312,8 @@ def job_environment(
     connection: Connection, captured: Mapping[str, str], output_dir: str
 ) -> dict[str, str]:
     """Return the environment of a job: *captured*, and what every job of the platform gets."""
-    base = environment.capture(
-        [wire.BILLING_PROJECT], os.environ
-    )  # it pays for requests to buckets
+    # The project that pays for a pod's requests to buckets.
+    base = environment.capture([wire.BILLING_PROJECT], os.environ)
     if connection.platform.capacity is not None:  # a pod has its image's environment
         base |= environment.base_environment(os.environ)
     if _writes_to_cloud_storage(connection, output_dir):
