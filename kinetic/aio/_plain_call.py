@@ -81,9 +81,8 @@ class EndingOnSigterm:
         _stop_callbacks.remove(self._stop)
         if not _stop_callbacks and self._handler.received:
             _raise_sigterm()
-        if (
-            not _stop_callbacks and signal.getsignal(signal.SIGTERM) is self._handler
-        ):  # the program has set no handler since
+        # The program may have set a handler since.
+        if not _stop_callbacks and signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

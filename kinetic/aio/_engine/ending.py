@@ -537,9 +537,10 @@ async def _find_items(
         # attempt runs as long as that process runs.
         if claim.executor in workers:
             found[attempt] = submission.observation_of(workers[claim.executor], *attempt)
-        elif claim.executor not in submission.worker_ends and _is_disrupted(
-            submission, claim, workers.values()
-        ):  # the platform has forgotten the worker, and shows only the one in its place
+            continue
+        # The platform may have forgotten the worker, and show only the one in its place.
+        is_new = claim.executor not in submission.worker_ends
+        if is_new and _is_disrupted(submission, claim, workers.values()):
             submission.worker_ends[claim.executor] = Observation(
                 name=name,
                 phase=Phase.GONE,

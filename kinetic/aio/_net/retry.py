@@ -165,9 +165,7 @@ async def _retry_with_tenacity(
     pending_failures = [first_failure]
 
     async def raise_or_call() -> T:
-        if (
-            pending_failures
-        ):  # tenacity begins with a pause, if what it takes for its first try fails
+        if pending_failures:  # what tenacity takes for the first try: then it begins with a pause
             raise pending_failures.pop()
         return await call()
 
