@@ -261,6 +261,7 @@ async def test_cancel_ends_all_also_from_elsewhere(harness: Harness) -> None:
     async with aio.Client() as other:
         await (await other.attach_batch(batch.group_id)).cancel()
     assert {type(item.outcome) async for item in batch.outcomes()} == {Cancelled}
+    assert await batch.reason() == "cancelled (cancel() was called)"
     assert [line async for line in (await batch.job(0)).logs()] == ["waiting"]
     with pytest.raises(errors.NoLog, match="-19 has no log: it was cancelled before it began"):
         await (await batch.job(19)).tail()
