@@ -123,16 +123,12 @@ async def test_a_job_writes_four_objects_and_those_that_later_jobs_share(
     assert store.counts() == SHARED | {name: 2 * number for name, number in JOB.items()}
     client_writes = {name for name in JOB if "attempts" not in name}
     assert Counter(store.by_client) == SHARED | dict.fromkeys(client_writes, 2)
+    before = store.counts()
+    assert await (await client.submit(square, 5)) == 25
+    assert store.counts() == before, "a job that is cleaned up leaves nothing of its own"
 
 
-async def test_a_job_that_is_cleaned_up_leaves_the_objects_that_later_jobs_share(
-    client: aio.Client, store: CountingStore, square
-) -> None:
-    assert await (await client.submit(square, 3)) == 9
-    assert store.counts() == SHARED
-
-
-async def test_a_batch_writes_no_file_a_job(
+async def test_a_batch_writes_no_file_a_job_and_keeps_nothing_per_job_once_collected(
     client: aio.Client, store: CountingStore, square
 ) -> None:
     """The inputs are stored in chunks; the first input is alone, so that it can start at once."""
@@ -151,12 +147,11 @@ async def test_a_batch_writes_no_file_a_job(
     by_client = Counter(store.by_client)
     assert by_client["code/#.zip"] == by_client["functions/#.pkl"] == 1
     assert by_client.total() <= 6 + chunks, "the client writes nothing per job"
-
-
-async def test_a_batch_whose_results_were_collected_keeps_nothing_per_job(
-    client: aio.Client, store: CountingStore, square
-) -> None:
-    batch = await client.run_async_map(square, range(JOBS))
+    # With these limits, the claims and outcomes of 100,000 numbers take 80 MB.
+    attempts = [size for name, size in store.sizes().items() if "/attempts" in name]
+    inputs = [size for name, size in store.sizes().items() if "/inputs/" in name]
+    assert 0 < sum(attempts) <= 800 * JOBS
+    assert sum(inputs) <= 200 * JOBS
     assert await batch.results() == [x * x for x in range(JOBS)]
     per_batch = ("batches/grp/manifest", "batches/grp/lease", "batches/grp/collected", "groups/grp")
     assert without_workers(store) == SHARED | dict.fromkeys(per_batch, 1)
@@ -207,13 +202,3 @@ async def test_the_items_of_a_batch_share_their_function_and_code(
 def note_opened(path: str) -> None:
     if path.endswith("table.csv"):
         OPENED["table.csv"] += 1
-
-
-async def test_an_item_takes_little_space(client: aio.Client, store: CountingStore, square) -> None:
-    """With these limits, the claims and outcomes of 100,000 numbers take 80 MB."""
-    batch = await client.run_async_map(square, range(JOBS))
-    await batch.results(cleanup=False)
-    attempts = [size for name, size in store.sizes().items() if "/attempts" in name]
-    inputs = [size for name, size in store.sizes().items() if "/inputs/" in name]
-    assert 0 < sum(attempts) <= 800 * JOBS
-    assert sum(inputs) <= 200 * JOBS

@@ -75,7 +75,9 @@ def test_no_file_mentions_paths_outside_the_project_or_issue_numbers() -> None:
         f"{relative(path)}:{number}"
         for path in project_files()
         if path != ROOT / ".ci" / "run"  # only this file may use paths of its machine
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        for text in [path.read_text(errors="replace")]
+        if any(word in text for word in ("/work/", "shared/", "issue"))  # much faster
+        for number, line in enumerate(text.splitlines(), 1)
         if FORBIDDEN.search(line)
     ]
     assert not mentions
