@@ -132,31 +132,58 @@ async def test_a_killed_job_reports_its_signal(cluster: LocalCluster) -> None:
     assert "Fatal Python error: Segmentation fault" in await lines(cluster, "segv")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_ends_a_program_that_a_job_has_started(
-    number: signal.Signals, cluster: LocalCluster
-) -> None:
-    source = (
-        "import subprocess\n"
-        "program = subprocess.Popen(['sleep', '60'])\n"
-        f"program.send_signal({int(number)})\n"
-        "print(program.wait())"
-    )
-    await run_job(cluster, spec("sender", source))
-    assert await lines(cluster, "sender") == [str(-number)]
+SEND_A_SIGNAL = """
+import subprocess
+program = subprocess.Popen(["sleep", "60"])
+program.send_signal({})
+print(program.wait())
+"""
+CALL_AT_THE_END = """
+import atexit, os
+atexit.register(lambda: print(os.path.basename(os.getcwd())))
+"""
+THREAD_AND_FORK = """
+import os, threading
+assert threading.main_thread().native_id == threading.get_native_id() == os.getpid()
+left = threading.Event()
+threading.Thread(target=left.wait, daemon=True).start()
+pid = os.fork()
+if not pid:
+    assert threading.enumerate() == [threading.main_thread()]
+    os._exit(7)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+left.set()
+"""
+KEEP_FOR_THE_LOG = """
+import atexit, logging, logging.handlers
+keeps = logging.handlers.MemoryHandler(1000, target=logging.StreamHandler())
+logging.getLogger().addHandler(keeps)
+logging.warning("kept")
+atexit.register(logging.warning, "said by a library at the end")
+"""
+ONE_JOB: dict[str, tuple[str, int, list[str]]] = {
+    "interrupts-a-program": (SEND_A_SIGNAL.format(int(signal.SIGINT)), 0, ["-2"]),
+    "hangs-up-on-a-program": (SEND_A_SIGNAL.format(int(signal.SIGHUP)), 0, ["-1"]),
+    "calls-in-its-work-folder": (CALL_AT_THE_END, 0, ["calls-in-its-work-folder"]),
+    "knows-itself": (THREAD_AND_FORK, 7, []),
+    "writes-its-log-at-its-end": (KEEP_FOR_THE_LOG, 0, ["kept", "said by a library at the end"]),
+}
 
 
-async def test_what_a_job_raises_before_its_attempt_is_in_the_log(cluster: LocalCluster) -> None:
-    assert (await run_job(cluster, spec("broken", "raise KeyError('here')"))).exit_code == 70
-    assert (await lines(cluster, "broken"))[-1] == "KeyError: 'here'"
-
-
-async def test_functions_registered_for_the_end_run_in_the_work_folder(
-    cluster: LocalCluster,
-) -> None:
-    source = "import atexit, os; atexit.register(lambda: print(os.path.basename(os.getcwd())))"
-    await run_job(cluster, spec("end", source))
-    assert await lines(cluster, "end") == ["end"]
+async def test_what_jobs_print_and_how_they_end(cluster: LocalCluster) -> None:
+    for name, (source, _, _) in ONE_JOB.items():
+        await cluster.launch(spec(name, source))
+    await cluster.launch(spec("fails-before-its-attempt", "raise KeyError('here')"))
+    for name in ("r1", "r2"):
+        await cluster.launch(spec(name, "import random; print(random.random())"))
+    for name, (_, code, printed) in ONE_JOB.items():
+        seen = await until(cluster, name)
+        assert (seen.exit_code, await lines(cluster, name)) == (code, printed), name
+    assert (await until(cluster, "fails-before-its-attempt")).exit_code == 70
+    assert (await lines(cluster, "fails-before-its-attempt"))[-1] == "KeyError: 'here'"
+    for name in ("r1", "r2"):
+        await until(cluster, name)
+    assert await lines(cluster, "r1") != await lines(cluster, "r2"), "random numbers differ"
 
 
 async def test_work_folders_are_private_and_large_ones_go_too(
@@ -187,13 +214,6 @@ async def test_what_a_helper_left_in_the_trash_goes_with_the_supervisor(
     await cluster.aclose()
     end_supervisor(home)
     await eventually(lambda: not [*trash.iterdir()])
-
-
-async def test_random_numbers_differ_between_jobs(cluster: LocalCluster) -> None:
-    for name in ("r1", "r2"):
-        await cluster.launch(spec(name, "import random; print(random.random())"))
-        await until(cluster, name)
-    assert await lines(cluster, "r1") != await lines(cluster, "r2")
 
 
 @pytest.mark.parametrize(
@@ -307,32 +327,3 @@ async def test_each_job_has_the_environment_and_key_of_its_batch(cluster: LocalC
         {number} for number in range(1, 20, 2)
     ]
     assert len(zones[0]) == 1, "a batch without a time zone gets the machine's"
-
-
-async def test_threads_and_forks_of_a_job_know_who_they_are(cluster: LocalCluster) -> None:
-    source = """
-import os, threading
-assert threading.main_thread().native_id == threading.get_native_id() == os.getpid()
-left = threading.Event()
-threading.Thread(target=left.wait, daemon=True).start()
-pid = os.fork()
-if not pid:
-    assert threading.enumerate() == [threading.main_thread()]
-    os._exit(7)
-code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-left.set()
-"""
-    seen = await run_job(cluster, spec("forks", source))
-    assert seen.exit_code == 7, await lines(cluster, "forks")
-
-
-async def test_what_a_job_keeps_for_its_log_is_written_at_its_end(cluster: LocalCluster) -> None:
-    source = """
-import atexit, logging, logging.handlers
-keeps = logging.handlers.MemoryHandler(1000, target=logging.StreamHandler())
-logging.getLogger().addHandler(keeps)
-logging.warning("kept")
-atexit.register(logging.warning, "said by a library at the end")
-"""
-    assert (await run_job(cluster, spec("keeps", source))).exit_code == 0
-    assert await lines(cluster, "keeps") == ["kept", "said by a library at the end"]
