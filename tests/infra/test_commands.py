@@ -117,7 +117,7 @@ QUESTION = "The cluster is lab in us-central1-a of the project acme-1. Type lab 
     [
         ("up",),
         pytest.param(("pool", "add", "--accelerator", "tpu-v6e-16"), marks=pytest.mark.full),
-        ("pool", "remove", "tpu-v6e-16"),
+        pytest.param(("pool", "remove", "tpu-v6e-16"), marks=pytest.mark.full),
         pytest.param(("down",), marks=pytest.mark.full),
     ],
 )
