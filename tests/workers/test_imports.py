@@ -309,7 +309,7 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
         ("if 'KINETIC_INDEX' not in os.environ: os._exit(9)\n", "status 9"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("foreseen", [False, True])
+@pytest.mark.parametrize("foreseen", [pytest.param(False, marks=pytest.mark.full), True])
 def test_imports_that_forks_cannot_share(
     packages: Path, tmp_path: Path, source: str, reason: str, foreseen: bool
 ) -> None:

@@ -494,8 +494,15 @@ def test_an_input_that_was_not_submitted_does_not_show_that_init_works(tmp_path:
     assert batch.states() == [FAILED, FAILED, CANCELLED, CANCELLED]
 
 
-@pytest.mark.parametrize("isolation", ["process", "worker"])
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(
+    ("isolation", "is_killed"),
+    [
+        ("process", True),
+        ("worker", False),
+        pytest.param("process", False, marks=pytest.mark.full),
+        pytest.param("worker", True, marks=pytest.mark.full),
+    ],
+)
 def test_a_death_in_init_ends_the_submission(
     tmp_path: Path, isolation: str, is_killed: bool
 ) -> None:
@@ -546,7 +553,7 @@ def test_a_death_in_a_later_init_costs_its_item_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isolation", ["process", "worker"])
 @pytest.mark.parametrize("stopped", ["item", "worker"])
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_stop_while_init_runs_ends_no_other_item(
     tmp_path: Path, isolation: str, stopped: str, is_killed: bool
 ) -> None:

@@ -12,10 +12,7 @@ from .mutations import MUTATIONS
 from .scenario import play
 
 SEEDS = 300
-EVERYDAY = (
-    *("check before claim", "retry blind", "lost overwrites", "heartbeat", "leave all claimed"),
-    *("stay until final", "surplus exits zero", "done anywhere", "retry in place", "shrink blind"),
-)
+EVERYDAY = ("check before claim", "retry blind", "lost overwrites", "heartbeat", "retry in place")
 NAMES = [
     pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.full]) for name in MUTATIONS
 ]

@@ -157,6 +157,7 @@ def test_only_a_timeout_limits_how_long_an_item_may_take_to_be_called_and_run(
     assert not (guard.stopped or guard.timed_out)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_the_time_for_a_large_input_grows_only_with_its_size(tmp_path: Path) -> None:
     def size(content: bytes) -> int:

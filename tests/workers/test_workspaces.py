@@ -126,12 +126,6 @@ def test_each_item_finds_the_project_as_it_was_submitted(folder: Path) -> None:
     lost = {inputs.index("write through a mapping")}  # it has no value
     for index in range(len(inputs)):
         if index not in lost:
-            print(
-                index,
-                inputs[index],
-                batch.outcomes(index)[0].kind,
-                batch.outcomes(index)[0].kind == "error" and batch.error(index),
-            )
             assert batch.value(index)["files"] == PROJECT, f"after {inputs[index - 1]}"
             assert batch.value(index) == batch.value(0), f"after {inputs[index - 1]}"
 
@@ -217,17 +211,6 @@ def test_bytecode_that_an_item_has_written_by_hand_does_not_stay(folder: Path) -
     batch.run()
     found = [batch.value(index) for index in range(4)]
     assert found[0] == [] and found[1] == found[3] != [] and "other.txt" not in found[2]
-
-
-def test_an_interpreter_that_stays_keeps_its_workspace(tmp_path: Path) -> None:
-    def note(number: int) -> list[str]:
-        found = sorted(os.listdir("."))
-        Path(f"{number}").touch()
-        return found
-
-    batch = Batch(tmp_path, note, range(3), isolation="worker")
-    batch.run()
-    assert [batch.value(index) for index in range(3)] == [[], ["0"], ["0", "1"]]
 
 
 def test_a_project_that_cannot_be_restored_fails_its_items_and_says_why(tmp_path: Path) -> None:
