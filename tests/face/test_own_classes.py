@@ -47,22 +47,25 @@ print(batch.group_id)
 """
 READ = """
 batch = kinetic.attach_batch({group!r})
-for value in [*batch.results(cleanup=False), kinetic.jobs.load_result("value")]:
-    print(describe(*value))
+value = kinetic.jobs.load_result("value")
+for read in [*batch.results(cleanup=False), value]:
+    print(describe(*read))
+"""
+PASS = """
+@remote
+def told(value):
+    return describe(*value)
+
+print(told(value))
 """
 
 
 def test_another_process_of_the_script_gets_instances_of_its_classes(script) -> None:
+    """So do its jobs. Of a class that has changed since, the values keep the old one."""
     with script(PROGRAM + SUBMIT) as program:
         group = program.line()
     shown = "(True, True, True, True, True, True, 2.0)"
-    script(PROGRAM + READ.format(group=group)).prints(*[shown] * 3)
-
-
-def test_values_keep_a_class_that_the_script_has_changed_since(script) -> None:
-    """Only what is the same now becomes the script's own."""
-    with script(PROGRAM + SUBMIT) as program:
-        group = program.line()
+    script(PROGRAM + READ.format(group=group) + PASS).prints(*[shown] * 4)
     changed = "\n" + PROGRAM.replace("2 * self.x", "3 * self.x")
     shown = "(False, True, True, False, False, True, 2.0)"
     script(changed + READ.format(group=group)).prints(*[shown] * 3)
@@ -104,17 +107,3 @@ print(*batch.results(), sep="\\n")
 """
     # The lines of the script have moved, but its classes are the same.
     script("\n\n" + PROGRAM + GROWING + resume).prints(own, own, "(True, True, True, False)")
-
-
-def test_a_job_of_one_process_takes_the_value_of_anothers(script) -> None:
-    with script(PROGRAM + 'print(len(make(0)))\nmake.run_async(0).save_result("value")') as program:
-        assert program.line() == "5"
-        program.end()
-    code = """
-@remote
-def told(value):
-    return describe(*value)
-
-print(told(kinetic.jobs.load_result("value")))
-"""
-    script(PROGRAM + code).prints("(True, True, True, True, True, True, 2.0)")
