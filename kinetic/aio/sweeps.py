@@ -608,6 +608,10 @@ class Sweep(AsyncOnly):
             rest = [completion async for completion in outcomes]
         for completion in sorted(rest, key=lambda completion: completion.index):
             await self._end(completion)
+        if isinstance(self._optimizer, GridSearch):  # no other point can take this one's place
+            for trial in self._trials[self._first :]:
+                if trial.state is State.CANCELLED:
+                    await self._call(self._optimizer.put_back, trial.params)
 
     async def _rebuild(
         self, batch: BatchHandle[Any, Any], outcomes: AsyncGenerator[Completion[Any, Any], None]
@@ -959,6 +963,9 @@ def _optimizer_of(optimizer: Any, space: Space | None, name: str | None) -> Opti
             "RandomSearch(space), GridSearch(space), a study of Optuna, or an object that follows "
             "kinetic.sweeps.Optimizer"
         )
+    if type(optimizer) in (RandomSearch, GridSearch):
+        optimizer = optimizer.begun()  # another sweep may use it, too
+    check(direction=optimizer.direction)
     typed: Optimizer = optimizer
     return typed
 

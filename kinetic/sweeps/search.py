@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from kinetic._messages import one_line
 from kinetic._tracebacks import own_frames_left_out
@@ -28,7 +29,11 @@ class Choice:
     options: Sequence[Any]
 
     def __post_init__(self) -> None:
-        if isinstance(self.options, str) or not len(self.options):
+        # The order of a set differs from process to process.
+        is_list = hasattr(self.options, "__getitem__") and not isinstance(
+            self.options, str | Mapping
+        )
+        if not is_list or not len(self.options):
             raise ConfigurationError(f"Choice needs a list of values, not {self.options!r}")
 
     def values(self) -> Sequence[Any] | None:
@@ -61,8 +66,7 @@ class Float:
         """Return all values; None if there are infinitely many."""
         if self.step is None:
             return [self.low] if self.low == self.high else None
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        return [self.low + self.step * position for position in range(count)]
+        return _Steps(self.low, self.high, self.step)
 
     def sample(self, source: random.Random) -> float:
         """Return a random value."""
@@ -107,6 +111,8 @@ def _check_range(space: Float | Int) -> None:
     kinds, kind = (int, "an int") if isinstance(space, Int) else ((int, float), "a finite number")
     step = 1 if space.step is None else space.step
     numbers: tuple[Any, ...] = space.low, space.high, step
+    if type(space.log) is not bool:
+        raise ConfigurationError(f"{space}: log must be True or False; give a step by its name")
     for number in numbers:
         if not (isinstance(number, kinds) and math.isfinite(number)):
             raise ConfigurationError(f"{space}: {number!r} isn't {kind}")
@@ -114,6 +120,35 @@ def _check_range(space: Float | Int) -> None:
         raise ConfigurationError(f"{space}: low must not exceed high, and step must exceed 0")
     if space.log and (space.low <= 0 or step != 1):
         raise ConfigurationError(f"{space}: log=True needs a low greater than 0, and no step")
+
+
+class _Steps(Sequence[float]):
+    """The numbers of a `Float` with a step, without a list of them: there may be billions."""
+
+    def __init__(self, low: float, high: float, step: float) -> None:
+        self._low, self._high, self._step = low, high, step
+        self._positions = range(math.floor((high - low) / step + 1e-9) + 1)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, position: int | slice) -> Any:
+        if isinstance(position, slice):
+            return [self[each] for each in self._positions[position]]
+        number = self._low + self._step * self._positions[position]
+        return min(number, self._high)  # the sum rounds
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        position: int = round((value - self._low) / self._step)
+        if position in self._positions and self[position] == value:
+            return position
+        raise ValueError(f"{value!r} isn't one of these numbers")
+
+    def __contains__(self, value: object) -> bool:
+        try:
+            return self.index(value) >= 0
+        except (TypeError, ValueError, OverflowError):
+            return False
 
 
 Domain: TypeAlias = Float | Int | Choice
@@ -145,8 +180,17 @@ class ASHA:
             raise ConfigurationError("ASHA needs first >= 1 and reduction >= 2")
         self.rungs = (first, reduction)
         """The first rung, and the ratio of a rung to the one before."""
+        self._begin()
+
+    def _begin(self) -> None:
         self._rungs: dict[int, list[float]] = {}
         self._next: dict[int, int] = {}
+
+    def begun(self) -> Self:
+        """Return a pruner that knows no report; internal."""
+        new = copy.copy(self)
+        new._begin()
+        return new
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Take a value, of which lower is better; return whether to prune the trial."""
@@ -167,7 +211,7 @@ class ASHA:
 
 
 class _Search:
-    """A search whose proposals depend only on their number."""
+    """A search whose proposals depend on no value."""
 
     def __init__(
         self, space: Mapping[str, Domain], direction: Direction, pruner: ASHA | None
@@ -193,11 +237,21 @@ class _Search:
         self._pruner = pruner
         self.prunes = pruner is not None
         self.rungs = pruner.rungs if pruner is not None else None
+        self._begin()
+
+    def _begin(self) -> None:
         self._count = 0
+
+    def begun(self) -> Self:
+        """Return a search of the same space that has proposed nothing; internal."""
+        new = copy.copy(self)
+        new._pruner = self._pruner and self._pruner.begun()
+        new._begin()
+        return new
 
     def ask(self) -> Proposal | None:
         """Implement `Optimizer`."""
-        params = self._params(self._count)
+        params = self._params()
         if params is None:
             return None
         self._count += 1
@@ -220,7 +274,7 @@ class _Search:
         )
         return Proposal(self._count - 1, params) if fits else None
 
-    def _params(self, number: int) -> dict[str, Any] | None:
+    def _params(self) -> dict[str, Any] | None:
         raise NotImplementedError
 
 
@@ -260,11 +314,12 @@ class RandomSearch(_Search):
         # A shuffle would draw all points alike, so a logarithmic domain isn't shuffled.
         is_even = not any(getattr(domain, "log", False) for domain in self.space.values())
         self._values = _values_of(self.space, MAX_SHUFFLED) if is_even else None
-        self._size = math.prod(map(len, self._values.values())) if self._values else 0
+        self._size = math.prod(map(_size_of, self._values.values())) if self._values else 0
         self._order: Sequence[int] = ()
         self._round = -1
 
-    def _params(self, number: int) -> dict[str, Any]:
+    def _params(self) -> dict[str, Any]:
+        number = self._count
         if self._values is None:
             source = random.Random(f"{self._seed} {number}")
             return {name: domain.sample(source) for name, domain in self.space.items()}
@@ -278,7 +333,8 @@ class RandomSearch(_Search):
 class GridSearch(_Search):
     """Propose every point of a discrete space once, the last parameter changing first.
 
-    ``len()`` of the search is the number of points.
+    ``len()`` of the search is the number of points. A sweep that continues proposes the points that
+    have no trial yet, or whose trial was cancelled.
 
     Args:
         space: The domain of each parameter: `Int`, `Choice`, or a `Float` with a step.
@@ -307,12 +363,47 @@ class GridSearch(_Search):
         if values is None:
             raise ConfigurationError("GridSearch needs discrete domains: give each Float a step")
         self._values = values
+        self._size = math.prod(map(_size_of, values.values()))
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._next = 0
+        self._taken = set[int]()
+        """The numbers of the points that have a trial."""
 
     def __len__(self) -> int:
-        return math.prod(map(len, self._values.values()))
+        return self._size
 
-    def _params(self, number: int) -> dict[str, Any] | None:
-        return _point(self._values, number) if number < len(self) else None
+    def adopt(self, params: Mapping[str, Any], memo: Any) -> Proposal | None:
+        """Implement `Optimizer`: take the point from what is left, wherever it is in this grid."""
+        if (proposal := super().adopt(params, memo)) is not None:
+            following = self._following()
+            # A domain may have equal options.
+            self._taken.add(self._next if following == params else self._number_of(params))
+        return proposal
+
+    def put_back(self, params: Mapping[str, Any]) -> None:
+        """Propose this point again; internal."""
+        number = self._number_of(params)
+        self._taken.discard(number)
+        self._next = min(self._next, number)
+
+    def _params(self) -> dict[str, Any] | None:
+        if (params := self._following()) is not None:
+            self._taken.add(self._next)
+        return params
+
+    def _following(self) -> dict[str, Any] | None:
+        """Return the first point without a trial, whose number is then `_next`."""
+        while self._next in self._taken:
+            self._next += 1
+        return _point(self._values, self._next) if self._next < self._size else None
+
+    def _number_of(self, params: Mapping[str, Any]) -> int:
+        number = 0
+        for name, values in self._values.items():
+            number = number * _size_of(values) + values.index(params[name])
+        return number
 
 
 def _values_of(space: Mapping[str, Domain], limit: float) -> dict[str, Sequence[Any]] | None:
@@ -322,15 +413,22 @@ def _values_of(space: Mapping[str, Domain], limit: float) -> dict[str, Sequence[
         found = domain.values()
         if found is None:
             return None
-        values[name] = found
-    return values if math.prod(map(len, values.values())) <= limit else None
+        # An array of NumPy isn't a Sequence, and has no `index`.
+        values[name] = found if hasattr(found, "index") else [*found]
+    return values if math.prod(map(_size_of, values.values())) <= limit else None
+
+
+def _size_of(values: Sequence[Any]) -> int:
+    if isinstance(values, range):  # may have more values than `len` returns
+        return (values[-1] - values[0]) // values.step + 1
+    return len(values)
 
 
 def _point(values: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
     """Return the point of that number; the last parameter changes first."""
     point: dict[str, Any] = {}
     for name in reversed([*values]):
-        number, position = divmod(number, len(values[name]))
+        number, position = divmod(number, _size_of(values[name]))
         point[name] = values[name][position]
     return {name: point[name] for name in values}
 

@@ -12,7 +12,7 @@ import pytest
 import kinetic
 from kinetic.aio import Client, _lease
 from kinetic.errors import ConfigurationError, Conflict, NotFound, SubmitterLost
-from kinetic.sweeps import Float, GridSearch, Int, RandomSearch, State
+from kinetic.sweeps import Choice, Float, GridSearch, Int, RandomSearch, State
 from tests.scripts import Script
 from tests.sweeps.jobs import GRID, SPACE, train, waits
 
@@ -202,6 +202,22 @@ async def test_a_sweep_whose_space_is_exhausted_begins_no_further_batch(local: C
         ) as sweep:
             assert len([trial async for trial in sweep]) == 6
     assert len(await local.list_batches()) == 1
+
+
+async def test_a_cancelled_grid_continues_with_all_of_its_points(
+    local: Client, tmp_path: Path
+) -> None:
+    grid = GridSearch({"folder": Choice([str(tmp_path)]), "number": Int(1, 3)})
+    async with await local.sweep(waits, grid, trials=None, max_concurrent=2, name="cut") as first:
+        while len([*tmp_path.glob("ran.*")]) < 2:
+            await asyncio.sleep(0.01)
+    Path(tmp_path, "go").touch()
+    assert [trial.state for trial in first.trials()] == [State.CANCELLED] * 2
+    for _ in range(2):
+        async with await local.sweep(waits, grid, trials=None, name="cut", resume=True) as second:
+            await second.wait()
+        values = [trial.value for trial in second.trials()]
+        assert sorted(filter(None, values)) == [1, 2, 3] and values[:2] == [None, None]
 
 
 async def test_more_trials_join_a_sweep_that_has_proposed_all_of_its_own(

@@ -61,6 +61,33 @@ def test_grid_search_proposes_every_point_once() -> None:
     assert points == [*itertools.product([0.1, 0.01], [1, 2, 3])] and len(search) == 6
 
 
+def test_a_larger_grid_proposes_what_an_earlier_one_has_not() -> None:
+    larger = {"rate": Choice([0.1, 0.05, 0.01]), "layers": Int(1, 4)}
+    search, earlier = GridSearch(larger), asked(GridSearch(GRID), 99)
+    assert all(search.adopt(params, None) for params in earlier)
+    found = asked(search, 99)
+    assert not any(params in earlier for params in found)
+    assert sorted(map(repr, earlier + found)) == sorted(map(repr, asked(GridSearch(larger), 99)))
+
+
+def test_equal_options_of_a_grid_are_adopted_one_by_one() -> None:
+    search = GridSearch({"flag": Choice([0, False, None])})
+    assert search.adopt({"flag": 0}, None) and search.adopt({"flag": False}, None)
+    assert asked(search, 99) == [{"flag": None}]
+
+
+def test_steps_end_at_the_bound_and_need_no_list() -> None:
+    steps = Float(0.1, 0.7, step=0.1).values()
+    assert steps is not None and steps[-1] == 0.7 and len(steps) == len({*steps[:]}) == 7
+    assert all(value in steps for value in [*steps]) and 0.15 not in steps and "a" not in steps
+    space = {"fine": Float(0, 1000, step=1e-9), "seed": Int(0, 2**70)}
+    search, random = GridSearch(space), RandomSearch(space)
+    (first, second), drawn = asked(search, 2), asked(random, 9)
+    assert (first["seed"], second["seed"]) == (0, 1) and len({*map(repr, drawn)}) == 9
+    again = RandomSearch(space)
+    assert all(again.adopt(params, None) for params in drawn)
+
+
 def test_an_earlier_trial_is_adopted_only_if_it_is_in_the_space() -> None:
     search = RandomSearch(SPACE, seed=1)
     proposal = search.adopt({"rate": 0.01, "layers": 4}, None)
@@ -92,6 +119,11 @@ def test_asha_lets_the_best_third_of_a_rung_continue() -> None:
         lambda: Int(1, 9, log=True, step=2),
         lambda: Choice([]),
         lambda: Choice("ab"),
+        lambda: Choice({"a", "b"}),  # type: ignore[arg-type]
+        lambda: Choice({"a": 1}),  # type: ignore[arg-type]
+        lambda: Choice(n for n in "ab"),  # type: ignore[arg-type]
+        lambda: Float(0.1, 0.9, 0.1),  # type: ignore[arg-type]
+        lambda: Int(1, 9, 2),  # type: ignore[arg-type]
         lambda: ASHA(first=0),
         lambda: ASHA(reduction=1),
         lambda: RandomSearch({}),

@@ -92,6 +92,17 @@ async def test_the_highest_value_is_the_best_of_a_maximization(local) -> None:
     assert len(sweep.trials()) == 6 and sweep.best.params["layers"] == 3
 
 
+async def test_each_sweep_of_one_search_begins_with_its_first_proposal(local) -> None:
+    grid, random = GridSearch(GRID), RandomSearch(SPACE)
+    for search, trials in ((grid, None), (random, 3)):
+        found: list[list[Any]] = []
+        for _ in range(2):
+            async with await local.sweep(train, search, trials=trials) as sweep:
+                await sweep.wait()
+            found.append([trial.params for trial in sweep.trials()])
+        assert found[0] == found[1] != []
+
+
 async def test_the_optimizer_works_in_one_other_thread_and_in_the_context_of_the_caller(
     local,
 ) -> None:
@@ -351,6 +362,10 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent(local) -> Non
             await local.sweep(train, search, **arguments)
     with pytest.raises(ConfigurationError, match=r"dict isn't an optimizer.* RandomSearch\(space"):
         await local.sweep(train, {}, trials=1)
+    recorder = Recorder()
+    recorder.direction = "min"
+    with pytest.raises(ConfigurationError, match=r"direction must be .*'minimize'.*'min'"):
+        await local.sweep(train, recorder, trials=1)
     with pytest.raises(TypeError, match="max_concurent"):
         await local.sweep(train, search, trials=1, max_concurent=1)
     assert await local.list_batches() == []
