@@ -941,7 +941,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
                 the sweep, or the only one.
             direction: Whether the lowest metric (``"minimize"``) or the highest is best. None: as
                 the sweep searches; the lowest if the batch isn't a sweep. An item whose metric is
-                not a number (nan) never is the best.
+                not a finite number never is the best.
 
         Raises:
             ConfigurationError: No ended result has that metric; or *metric* is None, and the

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kinetic._progress.standing import Goal
+from kinetic._progress.standing import Goal, Standing
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport, Item
 
@@ -60,9 +60,10 @@ class Statistics:
 
     ``states`` has moments, and how many items were in each `State` then. ``concurrency`` is how
     many attempts ran from a time on: at least, on average, and at most, until the next such time.
-    ``peak`` is its maximum, and ``mean`` its average. ``rungs`` has each rung of a sweep, how many
-    trials were pruned there, and how many trials went on. ``retries`` has each reason for retries,
-    how many retries it caused, and of how many items.
+    ``peak`` is its maximum, and ``mean`` its average. ``best`` is the best trial of a sweep, and
+    its value. ``rungs`` has each rung of a sweep, how many trials were pruned there, and how many
+    trials went on. ``retries`` has each reason for retries, how many retries it caused, and of how
+    many items.
     """
 
     begun: float
@@ -73,6 +74,7 @@ class Statistics:
     peak: int
     mean: float
     durations: Durations | None
+    best: tuple[int, float] | None
     rungs: tuple[tuple[int, int, int], ...]
     retries: tuple[tuple[str, int, int], ...]
     failures: tuple[FailureGroup, ...]
@@ -94,6 +96,7 @@ def compute_statistics(report: BatchReport) -> Statistics:
     busy_seconds = sum(
         count * (after - before) for (before, count), (after, _) in pairwise(changes)
     )
+    best, rungs = _standing(report)
     return Statistics(
         begun=start,
         seconds=seconds,
@@ -103,7 +106,8 @@ def compute_statistics(report: BatchReport) -> Statistics:
         peak=max((count for _, count in changes), default=0),
         mean=busy_seconds / seconds if seconds else 0.0,
         durations=_durations(items, report.read_at),
-        rungs=_rungs(report),
+        best=best,
+        rungs=rungs,
         retries=_retries(items),
         failures=tuple(group_failures(items)),
         slowest=tuple(index for _, index in durations[:SLOWEST]),
@@ -260,18 +264,24 @@ def _bins(ordered: Sequence[float]) -> tuple[tuple[float, float, int], ...]:
 # --- sweeps --------------------------------------------------------------------------------
 
 
-def _rungs(report: BatchReport) -> tuple[tuple[int, int, int], ...]:
-    """Return each rung at which trials were pruned, how many, and how many trials went on."""
+def _standing(
+    report: BatchReport,
+) -> tuple[tuple[int, float] | None, tuple[tuple[int, int, int], ...]]:
+    """Return the best trial and its value, and for each rung how many were pruned and went on."""
     if report.goal is None:
-        return ()
-    states = Counter(item.state for item in report.items)
-    pruned = [item.pruned for item in report.items if item.state is State.PRUNED]
-    rungs = Counter(map(report.goal.rung_of, pruned))
-    left, found = states[State.SUCCEEDED] + len(pruned), list[tuple[int, int, int]]()
-    for rung, count in sorted(rungs.items()):
+        return None, ()
+    standing, left = Standing(report.goal), 0
+    for item in report.items:
+        if item.state is State.SUCCEEDED:
+            standing.note_result(item.index, item.result)
+        elif item.state is State.PRUNED:
+            standing.note_pruned(item.index, item.pruned)
+        left += item.state in (State.SUCCEEDED, State.PRUNED)
+    found: list[tuple[int, int, int]] = []
+    for rung, count in standing.rungs():
         left -= count
         found.append((rung, count, left))
-    return tuple(found)
+    return standing.best, tuple(found)
 
 
 def choose_curves(

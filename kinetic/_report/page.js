@@ -1088,12 +1088,11 @@ function sweep() {
   const place = byId("sweep"), found = facts.sweep;
   if (!found) { place.remove(); return; }
   const of = (name) => facts.counts[STATES.indexOf(name)], ended = facts.counts.slice(2).reduce((sum, items) => sum + items, 0);
-  const metric = metrics[0], sign = found.direction === "maximize" ? -1 : 1;
-  const best = metric && rows.filter((row) => metric.value(row) !== null).reduce((least, row) => (least === null || sign * metric.value(row) < sign * metric.value(least) ? row : least), null);
+  const [best, value] = found.best ? [rowOf(found.best[0]), found.best[1]] : [];
   const told = [`${count(of("succeeded"))} of ${plural(ended, "ended trial")} ${of("succeeded") === 1 ? "is" : "are"} complete.`];
   if (of("pruned")) told.push(` ${count(of("pruned"))} ${of("pruned") === 1 ? "was" : "were"} pruned (${percent(of("pruned"), ended)}).`);
   place.append(el("p", {}, ...told));
-  place.append(el("p", {}, "Best so far: ", ...(typeof best === "number" ? [el("strong", {}, `${metric.text(best)}`), " by ", link(best, `trial ${nameOf(best)}`), ": ", said(noteOf(best, inputs))] : ["no trial is complete."])));
+  place.append(el("p", {}, "Best so far: ", ...(best !== undefined ? [el("strong", {}, number(value)), " by ", link(best, `trial ${nameOf(best)}`), ": ", said(noteOf(best, inputs))] : ["no trial has a value."])));
   if (!found.rungs.length) return;
   const most = Math.max(...found.rungs.map(([, pruned]) => pruned));
   place.append(table("Pruned trials, by the last rung that they have reached", [["Rung", true], ["Pruned", true], ["Went on", true], ["", false]],

@@ -189,6 +189,7 @@ def _facts(report: BatchReport, statistics: Statistics, budget: _ByteBudget) -> 
         else {
             "direction": report.goal.direction,
             "metric": report.goal.metric,
+            "best": statistics.best,
             "rungs": [list(rung) for rung in statistics.rungs],
         },
         "begun": round(statistics.begun, 3),
@@ -296,12 +297,12 @@ def _quote(text: str) -> str:
 
 
 def _choose_items(report: BatchReport, statistics: Statistics) -> list[Item]:
-    """Return all items; above `MAX_ITEMS`, failed items, the slowest items, and a sample."""
+    """Return all items; above `MAX_ITEMS`, failed, slowest, the best trial, and a sample."""
     items = report.items
     if len(items) <= MAX_ITEMS:
         return [*items]
     wanted = [index for group in statistics.failures for index in group.items][: MAX_ITEMS // 2]
-    chosen = {*wanted, *statistics.slowest}
+    chosen = {*wanted, *statistics.slowest, *(statistics.best or ())[:1]}
     rest = [item.index for item in items if item.index not in chosen]
     step = len(rest) / (MAX_ITEMS - len(chosen))
     chosen.update(rest[int(index * step)] for index in range(MAX_ITEMS - len(chosen)))

@@ -136,7 +136,12 @@ async def test_the_page_of_a_sweep_ranks_as_the_sweep_does(tmp_path: Path) -> No
         assert (await batch.best(direction="minimize"))["index"] == 0
         shown = facts(await batch.report(tmp_path / "page.html"))
         assert shown["direction"] == "maximize"
-        assert shown["sweep"] == {"direction": "maximize", "metric": None, "rungs": [[2, 2, 2]]}
+        assert shown["sweep"] == {
+            "direction": "maximize",
+            "metric": None,
+            "best": [1, 2.0],
+            "rungs": [[2, 2, 2]],
+        }
         lowest = await batch.report(tmp_path / "page.html", direction="minimize")
         assert facts(lowest)["direction"] == "minimize"
 

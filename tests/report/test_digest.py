@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kinetic._progress.standing import Goal
 from kinetic._progress.tally import State
 from kinetic._report.compare import merge
 from kinetic._report.digest import POINTS, FailureGroup, compute_statistics, pattern
@@ -236,6 +237,15 @@ def test_the_rungs_of_a_sweep_say_how_many_trials_went_on() -> None:
         assert pruned == sum(rung <= step < after for step in steps)
         assert left == sum(step >= after for step in steps) + 200 - len(steps)
     assert compute_statistics(sweep(5)).rungs == ()
+
+
+def test_the_best_trial_is_that_of_the_metric_even_if_all_values_are_equal() -> None:
+    goal = Goal(direction="maximize", metric="loss")
+    results = [{"loss": "nan", "size": 1}, {"loss": 2.0, "size": 9}, {"loss": 2.0, "size": 3}]
+    items = [Item(index=at, state=State.SUCCEEDED, result=it) for at, it in enumerate(results)]
+    assert compute_statistics(replace(report(*items), goal=goal)).best == (1, 2.0)
+    assert compute_statistics(replace(report(items[0]), goal=goal)).best is None
+    assert compute_statistics(report(*items)).best is None
 
 
 def test_the_curves_of_a_large_sweep_are_those_of_the_best_trials_and_of_every_nth() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kinetic._progress.standing import Goal
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport, Curves
 from kinetic._report.page import MAX_CURVE_POINTS, MAX_ITEMS, limit, render, render_live
@@ -113,14 +114,15 @@ def test_the_largest_page_keeps_its_limit_and_names_what_it_lacks(size: int) -> 
 
 
 def test_a_page_with_too_many_items_lists_the_failed_ones() -> None:
-    report = sweep(MAX_ITEMS + 2_000)
+    report = replace(sweep(MAX_ITEMS + 2_000), goal=Goal(direction="minimize", metric="loss"))
     shown = facts(render(report))
     assert len(shown["items"]["state"]) == MAX_ITEMS
     assert shown["known"] == sum(shown["counts"]) == MAX_ITEMS + 2_000
     listed = {*shown["items"]["index"]}
     assert len(listed) == MAX_ITEMS
     assert {item.index for item in report.items if item.state is State.FAILED} <= listed
-    assert {*shown["slowest"]} <= listed
+    best, _ = shown["sweep"]["best"]
+    assert {*shown["slowest"], best} <= listed
 
 
 def test_no_text_becomes_markup() -> None:

@@ -22,7 +22,8 @@ pytestmark = [VIRTUAL, pytest.mark.usefixtures("small_project")]
 def train(rate: float, sizes: tuple[int, ...] = ()) -> Any:
     if rate > 5:
         raise ValueError(f"rate {rate} is too large")
-    return {"loss": 1 / rate if rate else math.nan, "size": len(sizes), "weights": object}
+    loss = {0: math.nan, 3: math.inf}.get(rate) or 1 / rate
+    return {"loss": loss, "size": len(sizes), "weights": object}
 
 
 def stop_early(x: float) -> float:
@@ -132,9 +133,9 @@ async def test_another_process_has_the_records_of_collected_results(
 
 
 async def test_the_best_item_by_metric_and_direction(client: aio.Client) -> None:
-    batch = await ended(client, train, [0.0, 1.0, 4.0, 2.0, 7.0])
+    batch = await ended(client, train, [0.0, 1.0, 4.0, 2.0, 7.0, 3.0])
     assert (await batch.best("loss"))["index"] == 2
-    assert (await batch.best("loss", "maximize"))["index"] == 1, "nan is never the best"
+    assert (await batch.best("loss", "maximize"))["index"] == 1, "nan and inf are never the best"
     assert (await batch.best("size"))["index"] == 0, "the first of equal ones"
     with pytest.raises(ConfigurationError, match="'loss', 'size'"):
         await batch.best()

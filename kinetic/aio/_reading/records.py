@@ -250,6 +250,6 @@ def _value(value: Scalar) -> Scalar:
 
 
 def _numbers(item: Item, metric: str) -> list[float]:
-    """Return the number that *item* has for *metric*; an empty list if it is none, or nan."""
+    """Return the number that *item* has for *metric*; an empty list if it is none, or infinite."""
     value = _value(item.result.get(metric))
-    return [value] if isinstance(value, int | float) and not math.isnan(value) else []
+    return [value] if isinstance(value, int | float) and math.isfinite(value) else []
