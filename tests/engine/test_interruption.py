@@ -167,6 +167,52 @@ async def test_a_submission_that_is_cancelled_leaves_nothing(answered: bool, kin
         assert number > 8
 
 
+class BetweenManifestAndInput(MemoryStore):
+    """Cancel ``task`` when the *first* of a job's manifest and input exists, and the other doesn't.
+
+    If the other is *late*, its request takes effect nevertheless.
+    """
+
+    task: asyncio.Task[Any]
+
+    def __init__(self, first: str, *, late: bool) -> None:
+        super().__init__()
+        self.moments = list[list[str]]()
+        self._first, self._late = first, late
+        self._first_exists = asyncio.Event()
+
+    async def create(self, name: str, body: Any, *args: Any, **options: Any) -> bool:
+        if name.endswith(self._first):
+            created = await super().create(name, body, *args, **options)
+            self._first_exists.set()
+            return created
+        if name.endswith(("/handle.json", "/inputs/00000000")):
+            await self._first_exists.wait()
+            self.moments.append([stored.name for stored in await self.list("jobs/")])
+            self.task.cancel()
+            try:
+                await asyncio.sleep(0)
+            finally:
+                if self._late:
+                    await super().create(name, body, *args, **options)
+        return await super().create(name, body, *args, **options)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("first", ["/handle.json", "/inputs/00000000"])
+async def test_a_job_that_is_cancelled_between_its_manifest_and_its_input_leaves_nothing(
+    first: str, late: bool
+) -> None:
+    store = BetweenManifestAndInput(first, late=late)
+    platform = replace(memory_platform(), store=store, cluster=MemoryCluster(store, carry_out))
+    async with aio.Client(platform=platform) as client, asyncio.timeout(DEADLINE_S):
+        store.task = asyncio.ensure_future(client.submit(same, 1))
+        await asyncio.wait({store.task})
+        assert store.task.cancelled()
+        assert [name.endswith(first) for (name,) in store.moments] == [True]
+        assert await left_on(platform) == []
+
+
 @KINDS
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_cancelled_call_leaves_nothing(answered: bool, kind: str) -> None:
