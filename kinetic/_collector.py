@@ -207,8 +207,8 @@ def collect(
     The shared contents of *store*, and the build contexts in *builds*, go after *unused_s* seconds
     without use (None: as *limits* say), but not within a day. The size limit applies only to a
     store in a directory. With `NOTHING`, all of *store* that isn't needed goes at once. Also remove
-    from *store* the remains of batches whose process died, and the names of sweeps without a batch.
-    Skip files that can't be removed.
+    from *store* the remains of jobs and batches whose process died, and the names of sweeps without
+    a batch. Skip files that can't be removed.
     """
     age_s = max(limits.age_s if unused_s is None else unused_s, STORE_KEPT_S)
     builds_limits = store_limits = Limits(age_s, math.inf, STORE_KEPT_S)
@@ -235,7 +235,7 @@ def collect(
 
 
 def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
-    """Remove shared content that nothing refers to, and the remains of batches and sweeps."""
+    """Remove shared content that nothing refers to, and remains of jobs, batches, and sweeps."""
     # After an error, this removes nothing more: an unreadable manifest may refer to any content.
     with contextlib.suppress(OSError):
         # List the content before the manifests. A submission that stores a manifest later has
@@ -243,12 +243,12 @@ def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
         units = store.units(SHARED)
         kinds = {unit.kind for unit in choose_units(units, (), limits, time.time())}
         sweeps = store.objects.list("sweeps/")  # before the batches that they name
-        batches = store.objects.list("batches/")
+        batches, jobs = store.list_within("batches/"), store.list_within("jobs/")
         entries = {listed.name.rpartition("/")[2] for listed in store.objects.list("groups/")}
-        yield from store.remove_remains(batches, entries)
+        yield from store.remove_remains([*batches, *jobs], entries)
         yield from store.remove_records(sweeps, entries)
         if kinds:
-            needed = store.needed_names(batches, data="data" in kinds)
+            needed = store.needed_names(batches, jobs, data="data" in kinds)
             yield from store.remove_unneeded("store", units, needed, limits)
 
 
@@ -257,6 +257,10 @@ class _Store:
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
+
+    def list_within(self, folder: str) -> list[ListedObject]:
+        """List the objects of the submissions in *folder*; leave out others of the folder."""
+        return [listed for listed in self.objects.list(folder) if listed.name.count("/") > 1]
 
     def units(self, kinds: Iterable[str]) -> list[Unit]:
         """List the shared contents; a unit of `Data` has first its manifest, then its files."""
@@ -294,31 +298,34 @@ class _Store:
         return False
 
     def remove_remains(
-        self, batches: Sequence[ListedObject], entries: AbstractCollection[str]
+        self, submissions: Iterable[ListedObject], entries: AbstractCollection[str]
     ) -> Iterator[Unit]:
-        """Delete the remains of batches whose process died; yield what was deleted.
+        """Delete what dead processes left of batches and single jobs; yield what was deleted.
 
-        Remains are the items' objects of a batch whose results are collected. If a batch has
-        neither a manifest nor an ID in *entries*, those of ``groups/``, its objects arrived after
-        its cleanup, and all are remains. Nothing of a batch is deleted if one of its objects was
-        used within a day.
+        Remains are the items' objects of a batch whose results are collected. If a submission has
+        neither a manifest nor an ID in *entries*, those of ``groups/``, all its objects are
+        remains: its client died before it created the manifest, or they arrived after the cleanup.
+        Nothing of a submission is deleted if one of its objects was used within a day.
         """
-        by_id: defaultdict[str, list[ListedObject]] = defaultdict(list)
-        for listed in batches:
-            by_id[listed.name.split("/")[1]].append(listed)
-        for identity, objects in by_id.items():
+        by_scope: defaultdict[tuple[str, str], list[ListedObject]] = defaultdict(list)
+        for listed in submissions:
+            folder, identity, _ = listed.name.split("/", 2)
+            by_scope[folder, identity].append(listed)
+        oldest_kept = time.time() - DAY_S
+        for (folder, identity), objects in by_scope.items():
             names = {listed.name.split("/", 2)[2] for listed in objects}
-            if "manifest" not in names and identity not in entries:
+            if names.isdisjoint(("manifest", "handle.json")) and identity not in entries:
                 remains = objects
             else:
                 remains = items_of(objects) if "collected" in names else []
-            if remains and max(listed.used or 0.0 for listed in objects) < time.time() - DAY_S:
+            times = [listed.used for listed in objects]
+            if remains and all(used is not None and used < oldest_kept for used in times):
                 try:
                     self.objects.delete([listed.name for listed in remains])
                 except OSError:  # their log grows by it, and the disk may be full
                     continue
                 yield Unit(
-                    "store/batches",
+                    f"store/{folder}",
                     identity,
                     len(remains),
                     sum(listed.size for listed in remains),
@@ -339,7 +346,9 @@ class _Store:
                 if not has_batch and self.objects.collect([listed]):
                     yield Unit("store/sweeps", listed.name, 1, listed.size, 0)
 
-    def needed_names(self, batches: Sequence[ListedObject], *, data: bool) -> set[str]:
+    def needed_names(
+        self, batches: Sequence[ListedObject], jobs: Sequence[ListedObject], *, data: bool
+    ) -> set[str]:
         """Return the names of shared contents that a batch, or an unfinished job, still refers to.
 
         A batch refers to contents until its results are collected or it is cleaned up. If *data* is
@@ -349,7 +358,7 @@ class _Store:
         ended = {path_parts[1] for path_parts in parts.values() if path_parts[2:] == ["collected"]}
         referring = ("manifest", "inputs") if data else ("manifest",)
         referrers = [listed for listed in batches if parts[listed.name][2] in referring]
-        for listed in self.objects.list("jobs/"):
+        for listed in jobs:
             parts[listed.name] = listed.name.split("/")
             if listed.name.endswith(".outcome"):
                 outcome = _outcome_of(listed)
@@ -483,10 +492,12 @@ def _trees_of(folder: Path) -> Iterator[Unit]:
         for entry in entries:
             with contextlib.suppress(OSError):
                 used = entry.stat(follow_symlinks=False).st_mtime
-                tree = workspace.find_tree(entry.path)
-                weight = tree.weight if tree is not None else workspace.Weight(0, 0)
                 kind = f"cache/{folder.name}"
-                yield Unit(kind, entry.path, weight.files, weight.size, used)
+                if (tree := workspace.find_tree(entry.path)) is not None:
+                    yield Unit(kind, entry.path, tree.weight.files, tree.weight.size, used)
+                else:  # a killed process left half of it, unless one that builds it has its lock
+                    half = _size_of(Path(entry.path))
+                    yield Unit(kind, entry.path, half.files, half.size, 0.0)
 
 
 def sizes(home: Path, environ: Mapping[str, str]) -> dict[str, Freed]:

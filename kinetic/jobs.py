@@ -1558,8 +1558,8 @@ def collect(*, everything: bool = False) -> Collection:
     """Remove unused contents from the store and from this machine's caches.
 
     In the store, kinetic removes code, functions, requirements, and `Data` that nothing refers
-    to and nothing has used for a day. It also removes the remains of batches whose process
-    died, the names of sweeps without batches, and build contexts from the bucket of
+    to and nothing has used for a day. It also removes the remains of jobs and batches whose
+    process died, the names of sweeps without batches, and build contexts from the bucket of
     builds. A job refers to its content until it ends, a batch until `results` or `cleanup`. To
     remove a job's or batch's own objects, call ``cleanup(gcs=True)`` on it.
 

@@ -42,9 +42,9 @@ __all__ = [
 class ObjectInfo:
     """One object of a listing; ``size`` is in bytes.
 
-    ``used`` is when a process created or last renewed a shared object; None if unknown. The unit is
-    seconds since 1970 by that process' clock. ``metageneration`` grows with each renewal, where
-    the store counts them.
+    ``used`` is when a process created or last renewed the object; None if unknown. The unit is
+    seconds since 1970 by the clock of that process, or of the store. ``metageneration`` grows with
+    each renewal, where the store counts them.
     """
 
     name: str

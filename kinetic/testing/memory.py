@@ -52,8 +52,7 @@ class MemoryStore:
         self._objects[name] = Object(
             name=name, body=content, metadata=dict(metadata or {}), generation=1
         )
-        if shared:
-            self._used[name] = time.time()
+        self._used[name] = time.time()
         bisect.insort(self._names, name)
         return True
 

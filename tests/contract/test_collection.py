@@ -69,6 +69,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         def age_bucket(days: float) -> None:
             then = datetime.now(UTC) - timedelta(days=days)
             for stored in server.objects.values():
+                stored.time_created = then.isoformat()
                 if stored.custom_time:
                     stored.custom_time = then.isoformat(timespec="milliseconds")[:-6] + "Z"
                     stored.metageneration += 1
@@ -204,6 +205,20 @@ async def test_what_a_process_that_died_left_of_a_batch_goes(stores: Stores) -> 
         assert kinds - {"control", "workers"} == {"manifest", "lease", "collected"}
         assert await stores.names(unknown) == [] and await stores.names(starting) == [starting]
         assert await batch.status_counts() == {"SUCCEEDED": 2}
+
+
+async def test_what_a_client_that_was_killed_left_of_a_job_goes(stores: Stores) -> None:
+    """Or what a process of the job has stored after the cleanup."""
+    left = [f"jobs/job-{'0' * 12}/{name}" for name in ("attempts/0/0.1.claim", "inputs/00000000")]
+    kept = [f"jobs/job-{'1' * 12}/{name}" for name in ("handle.json", "inputs/00000000")]
+    others = ["batches/", "jobs/"]  # consoles make such objects, to show folders
+    async with aio.Client(platform=stores.platform()) as client:
+        for name in (*left, *kept, *others):
+            await stores.store.create(name, b"x")
+        assert (await client.collect()).freed == {}, "a client may be about to store the manifest"
+        stores.age(1.1)
+        assert (await client.collect()).freed["store/jobs"].files == len(left)
+        assert await stores.names() == sorted([*kept, *others])
 
 
 async def test_the_name_of_a_sweep_goes_after_its_last_batch(stores: Stores) -> None:

@@ -16,6 +16,7 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,7 @@ class Stored:
     generation: int
     custom_time: str = ""
     metageneration: int = 1
+    time_created: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
 
 @dataclass
@@ -241,6 +243,7 @@ class GcsServer:
             "generation": str(stored.generation),
             "metageneration": str(stored.metageneration),
             "crc32c": (fault.crc32c if fault else "") or crc32c(stored.body),
+            "timeCreated": stored.time_created,
             **({"metadata": stored.metadata} if stored.metadata else {}),
             **({"customTime": stored.custom_time} if stored.custom_time else {}),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import time
 from collections.abc import Iterable
@@ -151,6 +152,18 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
     assert workspace.shared_tree(
         tree, lambda part: workspace.Weight(0, 0)
     ).weight == workspace.Weight(0, 0)
+
+
+def test_a_tree_whose_builder_was_killed_goes(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "data" / "ab"
+    (folder / "part").mkdir(parents=True)
+    (folder / "part" / "file").write_bytes(bytes(1000))
+    builder = os.open(folder, os.O_RDONLY)
+    fcntl.flock(builder, fcntl.LOCK_EX)
+    assert collect(tmp_path, NOTHING, Directory(tmp_path / "store")).freed == {}
+    os.close(builder)
+    freed = collect(tmp_path, Limits(), Directory(tmp_path / "store")).freed
+    assert freed["cache/data"].size == 1000 and not folder.exists()
 
 
 def test_a_tree_that_is_renewed_during_a_collection_stays_whole(tmp_path: Path) -> None:

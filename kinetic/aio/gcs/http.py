@@ -282,16 +282,16 @@ class ObjectMetadata:
             size=int(resource.get("size", 0)),
             metadata=metadata,
             generation=int(resource["generation"]),
-            used=_timestamp(resource.get("customTime")),
+            used=_timestamp(resource.get("customTime")) or _timestamp(resource.get("timeCreated")),
             metageneration=int(resource.get("metageneration", 1)),
         )
         return cls(info=info, crc32c=resource.get("crc32c", ""), nonce=nonce)
 
 
 def _timestamp(text: str | None) -> float | None:
-    """Return an object's ``customTime`` in seconds since the epoch; None if it isn't set."""
+    """Return a time of an object in seconds since the epoch; None if it isn't set."""
     if not text:
         return None
-    custom_time = datetime.datetime.fromisoformat(text)
+    time = datetime.datetime.fromisoformat(text)
     # Some servers send a time in year 1 if none is set.
-    return custom_time.timestamp() if custom_time.year > 1 else None
+    return time.timestamp() if time.year > 1 else None

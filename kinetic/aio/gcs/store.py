@@ -17,7 +17,9 @@ from kinetic.errors import Conflict, NotFound
 
 T = TypeVar("T")
 
-LIST_FIELDS = "nextPageToken,items(name,size,generation,metageneration,metadata,customTime)"
+LIST_FIELDS = (
+    "nextPageToken,items(name,size,generation,metageneration,metadata,customTime,timeCreated)"
+)
 
 EARLIER_TIME_STATUS = 400
 """The status with which the service refuses a custom time that is earlier than the stored one."""
