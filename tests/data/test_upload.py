@@ -55,6 +55,26 @@ async def test_the_manifest_is_created_after_the_files(
     assert reported == sorted(reported)
 
 
+@pytest.mark.parametrize("name", ["90%.txt", "tab\there", "x" * 230])
+async def test_a_file_that_a_mounted_bucket_would_rename_is_refused(
+    make_tree: MakeTree, name: str
+) -> None:
+    root, store = make_tree("tree", {"a": b"1", f"d/{name}": b"22"}), MemoryStore()
+    with pytest.raises(DataError, match="leave out fuse=True"):
+        await data_upload.upload(store, Data(str(root), fuse=True))
+    assert await names(store) == []
+    await data_upload.upload(store, Data(str(root)))
+
+
+async def test_a_warning_names_an_empty_directory_that_a_mount_lacks(
+    make_tree: MakeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_tree("tree", {".hidden": b"1"})
+    (root / "empty").mkdir()
+    await data_upload.upload(MemoryStore(), Data(str(root), fuse=True))
+    assert any("'empty'" in message for message in caplog.messages)
+
+
 async def test_trees_that_differ_only_in_modes_or_empty_directories_share_files(
     watched: Watched, make_tree: MakeTree
 ) -> None:

@@ -17,11 +17,12 @@ from absl import logging
 from kinetic import _snapshot
 from kinetic._messages import format_size
 from kinetic._progress.steps import step
+from kinetic._runner.protocol import gcs_names
 from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
 from kinetic._runner.protocol.wire import DataRef
 from kinetic._tasks import SharedCalls, for_each
 from kinetic.aio import _shared_objects
-from kinetic.errors import BackendError
+from kinetic.errors import BackendError, DataError
 
 if TYPE_CHECKING:
     from kinetic._snapshot import Snapshot, Stamp
@@ -57,7 +58,7 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     the next call takes over.
 
     Raises:
-        DataError: A file can't be read, or has changed since it was hashed.
+        DataError: A file can't be read, has changed since it was hashed, or can't be mounted.
         BackendError: The store refuses a request, or doesn't answer.
 
     Cancelled:
@@ -69,6 +70,8 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     # Callers that wait for a snapshot occupy no thread. A store belongs to one loop.
     key = store, id(data)
     snapshot = await _snapshots.run(key, lambda: snapshot_of(data), operation="reading Data")
+    if data.fuse and not _shared_objects.has_size_limit(store):
+        _check_mountable(snapshot)
 
     async def send() -> bool:
         stored = await store.look(snapshot.name)
@@ -91,6 +94,24 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
 
 
 _snapshots = SharedCalls["Snapshot"]()
+
+
+def _check_mountable(snapshot: Snapshot) -> None:
+    """Raise `DataError` if a mounted bucket would show a file of *snapshot* under another name."""
+    for entry, name in snapshot.manifest.objects(snapshot.digest):
+        if not name.endswith(f"/files/{entry.path}") or gcs_names.UNSAFE.search(name):
+            raise DataError(
+                f"{entry.path!r} of Data({snapshot.path!r}) would have another name in a mounted "
+                "bucket; rename it without '%', control characters, and more than 220 bytes in one "
+                "part, or leave out fuse=True",
+                path=snapshot.path,
+            )
+    if snapshot.manifest.empty:
+        logging.warning(
+            "a mounted bucket shows no empty directories, so the job lacks %r of %s",
+            snapshot.manifest.empty[0],
+            snapshot.path,
+        )
 
 
 async def renew(store: Store, name: str) -> bool:
