@@ -14,7 +14,7 @@ def replacing(path: Path) -> Generator[Path]:
 
     A reader of *path* finds the old file or the new file. If the block fails, the old file stays.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.tmp")
+    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)

@@ -227,7 +227,7 @@ class JobHandle(JobRecord, Generic[T]):
             ConfigurationError: As `outputs`.
             OSError: The files can't be written.
 
-        Ctrl-C: some files may already be written.
+        Ctrl-C: some files may already be written, each of them whole.
         """
         return PORTAL.call(self._aio.fetch_outputs, folder)
 

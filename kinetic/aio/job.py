@@ -20,6 +20,7 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic._messages import handle_bundle, handle_repr
+from kinetic._replacing import replacing
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, one_loop_stream, release, require_loop
 from kinetic._tracebacks import own_frames_left_out
@@ -919,7 +920,7 @@ class JobHandle(JobRecord, Generic[T]):
             ConfigurationError: The directory is neither in this platform's store nor on a disk.
         """
         ref = self._known() or await self._follow()  # the files outlive the job
-        folder, store = ref.output_dir, ref.session.platform.store
+        folder, store = ref.output_dir, ref.session.platform.store.plain()
         if folder.startswith(f"{store.url}/"):
             prefix = folder.removeprefix(f"{store.url}/") + "/"
             names = [info.name for info in await store.list(prefix)]
@@ -946,17 +947,19 @@ class JobHandle(JobRecord, Generic[T]):
             ConfigurationError: As `outputs`.
             OSError: The files can't be written.
 
-        Cancelled: some files may already be written.
+        Cancelled: some files may already be written, each of them whole.
         """
         ref = self._known() or await self._follow()
-        store, names = ref.session.platform.store, await self.outputs()
+        store, names = ref.session.platform.store.plain(), await self.outputs()
         prefix = f"{ref.output_dir.removeprefix(f'{store.url}/')}/"
         for name in names:
             path = await anyio.to_thread.run_sync(_prepare_path, Path(folder), name)
-            if ref.output_dir.startswith(f"{store.url}/"):
-                await store.fetch(f"{prefix}{name}", path)
-            else:
-                await anyio.to_thread.run_sync(shutil.copyfile, Path(ref.output_dir, name), path)
+            with replacing(path) as partial:  # *folder* may be the output directory itself
+                if ref.output_dir.startswith(f"{store.url}/"):
+                    await store.fetch(f"{prefix}{name}", partial)
+                else:
+                    source = Path(ref.output_dir, name)
+                    await anyio.to_thread.run_sync(shutil.copyfile, source, partial)
         return len(names)
 
 
@@ -966,7 +969,7 @@ def _print(line: str) -> None:
 
 
 def _prepare_path(folder: Path, name: str) -> Path:
-    """Return the path of *name* under *folder*; create its folder, and remove an older file.
+    """Return the path of *name* under *folder*, and create its folder.
 
     Raises:
         ConfigurationError: The name points outside *folder*, because a job can write any name.
@@ -975,5 +978,4 @@ def _prepare_path(folder: Path, name: str) -> Path:
     if not path.is_relative_to(os.path.realpath(folder)):
         raise ConfigurationError(f"the output {name!r} points outside {folder}; it isn't copied")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
     return path

@@ -76,6 +76,10 @@ class Store(Protocol):
         """The address of the store for a runner, such as ``file:///home/me/.kinetic/store``."""
         ...
 
+    def plain(self) -> Store:
+        """Return this store with all names as they are, also those that other programs chose."""
+        ...
+
     async def create(
         self,
         name: str,

@@ -36,6 +36,10 @@ class MemoryStore:
         """A URL that no runner can open."""
         return "memory:"
 
+    def plain(self) -> MemoryStore:
+        """Implement `Store.plain`."""
+        return self
+
     async def create(
         self,
         name: str,

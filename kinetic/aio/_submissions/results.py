@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,19 @@ async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Pat
             await anyio.to_thread.run_sync(partial.write_bytes, body)
         else:
             await store.fetch(outcome.value[0], partial)
+            await anyio.to_thread.run_sync(_own_copy, partial)
             await anyio.to_thread.run_sync(_verify, partial, *outcome.value)
         return partial.stat().st_size
+
+
+def _own_copy(path: Path) -> None:
+    """Copy the file at *path* if it is a hard link to a file of a directory store.
+
+    Otherwise the user, who may write to the file, would change the store's object.
+    """
+    if path.stat().st_nlink > 1:
+        with replacing(path) as own:
+            shutil.copyfile(path, own)
 
 
 def _verify(path: Path, name: str, digest: str) -> None:

@@ -7,6 +7,7 @@ renews a token that Google refuses, and turns the server's refusals into kinetic
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
@@ -68,6 +69,18 @@ class Location(BucketFolder):
             return super().object_name(name)
         except OSError as exc:
             raise BackendError(f"{exc}; use a shorter name") from None
+
+
+class PlainLocation(Location):
+    """A bucket, or a folder of one, whose objects' names aren't encoded."""
+
+    __slots__ = ()
+
+    def object_name(self, name: str) -> str:
+        return self.folder + name
+
+    def name(self, object_name: str) -> str | None:
+        return object_name.removeprefix(self.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +205,13 @@ class BucketClient:
             if refusal.status in expected and not is_other:
                 raise
             raise refusal_error(refusal, verb, self.location.bucket, name) from None
+
+    def plain(self) -> BucketClient:
+        """Return a client with the connections of this one, which doesn't encode names."""
+        assert self.storage is not None  # so that both have the same
+        plain = copy.copy(self)
+        plain.location = PlainLocation(self.location.bucket, self.location.folder)
+        return plain
 
     def place(self, name: str) -> tuple[str, str]:
         """Return the bucket of the object *name*, and its full name there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -66,6 +67,12 @@ class GcsStore:
     @property
     def url(self) -> str:
         return self._client.location.url
+
+    def plain(self) -> GcsStore:
+        """Implement `Store.plain`. The returned store uses the connections of this one."""
+        plain = copy.copy(self)
+        plain._client = self._client.plain()
+        return plain
 
     async def settings(self) -> Mapping[str, Any]:
         """Return the bucket's resource; this needs the permission ``storage.buckets.get``."""

@@ -52,6 +52,9 @@ class DirectoryStore:
     def url(self) -> str:
         return self._objects.url
 
+    def plain(self) -> DirectoryStore:
+        return self
+
     async def create(
         self,
         name: str,
