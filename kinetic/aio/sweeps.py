@@ -315,12 +315,13 @@ class Sweep(AsyncOnly):
                 result, call = self._calls.popleft()
                 try:
                     made.append((result, call(), None))
-                except Exception as exc:
-                    made.append((result, None, exc))
-                except BaseException as exc:  # such as SystemExit, which would end the loop
-                    failure = RuntimeError(f"the optimizer raised {exc!r}")
-                    failure.__cause__ = exc
-                    made.append((result, None, failure))
+                except BaseException as exc:
+                    error: BaseException = exc
+                    # SystemExit would end the loop, and a future refuses StopIteration.
+                    if isinstance(exc, StopIteration) or not isinstance(exc, Exception):
+                        error = RuntimeError(f"the optimizer raised {exc!r}")
+                        error.__cause__ = exc
+                    made.append((result, None, error))
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(deliver)
 

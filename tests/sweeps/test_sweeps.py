@@ -235,6 +235,14 @@ async def test_an_optimizer_that_raises_ends_the_sweep_after_its_open_trials(loc
     assert await sweep.batch.status_counts() == {"SUCCEEDED": 2}
 
 
+async def test_an_optimizer_that_calls_next_on_an_exhausted_iterator_ends_the_sweep(local) -> None:
+    recorder = Recorder({"value": 1.0}, error=StopIteration())
+    async with await local.sweep(returns, recorder, trials=None, max_concurrent=1) as sweep:
+        with pytest.raises(RuntimeError, match="the optimizer raised StopIteration"):
+            await asyncio.wait_for(sweep.wait(), 30)
+    assert recorder.told == {0: 1.0}
+
+
 async def test_an_optimizer_that_raises_when_told_ends_the_sweep(local) -> None:
     class Forgetful(Recorder):
         def tell(self, number: int, result: float | State) -> None:
