@@ -302,6 +302,14 @@ async def test_pods_reach_the_objects_of_their_namespace_only(
     assert "kn-lab-workers@" in str(account["metadata"]["annotations"])
 
 
+async def test_builds_may_read_their_sources_and_write_their_logs(
+    lab: Infrastructure, google: Google
+) -> None:
+    (binding,) = google.policies["storage/storage/v1/b/acme-1-kn-lab-builds"]["bindings"]
+    assert binding["role"] == "roles/storage.objectAdmin"  # as the error of a failed build advises
+    assert binding["members"] == ["serviceAccount:kn-lab-builds@acme-1.iam.gserviceaccount.com"]
+
+
 async def test_missing_permissions_name_the_role(infra: Infrastructure, google: Google) -> None:
     google.permissions = set()
     with pytest.raises(ConfigurationError, match="roles/editor"):

@@ -445,7 +445,8 @@ def _policies(site: Site) -> tuple[Policy, ...]:
                 expression=namespace_objects,
             ),
         ),
-        _bucket_policy(site, "builds", Binding(role="roles/storage.objectViewer", member=builds)),
+        # Cloud Build reads a build's sources and writes its log as the builds' account.
+        _bucket_policy(site, "builds", Binding(role="roles/storage.objectAdmin", member=builds)),
     )
 
 
