@@ -156,6 +156,8 @@ def up(
     from kinetic.accelerators import parse
     from kinetic.aio.infra import Pool, check_parent, read_controller
 
+    if (min_nodes or node_zone) and not accelerators:
+        raise click.UsageError("--min-nodes and --node-zone require --accelerator")
     check_parent(parent, creates=create_project)
     read_controllers = tuple(map(read_controller, controllers))
 
@@ -263,12 +265,15 @@ def status(kube_context: str | None, as_json: bool, **options: Any) -> None:
     from kinetic import configuration
     from kinetic.aio import infra
 
+    named = any(options[name] for name in ("project", "zone", "cluster"))
+    if kube_context is not None and named:
+        raise click.UsageError("--kube-context conflicts with --project, --zone, and --cluster")
     environ = dict(os.environ)
     environ.pop("GOOGLE_CLOUD_PROJECT", None)
     if kube_context is not None:
         environ["KINETIC_KUBE_CONTEXT"] = kube_context
     target = configuration.resolve(backend="local", environ=environ, **options)
-    if kube_context is None and any(options[name] for name in ("project", "zone", "cluster")):
+    if named:
         target = replace(target, kube_context=None)
     report = run_async(infra.status(target))
     content = report.to_dict()
@@ -365,7 +370,7 @@ def _add(
 
     kinetic adds a ComputeClass if the cluster supports ComputeClasses. It adds a node pool for
     --fixed, --min-nodes, --reservation, --node-zone, or slices of several hosts. If the class or
-    pool exists, kinetic changes nothing.
+    pool exists, kinetic changes at most the zones of the class, or the minimum of the pool.
     """
     from dataclasses import replace
 

@@ -84,6 +84,10 @@ def init(
     """
     from kinetic.aio.infra import Join, read_controller, target_of
 
+    if image is not None and not run_job:
+        raise click.UsageError("--image requires --run-job, whose job it gives a container image")
+    if kube_context is not None and (target_options["zone"] or target_options["cluster"]):
+        raise click.UsageError("--kube-context conflicts with --zone and --cluster")
     if run_job and not (image or project):
         raise click.UsageError(
             "--run-job needs --image, because kinetic builds no image without --project"

@@ -82,6 +82,11 @@ def test_a_terminal_without_unicode_gets_escapes(
         ["run", "x"],
         ["--profile", "x", "profile", "ls"],
         ["doctor", "--image", "python:3.12"],
+        ["init", "--kube-context", "kind", "--image", "python:3.12"],
+        ["init", "--kube-context", "kind", "--zone", "us-central1-a"],
+        ["status", "--kube-context", "kind", "--cluster", "lab"],
+        ["up", "--project", "acme-1", "--min-nodes", "1"],
+        ["up", "--project", "acme-1", "--node-zone", "us-central1-b"],
     ],
 )
 def test_a_wrong_command_line_is_a_usage_error(kinetic: Kinetic, arguments: list[str]) -> None:
