@@ -465,7 +465,7 @@ class Google:
         if "_leaves" in document:
             document["_leaves"] -= 1
             if document["_leaves"] < 0:
-                del self.documents[key]
+                self._forget(key)
         return self._copy(key) if key in self.documents else refusal(404, "NOT_FOUND", "it is gone")
 
     def _list(self, name: str, key: str) -> dict[str, Any]:
@@ -572,11 +572,14 @@ class Google:
             return answer | {"status": "DONE", "error": {"errors": [error]}}
         if name == "storage" and any(path.startswith(f"{key}/o/") for path in self.documents):
             return refusal(409, "", "The bucket you tried to delete is not empty.")
+        self._forget(key)
+        self.policies.pop(key, None)
+        return {} if name in ("iam", "storage") else self._begin(name, key)
+
+    def _forget(self, key: str) -> None:
         children = [path for path in self.documents if path.startswith(f"{key}/")]
         for path in (key, *children):
             del self.documents[path]
-        self.policies.pop(key, None)
-        return {} if name in ("iam", "storage") else self._begin(name, key)
 
     def _begin(self, name: str, target: str, *, stockout: str = "") -> dict[str, Any]:
         title = f"op-{len(self.operations)}"

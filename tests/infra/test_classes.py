@@ -103,6 +103,7 @@ async def test_a_class_tries_spot_first_in_all_zones_of_the_region(
     zones = [f"us-central1-{letter}" for letter in "abf"]
     assert all(rule["location"]["zones"] == zones for rule in rules)
     assert created["spec"]["nodePoolConfig"]["serviceAccount"].startswith("kn-lab-nodes@")
+    google.quotas["PREEMPTIBLE_NVIDIA_L4_GPUS"] = (1.0, 1.0)  # a node of the class has used it up
     assert await add(gke, "gpu-l4:spot") == ("keep", "ComputeClass", "gpu-l4-spot")
     assert await add(gke, "tpu-v6e-8") == ("create", "ComputeClass", "tpu-v6e-8")
     tpu = control_plane.call("GET", f"{CLASSES}/tpu-v6e-8")["spec"]["priorities"]

@@ -26,6 +26,10 @@ async def test_down_removes_all_that_up_created(lab: Infrastructure, google: Goo
     planned = await down(lab)
     assert planned.plan.usd_per_hour < -0.2
     assert not google.documents
+    removed = [request for request in google.requests if request.startswith("DELETE ")]
+    (cluster_at,) = [at for at, request in enumerate(removed) if request.endswith("/clusters/lab")]
+    (policy_at,) = [at for at, request in enumerate(removed) if "/resourcePolicies/" in request]
+    assert cluster_at < policy_at  # nodes use the policy
     assert not google.policies[PROJECT]["bindings"]
     assert not (await lab.plan_down()).plan.changes
 

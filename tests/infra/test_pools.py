@@ -106,6 +106,8 @@ async def test_nodes_are_in_the_region_of_their_cluster(
 ) -> None:
     with pytest.raises(ConfigurationError, match="us-east1-b"):
         await add(lab, "gpu-l4", zone="us-east1-b")
+    await add(lab, "gpu-l4", zone="us-central1-ai1a")  # a zone only for accelerators
+    assert google.documents[f"{POOLS}/gpu-l4"]["locations"] == ["us-central1-ai1a"]
 
 
 async def test_a_stock_out_of_the_cluster_leaves_no_cluster(
@@ -127,11 +129,17 @@ async def test_pools_are_listed_changed_and_removed(lab: Infrastructure, google:
     assert (found["topology"], found["spot"], found["max_nodes"]) == ("4x4", True, 4)
     planned = await lab.plan_pool(Pool(accelerator=parse("tpu-v6e-16:spot"), min_nodes=4))
     assert [change.action for change in planned.plan.changes] == [Action.UPDATE]
+    assert planned.plan.usd_per_hour > 0
+    before = (await lab.plan_down()).plan.usd_per_hour
     await lab.apply(planned)
+    after = (await lab.plan_down()).plan.usd_per_hour
+    assert after == pytest.approx(before - planned.plan.usd_per_hour)
     assert google.documents[f"{POOLS}/{pool.name}"]["autoscaling"]["totalMinNodeCount"] == 4
     with pytest.raises(NotFound, match=pool.name):
         await lab.plan_pool_removal("nosuch")
-    await lab.apply(await lab.plan_pool_removal(pool.name))
+    removal = await lab.plan_pool_removal(pool.name)
+    assert removal.plan.usd_per_hour == pytest.approx(-planned.plan.usd_per_hour)
+    await lab.apply(removal)
     assert [pool["name"] for pool in await lab.list_pools()] == ["system"]
 
 

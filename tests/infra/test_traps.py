@@ -100,9 +100,14 @@ async def test_a_cluster_in_error_is_created_again(lab: Infrastructure, google: 
 async def test_a_cluster_that_is_being_deleted_is_created_again_afterwards(
     lab: Infrastructure, google: Google
 ) -> None:
+    wanted = (pool("gpu-l4", min_nodes=1),)
+    await lab.apply(await lab.plan_pool(*wanted))
     google.documents[CLUSTER] |= {"status": "STOPPING", "_leaves": 4}
-    await up(lab)
+    planned = await lab.plan_up(pools=wanted)
+    assert planned.plan.usd_per_hour > 0.7  # the cluster and a node
+    await lab.apply(planned)
     assert google.documents[CLUSTER]["status"] == "RUNNING"
+    assert f"{CLUSTER}/nodePools/gpu-l4" in google.documents
 
 
 async def test_a_failed_read_does_not_prove_that_a_cluster_is_gone(

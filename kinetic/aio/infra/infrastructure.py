@@ -29,6 +29,7 @@ from kinetic.aio.infra.preflight import Preflight, preflight, system_machines
 from kinetic.aio.infra.resources import (
     Action,
     Change,
+    Document,
     Observed,
     Policy,
     Resource,
@@ -178,7 +179,7 @@ class Infrastructure:
             *node_pools.pool_resources(self.site, pools, self._environ),
         )
         if is_readable:
-            observed |= await self._cloud.observe((*prerequisites, *wanted))
+            observed |= await self._observe((*prerequisites, *wanted))
         changes = [*additions(self.site, prerequisites, observed)]
         if disabled_apis:
             names = ", ".join(name.removesuffix(".googleapis.com") for name in disabled_apis)
@@ -259,7 +260,7 @@ class Infrastructure:
         pools = pool.slices(slices)
         wanted = node_pools.pool_resources(site, pools, self._environ)
         checks = await preflight(self._google, site, await self._missing_pools(site, pools))
-        observed = await self._cloud.observe(wanted)
+        observed = await self._observe(wanted)
         observed[f"cluster {site.cluster}"] = Observed(document=cluster)
         return Planned(
             plan=Plan(site=site, changes=additions(site, wanted, observed)),
@@ -272,7 +273,10 @@ class Infrastructure:
 
         The zone of *there* is the cluster's location.
         """
-        checks = await preflight(self._google, self.site, (pool,), regional=True)
+        is_new = class_name(pool.accelerator) not in await compute_classes.list_classes(api)
+        checks = await preflight(
+            self._google, self.site, (pool,), regional=True, checks_quota=is_new
+        )
         zones = checks.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
         manifest = compute_classes.class_manifest(
             self.site, pool.accelerator, zones, autopilot=autopilot
@@ -303,7 +307,7 @@ class Infrastructure:
         if reason := node_pools.keep_reason(existing[name]):
             raise Refused(reason)
         pool = node_pools.reference(site, name)
-        changes = removals(site, (pool,), {pool.key: Observed(document=existing[name])})
+        changes = removals(site, (pool,), {pool.key: self._observed_pool(existing[name])})
         return Planned(plan=Plan(site=site, changes=changes), resources=(pool,), removes=True)
 
     async def _plan_class_removal(
@@ -346,8 +350,13 @@ class Infrastructure:
         found.check_location()
         workers = await lookup.list_worker_accounts(self._google, self.site)
         policies = await lookup.list_placement_policies(self._google, self.site)
-        present = (*setups.existing(lookup.setup_at(found.there), workers), *policies)
+        present = setups.existing(lookup.setup_at(found.there), workers, policies)
         observed = await self._cloud.observe(present)
+        cluster_key = f"cluster {self.site.cluster}"
+        cluster = observed[cluster_key].document or {}
+        pools = map(self._observed_pool, node_pools.existing(cluster).values())
+        usd = setups.CLUSTER_USD + sum(pool.usd_per_hour or 0.0 for pool in pools)
+        observed[cluster_key] = replace(observed[cluster_key], usd_per_hour=usd)
         if not found.clusters:
             self._check_region(observed)
         users: dict[GoogleRequest, str] = {}
@@ -355,8 +364,8 @@ class Infrastructure:
             if location == found.location and self.site.owns(document):
                 continue
             user = replace(self.site, zone=location)
-            used = [*setups.existing(lookup.setup_at(user), workers)]
-            used += policies if user.region == self.site.region else []
+            shared = policies if user.region == self.site.region else []
+            used = setups.existing(lookup.setup_at(user), workers, shared)
             users |= {part.read: location for part in used}
         changes = removals(
             self.site, present, observed, keeps_buckets=not force_destroy, users=users
@@ -368,7 +377,6 @@ class Infrastructure:
                 "project that your credentials charge, and run the command again"
             )
         changes = tuple([await self._with_losses(found.there, change) for change in changes])
-        cluster = observed[f"cluster {self.site.cluster}"].document or {}
         removes_cluster = any(
             change.kind == "cluster" and change.action is Action.REMOVE for change in changes
         )
@@ -482,6 +490,20 @@ class Infrastructure:
     async def status(self) -> Status:
         """Return what exists and runs, what the site costs now, and what kinetic can't read."""
         return await survey(self._google, self._cloud, self.site, self._open_access, self._environ)
+
+    async def _observe(self, resources: Sequence[Resource | Policy]) -> dict[str, Observed]:
+        """Return the state of each resource, by key; that of a node pool has its cost."""
+        observed = await self._cloud.observe(resources)
+        for resource in resources:
+            document = observed[resource.key].document
+            if resource.kind == "node pool" and document is not None:
+                observed[resource.key] = self._observed_pool(document)
+        return observed
+
+    def _observed_pool(self, document: Document) -> Observed:
+        """Return the state of the node pool in *document*, with the cost of its minimum."""
+        usd = node_pools.minimum_usd(document, self.site.zone, self._environ)
+        return Observed(document=document, usd_per_hour=usd)
 
     async def _missing_pools(self, site: Site, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
         """Return which *pools* the cluster doesn't have; the zone of *site* is its location."""

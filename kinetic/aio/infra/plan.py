@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,9 @@ from kinetic.aio.infra.site import CLUSTER_LABEL, SOLUTION_LABEL, UNLABELED_KIND
 
 IN_PROGRESS_STATUSES = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN_STATUSES = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
+ENDING_STATUSES = frozenset({"ERROR", "STOPPING"})
+"""The states of a cluster in whose place `up` creates a new one."""
+
 SHARED_KINDS = ("project", "billing", "secret")
 """Kinds of resources that kinetic doesn't mark as its own, because clusters share them."""
 
@@ -71,18 +74,17 @@ def additions(
 ) -> tuple[Change, ...]:
     """Return one change per resource in *wanted*: the change that makes it exist as wanted."""
     by_keras_kinetic = _is_made_by_keras_kinetic(observed, site)
-    changes = tuple(
-        _addition(site, resource, observed[resource.key], by_keras_kinetic) for resource in wanted
+    states = {resource: observed[resource.key] for resource in wanted}
+    if any(
+        resource.kind == "cluster" and (state.document or {}).get("status") in ENDING_STATUSES
+        for resource, state in states.items()
+    ):
+        # The node pools end with the old cluster, so the plan creates them all.
+        pools = [resource for resource in states if resource.kind == "node pool"]
+        states |= dict.fromkeys(pools, Observed())
+    return tuple(
+        _addition(site, resource, state, by_keras_kinetic) for resource, state in states.items()
     )
-    if any(change.kind == "cluster" and change.action is Action.REPLACE for change in changes):
-        # Removing the old cluster also removes its node pools, so the plan creates them all.
-        return tuple(
-            replace(change, action=Action.CREATE, reason="")
-            if change.kind == "node pool"
-            else change
-            for change in changes
-        )
-    return changes
 
 
 def _is_made_by_keras_kinetic(observed: Mapping[str, Observed], site: Site) -> bool:
@@ -129,24 +131,26 @@ def _addition(
         return _change(resource, Action.FOREIGN, reason + alternative)
     status = str(document.get("status") or "")
     if status in IN_PROGRESS_STATUSES:
-        return _change(resource, Action.WAIT, f"it is {status}")
+        usd = resource.usd_per_hour if status == "STOPPING" else None
+        return _change(resource, Action.WAIT, f"it is {status}", usd)
     if status == "ERROR" and resource.kind in ("cluster", "node pool"):
-        consequence = (
-            "is unusable, so kinetic removes it with its pools and jobs"
-            if resource.kind == "cluster"
-            else "has no nodes"
-        )
-        return _change(resource, Action.REPLACE, f"it {consequence}: {problem_of(document)}")
+        consequence, usd = "has no nodes", resource.usd_per_hour
+        if resource.kind == "cluster":
+            consequence, usd = "is unusable, so kinetic removes it with its pools and jobs", None
+        return _change(resource, Action.REPLACE, f"it {consequence}: {problem_of(document)}", usd)
     if status in BROKEN_STATUSES:
         return _change(resource, Action.DIFFERS, f"it is {status}: {problem_of(document)}")
     fixable_differences = [*differences(resource.wanted_fields, document)]
     all_differences = [*fixable_differences, *differences(resource.reported_fields, document)]
     if not all_differences:
         return _change(resource, Action.KEEP)
-    can_update = fixable_differences and resource.update is not None
-    return _change(
-        resource, Action.UPDATE if can_update else Action.DIFFERS, "; ".join(all_differences)
-    )
+    reason = "; ".join(all_differences)
+    if not fixable_differences or resource.update is None:
+        return _change(resource, Action.DIFFERS, reason)
+    usd = resource.usd_per_hour
+    if usd is not None and observed.usd_per_hour is not None:
+        return _change(resource, Action.UPDATE, reason, usd - observed.usd_per_hour)
+    return _change(resource, Action.UPDATE, reason)
 
 
 def is_ours(site: Site, resource: Resource, document: Document, by_keras_kinetic: bool) -> bool:
@@ -211,6 +215,7 @@ def removals(
             reason = "it may hold results; --delete-results removes it"
             changes.append(_change(resource, Action.KEEP, reason))
         else:
-            saved = -resource.usd_per_hour if resource.usd_per_hour else None
-            changes.append(_change(resource, Action.REMOVE, usd=saved))
+            usd = observed[resource.key].usd_per_hour
+            usd = resource.usd_per_hour if usd is None else usd
+            changes.append(_change(resource, Action.REMOVE, usd=-usd if usd else None))
     return tuple(changes)

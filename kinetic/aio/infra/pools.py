@@ -280,6 +280,14 @@ def node_price(document: Mapping[str, Any], zone: str, environ: Mapping[str, str
     return None
 
 
+def minimum_usd(document: Mapping[str, Any], zone: str, environ: Mapping[str, str]) -> float | None:
+    """Return what the minimum of a pool's nodes costs per hour in US dollars; None if unknown."""
+    if not (nodes := summarize(document)["min_nodes"]):
+        return 0.0
+    price = node_price(document, zone, environ)
+    return None if price is None else nodes * price
+
+
 def summarize(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a node pool offers, in the fields that `kinetic pool list` shows."""
     config: Mapping[str, Any] = document.get("config") or {}

@@ -12,6 +12,7 @@ from kinetic._tasks import all_or_none
 from kinetic.aio._net.google import GoogleClient, GoogleRequest, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.lookup import Namesakes, find_namesakes
+from kinetic.aio.infra.plan import ENDING_STATUSES
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Document, call, query
 from kinetic.aio.infra.setup import SYSTEM_MACHINES, Setup
@@ -32,7 +33,11 @@ PERMISSIONS = (
     "container.clusters.get",
     "container.clusters.list",
     "container.clusters.update",
+    "container.namespaces.create",
     "container.operations.get",
+    "container.roleBindings.create",
+    "container.roles.create",
+    "container.serviceAccounts.create",
     "iam.serviceAccounts.actAs",
     "iam.serviceAccounts.create",
     "iam.serviceAccounts.getIamPolicy",
@@ -50,7 +55,11 @@ PERMISSIONS = (
 )
 """The permissions that `up` needs in a project."""
 
-ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serviceAccountAdmin"
+ROLES = (
+    "roles/editor, roles/resourcemanager.projectIamAdmin, roles/iam.serviceAccountAdmin, "
+    "roles/container.admin, roles/storage.admin, and roles/artifactregistry.admin"
+)
+"""Roles with these permissions: an editor can't set a policy, nor create a Role in a cluster."""
 
 
 @dataclass(slots=True)
@@ -77,12 +86,13 @@ async def preflight(
     *,
     regional: bool = False,
     links_billing: bool = False,
+    checks_quota: bool = True,
 ) -> Preflight:
     """Check what *pools* and *setup* (unless None) need; send concurrent requests that only read.
 
-    The pools must be new: the machines of an existing pool may already use up its quota and its
-    reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
-    skips the check of billing, because the plan links a billing account.
+    *regional* says that the pools may be in any zone of the region. *links_billing* skips the check
+    of billing, because the plan links a billing account. If *checks_quota*, the pools must be new:
+    the machines of an existing pool may already use up its quota and its reservation.
 
     Raises:
         ConfigurationError: There are problems; the message lists all.
@@ -113,10 +123,9 @@ async def preflight(
             )
         if pool.reservation:
             checks.append(_check_reservation(google, pool_site, pool, needed, result))
-        checks += [
-            _check_quota(google, site, pool, needed, result),
-            _find_zones(google, pool_site, pool, result, regional=regional),
-        ]
+        if checks_quota:
+            checks.append(_check_quota(google, site, pool, needed, result))
+        checks.append(_find_zones(google, pool_site, pool, result, regional=regional))
     await all_or_none(*checks)
     if result.problems:
         listed_problems = "\n".join(f"- {problem}" for problem in sorted(result.problems))
@@ -207,8 +216,7 @@ async def _check_cluster(google: GoogleClient, setup: Setup, result: Preflight) 
     cluster = found.clusters.get(setup.location)
     if cluster is None:
         found.check_complete()
-    # `up` makes a cluster in these states again.
-    is_new = cluster is None or cluster.get("status") in ("ERROR", "STOPPING")
+    is_new = cluster is None or cluster.get("status") in ENDING_STATUSES
     if is_new and setup.shape == "standard":
         await _choose_machine(google, site, result)
 

@@ -243,12 +243,14 @@ class Action(enum.Enum):
 class Observed:
     """The observed state of one resource: its document, None if it doesn't exist, or a ``problem``.
 
-    ``status`` is the HTTP status of a refusal, or 0.
+    ``status`` is the HTTP status of a refusal, or 0. ``usd_per_hour`` is the present cost while no
+    job runs; None if it is that of the wanted resource, or unknown.
     """
 
     document: Document | None = None
     problem: str = ""
     status: int = 0
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

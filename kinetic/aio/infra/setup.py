@@ -116,12 +116,15 @@ def wanted_resources(setup: Setup) -> tuple[Resource | Policy, ...]:
     )
 
 
-def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Policy, ...]:
+def existing(
+    setup: Setup, workers: Sequence[Resource], placements: Sequence[Resource]
+) -> tuple[Resource | Policy, ...]:
     """Return all resources that `down` removes if they exist.
 
     *workers* are the service accounts of other namespaces; the policy of the jobs' bucket names
-    them. Only the repository's label shows that keras-kinetic made the network. So the network
-    ``needs`` the repository, and `down` removes the repository after the network.
+    them. *placements* are the policies of the cluster's pools; nodes use them, so the cluster
+    ``needs`` them. Only the repository's label shows that keras-kinetic made the network. So the
+    network ``needs`` the repository, and `down` removes the repository after the network.
     """
     site = setup.site
     resources: list[Resource | Policy] = []
@@ -132,8 +135,11 @@ def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Poli
             wanted = replace(wanted, bindings=(*wanted.bindings, *bindings))
         elif isinstance(wanted, Resource) and wanted.kind in UNLABELED_KINDS:
             wanted = replace(wanted, needs=(*wanted.needs, f"repository {site.prefix}"))
+        elif isinstance(wanted, Resource) and wanted.kind == "cluster":
+            placement_keys = [placement.key for placement in placements]
+            wanted = replace(wanted, needs=(*wanted.needs, *placement_keys))
         resources.append(wanted)
-    return (*resources, *workers)
+    return (*resources, *workers, *placements)
 
 
 def _repository_resource(site: Site) -> Resource:

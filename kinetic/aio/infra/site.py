@@ -19,8 +19,8 @@ NAMESPACE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 """The form of a namespace, a DNS label. IAM conditions contain it, so it must have no quotes."""
 
 MAX_BUCKET_NAME = 63
-ZONE_NAME = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
-"""The form of a zone or, for an Autopilot cluster, of a region."""
+ZONE_NAME = re.compile(r"[a-z]+-[a-z]+[0-9]+(-[a-z]|-ai[0-9]+[a-z])?", re.ASCII)
+"""The form of a zone, also of one only for accelerators, or of an Autopilot cluster's region."""
 
 PROJECT_ID = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
 SOLUTION_LABEL = "goog-packaged-solution"
