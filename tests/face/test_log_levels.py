@@ -84,7 +84,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("level", ["", "DEBUG"])
+@pytest.mark.parametrize("level", ["", pytest.param("DEBUG", marks=pytest.mark.full)])
 def test_a_job_shows_what_its_program_shows(level: str, tmp_path: Path) -> None:
     """KINETIC_LOG_LEVEL changes nothing for a job, which has no lines of kinetic."""
     env = {"KINETIC_LOG_LEVEL": level} if level else {}

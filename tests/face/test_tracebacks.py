@@ -16,8 +16,17 @@ from tests.scripts import ROOT, Program, until
 KINETIC_FRAME = f'File "{ROOT}/kinetic'
 
 
-def test_an_argument_that_cannot_be_rebuilt_shows_no_frames_of_the_runner(script) -> None:
-    code = """
+def tracebacks_of(script, *calls: str) -> list[str]:
+    """Return what each of *calls* shows; all run in one script."""
+    shows = "\nexcept Exception:\n    traceback.print_exc()\n    sys.stderr.write('END')\n"
+    with script("import traceback\n" + "".join(f"try:\n    {call}{shows}" for call in calls)) as it:
+        status, _, err = it.end()
+    *shown, rest = err.split("END")
+    assert status == 0 and len(shown) == len(calls) and "Traceback" not in rest, err
+    return shown
+
+
+DEFINITIONS = """
 def rebuild():
     raise ValueError("only on the caller's machine")
 
@@ -25,79 +34,68 @@ class Local:
     def __reduce__(self):
         return rebuild, ()
 
-inverse(Local())
-"""
-    with script(code) as process:
-        _, _, err = process.end()
-    assert "in rebuild\n" in err and f'File "{ROOT}/runner' not in err, err
+class Unpicklable:
+    def __reduce__(self):
+        raise ValueError("no copy of this")
 
-
-def test_frames_of_imported_modules_show_the_path_in_the_project(script, tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text("def fail():\n    raise ValueError('late')\n")
-    code = """
 @remote
 def fails():
     import late
     late.fail()
 
-fails.run_async().result()
 """
-    with script(code) as process:
-        _, _, err = process.end()
-    assert f'File "{tmp_path}/late.py", line 2, in fail\n    raise ValueError' in err
 
 
-@pytest.mark.parametrize(
-    ("call", "line"),
-    [
-        ("inverse(sys.stdin)", "PackError: argument 'value'"),
-        ("inverse.run_async_map([0]).results()", "BatchError: "),
-        ("next(iter(waits_for.run_async_map(['never']).outcomes(timeout=0.1)))", "ResultTimeout: "),
-        ("kinetic.attach('job-none')", "NotFound: "),
-    ],
-)
-def test_an_error_of_kinetic_shows_only_the_line_of_the_script(
-    script, call: str, line: str
-) -> None:
-    with script(call) as process:
-        status, _, err = process.end()
-    assert status == 1 and KINETIC_FRAME not in err, err
-    assert [row for row in err.splitlines() if row.startswith(f"kinetic.errors.{line}")], err
-    assert err.count("Traceback (most recent call last)") - err.count("Remote traceback") == 1, err
-    assert call in err
+def test_an_error_shows_the_frames_of_the_script_and_its_modules(script, tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("def fail():\n    raise ValueError('late')\n")
+    rebuilt, refused, imported, batch = tracebacks_of(
+        lambda code: script(DEFINITIONS + code),
+        "inverse(Local())",
+        "inverse(Unpicklable())",
+        "fails.run_async().result()",
+        "inverse.run_async_map([1, 0, 0]).results()",
+    )
+    assert "in rebuild\n" in rebuilt and f'File "{ROOT}/runner' not in rebuilt, rebuilt
+    assert "kinetic.errors.PackError" in refused, refused
+    assert 'in __reduce__\n    raise ValueError("no copy of this")' in refused, refused
+    assert f'File "{tmp_path}/late.py", line 2, in fail\n    raise ValueError' in imported, imported
+    assert "BatchError: " in batch and batch.count("Remote traceback of grp-") == 1, batch
+    assert "in inverse\n    return 1 / value\n" in batch, batch
 
 
-def test_the_error_of_a_batch_shows_the_traceback_of_its_first_failure(script) -> None:
-    with script("inverse.run_async_map([1, 0, 0]).results()") as process:
-        _, _, err = process.end()
-    assert "BatchError: " in err and err.count("Remote traceback of grp-") == 1, err
-    assert "in inverse\n    return 1 / value\n" in err, err
+def test_an_error_of_kinetic_shows_only_the_line_of_the_script(script) -> None:
+    lines = {
+        "inverse(sys.stdin)": "PackError: argument 'value'",
+        "inverse.run_async_map([0]).results()": "BatchError: ",
+        "next(iter(waits_for.run_async_map(['never']).outcomes(timeout=0.1)))": "ResultTimeout: ",
+        "kinetic.attach('job-none')": "NotFound: ",
+    }
+    for (call, line), err in zip(lines.items(), tracebacks_of(script, *lines), strict=True):
+        assert KINETIC_FRAME not in err and call in err, err
+        assert [row for row in err.splitlines() if row.startswith(f"kinetic.errors.{line}")], err
+        remote = err.count("Remote traceback")
+        assert err.count("Traceback (most recent call last)") - remote == 1, err
 
 
-@pytest.mark.parametrize(
-    ("call", "line"),
-    [
-        ("inverse(1, z=3)", "TypeError: "),
-        ("inverse.run_async_map([1], max_concurency=3)", "TypeError: "),
-        ("inverse.options(tmeout=3)", "TypeError: "),
-        ("kinetic.run(acelerator='cpu')", "TypeError: "),
-        ("remote(type('Model', (), {}))", "TypeError: "),
-        ("inverse.run_async_map(one / 0 for one in [1]).results()", "ZeroDivisionError: "),
-        ("Failed(kinetic.errors.KineticError('x')).unwrap()", "kinetic.errors.KineticError: x"),
-        ("inverse.options(accelerator='tpu-v99')", "kinetic.errors.ConfigurationError: "),
-        ("kinetic.sweeps.Float(1, 0)", "kinetic.errors.ConfigurationError: "),
-        ("kinetic.sweeps.RandomSearch({})", "kinetic.errors.ConfigurationError: "),
-        ("kinetic.Data('nowhere')", "FileNotFoundError: "),
-        ("kinetic.jobs.load_result('nowhere')", "FileNotFoundError: "),
-        ("kinetic.collections.map(inverse, 1)", "kinetic.errors.ConfigurationError: "),
-    ],
-)
-def test_a_mistake_of_the_script_shows_no_frames_of_kinetic(script, call: str, line: str) -> None:
-    with script(call) as process:
-        status, _, err = process.end()
-    assert status == 1 and KINETIC_FRAME not in err and "anyio" not in err, err
-    assert [row for row in err.splitlines() if row.startswith(line)], err
-    assert call in err
+def test_a_mistake_of_the_script_shows_no_frames_of_kinetic(script) -> None:
+    lines = {
+        "inverse(1, z=3)": "TypeError: ",
+        "inverse.run_async_map([1], max_concurency=3)": "TypeError: ",
+        "inverse.options(tmeout=3)": "TypeError: ",
+        "kinetic.run(acelerator='cpu')": "TypeError: ",
+        "remote(type('Model', (), {}))": "TypeError: ",
+        "inverse.run_async_map(one / 0 for one in [1]).results()": "ZeroDivisionError: ",
+        "Failed(kinetic.errors.KineticError('x')).unwrap()": "kinetic.errors.KineticError: x",
+        "inverse.options(accelerator='tpu-v99')": "kinetic.errors.ConfigurationError: ",
+        "kinetic.sweeps.Float(1, 0)": "kinetic.errors.ConfigurationError: ",
+        "kinetic.sweeps.RandomSearch({})": "kinetic.errors.ConfigurationError: ",
+        "kinetic.Data('nowhere')": "FileNotFoundError: ",
+        "kinetic.jobs.load_result('nowhere')": "FileNotFoundError: ",
+        "kinetic.collections.map(inverse, 1)": "kinetic.errors.ConfigurationError: ",
+    }
+    for (call, line), err in zip(lines.items(), tracebacks_of(script, *lines), strict=True):
+        assert KINETIC_FRAME not in err and "anyio" not in err and call in err, err
+        assert [row for row in err.splitlines() if row.startswith(line)], err
 
 
 def test_an_error_of_kinetic_hides_the_exception_of_a_library_that_caused_it(
@@ -117,20 +115,6 @@ except kinetic.errors.AuthError as error:
         _, _, err = process.end()
     assert "\nkinetic.errors.AuthError: " in err and "client_email" in err, err
     assert err.count("Traceback (most recent call last)") == 1, err
-
-
-def test_an_error_of_kinetic_shows_the_exception_of_the_script_that_caused_it(script) -> None:
-    code = """
-class Unpicklable:
-    def __reduce__(self):
-        raise ValueError("no copy of this")
-
-inverse(Unpicklable())
-"""
-    with script(code) as process:
-        _, _, err = process.end()
-    assert "kinetic.errors.PackError" in err, err
-    assert 'in __reduce__\n    raise ValueError("no copy of this")' in err, err
 
 
 @pytest.mark.parametrize(
