@@ -1023,6 +1023,14 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         """
         await self._existing().take_over(inputs=inputs, alone=True)
         self._detached = False
+        if not self._here().submission.requests.all_stopped:
+            logging.warning(
+                "the sweep %r continues in %s: its trials run the function and the project's files "
+                "of the first call. To run changed code, end this batch first, by `kinetic batches "
+                "cancel`: then the rest of the trials are a new batch",
+                self.name,
+                self.group_id,
+            )
 
     async def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
         """Stop and remove the batch; output directories stay.

@@ -180,6 +180,7 @@ async def test_a_cancelled_sweep_continues_with_other_trials(
         waits, RandomSearch(space), trials=4, name="cut", resume=True
     ) as second:
         await second.wait()
+    assert "of the first call" not in caplog.text, "it has a new batch"
     states = [trial.state for trial in second.trials()]
     assert states == [State.CANCELLED] * 4 + [State.COMPLETE] * 4
     numbers = [trial.params["number"] for trial in second.trials()]
@@ -238,7 +239,9 @@ async def test_more_trials_join_a_sweep_that_has_proposed_all_of_its_own(
     assert len(await local.list_batches()) == 2
 
 
-async def test_a_changed_space_is_refused_while_trials_run(local: Client, tmp_path: Path) -> None:
+async def test_a_changed_space_is_refused_while_trials_run(
+    local: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def space(first: int) -> dict[str, Any]:
         return {"folder": _only(str(tmp_path)), "number": Int(first, 99)}
 
@@ -255,6 +258,7 @@ async def test_a_changed_space_is_refused_while_trials_run(local: Client, tmp_pa
         Path(tmp_path, "go").touch()
         await sweep.wait()
     assert [trial.state for trial in sweep.trials()] == [State.COMPLETE] * 4
+    assert "the project's files of the first call" in caplog.text
 
 
 async def test_a_sweep_whose_results_are_collected_says_how_to_go_on(local: Client) -> None:
