@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import kinetic
 from kinetic.aio import Client, _lease
 from kinetic.errors import ConfigurationError, Conflict, NotFound, SubmitterLost
 from kinetic.sweeps import Choice, Float, GridSearch, Int, RandomSearch, State
@@ -157,11 +156,12 @@ async def test_a_name_is_free_again_when_its_sweep_has_ended(local: Client) -> N
     assert len(batches) == 2 and len(sweep.trials()) == 2
 
 
-def test_a_killed_sweep_says_how_to_continue(project: Project) -> None:
-    project.killed("valley", "random", 14, 3, 4)
-    [batch] = kinetic.list_batches(name="valley")
-    with pytest.raises(SubmitterLost, match="run its program again with resume=True") as caught:
-        batch.results(timeout=60)
+async def test_a_killed_sweep_says_how_to_continue(project: Project) -> None:
+    await asyncio.to_thread(project.killed, "valley", "random", 14, 3, 4)
+    async with Client(backend="local") as client:
+        [batch] = await client.list_batches(name="valley")
+        with pytest.raises(SubmitterLost, match="run its program again with resume=True") as caught:
+            await batch.results(timeout=60)
     assert "--seal" not in str(caught.value)
 
 
