@@ -55,38 +55,44 @@ async def lines(
         job_id = submission.identity.job_id(ref.index)
         raise NoLog(f"{job_id} has no attempt {attempt}: its current attempt is {item.attempt}")
     number = attempt or (1 if item is None else last_attempt(item))
-    found_log, attempt_ended = False, False
+    found_log, attempt_ended, yielded = False, False, 0
     pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     with ref.session.awaiting(submission) if follow else nullcontext():
         while True:
-            name, has_lines = submission.identity.attempt_name(ref.index, number), False
+            name = submission.identity.attempt_name(ref.index, number)
             missing: NotFound | None = None
             is_live = follow and (item is None or not item.state.final)
             sources = [cluster.logs(name, follow=follow, tail=tail)]
             if submission.identity.leased:
                 sources.append(_worker_log(ref, number, follow=follow, tail=tail))
             for source in sources:
+                known = yielded  # another source, or the same one before, may have ended early
                 try:
                     async with aclosing(_until_silent(ref, number, source, follow=follow)) as log:
                         async for line in log:
-                            has_lines = True
-                            yield line
+                            if known:
+                                known -= 1
+                            else:
+                                yielded += 1
+                                yield line
                 except NotFound as exc:
                     missing = missing or exc  # the first error names the attempt's own log
+                    if yielded and tail is not None:  # it isn't known how many came before
+                        missing = None
                 else:
                     missing = None
-                if has_lines or missing is None:
+                if missing is None:
                     break
-            if not has_lines and (missing is not None or not is_live):
+            if missing is not None or not (yielded or is_live):
                 stored = await submission.kept_log(ref.index, number)
                 missing = None if stored else missing
-                for line in stored if tail is None else stored[max(0, len(stored) - tail) :]:
-                    has_lines = True
+                for line in stored[yielded if tail is None else max(0, len(stored) - tail) :]:
+                    yielded += 1
                     yield line
-            found_log = found_log or has_lines or missing is None
+            found_log = found_log or yielded > 0 or missing is None
             if attempt is not None or not follow:
                 # An empty log can be that of an attempt that the platform doesn't know.
-                if missing is None and attempt is not None and not has_lines:
+                if missing is None and attempt is not None and not yielded:
                     missing = None if await cluster.find(names=[name]) else NotFound(name)
                 if missing is not None:
                     raise missing
@@ -106,7 +112,7 @@ async def lines(
             if not await _wait_until_past(ref, number, LONGEST_PAUSE_S):
                 return
             item = submission.item(ref.index)
-            number, attempt_ended = number + 1, False
+            number, attempt_ended, yielded = number + 1, False, 0
             pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 

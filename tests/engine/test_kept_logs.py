@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from kinetic import aio, errors
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio.job import JobHandle
 from kinetic.testing import Run, carry_out, memory_platform
+from kinetic.testing.cluster import MemoryCluster
+from kinetic.testing.memory import MemoryStore
 
 
 def same(x: int) -> int:
@@ -82,6 +86,30 @@ async def test_what_the_platform_has_lost_is_read_from_the_store() -> None:
         assert await job.tail(0) == ""
         await job.cleanup()
         assert await client._platform.store.list(name) == []
+
+
+class Forgetful(MemoryCluster):
+    """Ends each log with the error of a node that has removed it."""
+
+    async def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        async for line in super().logs(name, tail=tail):
+            yield line
+        raise errors.NotFound("the node has removed the log")
+
+
+async def test_a_log_that_ends_too_early_goes_on_from_the_store() -> None:
+    store = MemoryStore()
+    cluster = Forgetful(store, print_and_end)
+    platform = replace(memory_platform(), store=store, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(same, 1)
+        assert await job.result(cleanup=False) == 1
+        await keep(client, job, "platform\nlast\n")
+        for options in ({}, {"follow": True}, {"attempt": 1}, {"attempt": 1, "follow": True}):
+            assert await lines(job, **options) == ["platform", "last"]
+        assert await job.tail(5) == "platform", "where its lines end isn't known"
 
 
 async def test_those_of_a_batch_go_with_it() -> None:
