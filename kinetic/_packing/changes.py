@@ -296,7 +296,7 @@ class _Search:
                 continue
             if value.__code__.co_filename != file[0] or file[0] in _named:
                 continue
-            if not essences(value.__code__) <= _essences_of(*file):
+            if not _essences(value.__code__) <= _essences_of(*file):
                 _named.add(file[0])
                 logging.warning(
                     "%s was changed on disk after this process imported it: the job runs the new "
@@ -451,12 +451,12 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def essences(code: types.CodeType) -> frozenset[Any]:
+def _essences(code: types.CodeType) -> frozenset[Any]:
     """Return what *code* and the code in it do, without lines, which a reload may leave."""
     inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
     constants = tuple((_kind(part), part) for part in code.co_consts if part not in inner)
     own = (code.co_code, code.co_names, code.co_varnames, constants)
-    return frozenset([own]).union(*map(essences, inner))
+    return frozenset([own]).union(*map(_essences, inner))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -464,6 +464,6 @@ def _essences_of(file: str, changed: int, size: int) -> frozenset[Any]:
     """Return the essences of a file; the other arguments are keys of the cache."""
     try:
         with open(file, "rb") as source:
-            return essences(compile(source.read(), file, "exec", dont_inherit=True))
+            return _essences(compile(source.read(), file, "exec", dont_inherit=True))
     except (OSError, SyntaxError, ValueError):
         return frozenset()

@@ -35,9 +35,8 @@ def assign(defined: type) -> None:
             digest = hashlib.sha256(definition).hexdigest()
             identity = f"{defined.__module__}:{defined.__qualname__}:{digest}"
             with _cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
-                if (
-                    replaced := _CLASSES.get(identity)
-                ) is not None:  # a cell of a notebook ran again
+                # A cell of a notebook that runs again replaces its class by an equal one.
+                if (replaced := _CLASSES.get(identity)) is not None:
                     _IDS.pop(replaced, None)
                 _CLASSES[identity], _IDS[defined] = defined, identity
         elif named not in (defined, None):

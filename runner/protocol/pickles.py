@@ -266,9 +266,9 @@ def load(
     return unpickler(io.BytesIO(pickled), buffers=buffers).load()
 
 
-def load_file(path: str | os.PathLike[str], *, unpickler: type[Unpickler] = Unpickler) -> Any:
+def load_file(path: str | os.PathLike[str]) -> Any:
     """Load a container from a file; the system reads a buffer when you access it."""
     with open(path, "rb") as file:
         # The mapping is private: writes to it don't change the file.
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    return load(mapped, unpickler=unpickler)
+    return load(mapped)
