@@ -208,8 +208,8 @@ class BucketClient:
 
     def plain(self) -> BucketClient:
         """Return a client with the connections of this one, which doesn't encode names."""
-        assert self.storage is not None  # so that both have the same
         plain = copy.copy(self)
+        plain._storage = self.storage  # which opens the connections, if it's the first use
         plain.location = PlainLocation(self.location.bucket, self.location.folder)
         return plain
 
