@@ -826,7 +826,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             return f"{failed[0].job_id}: {await failed[0].reason()}"
         if self.is_cut:
             return f"{self.stored} inputs were taken from their iterator, which may have more"
-        if self._here().submission.requests.all_stopped:
+        if not cause and self._here().submission.requests.all_stopped:
             return "cancelled (cancel() was called)"
         # The news that a worker goes on may come after the end of its item.
         return "" if self.finished else self._here().submission.waiting_message()
