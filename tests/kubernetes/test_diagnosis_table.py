@@ -98,7 +98,7 @@ def queued(*conditions: Json, checks: Any = (), **spec: Any) -> JobFacts:
 
 
 def too_large(request: object, limit: object, flavor: str = "f") -> str:
-    """What Kueue 0.19 says of quota that isn't enough, even if nobody else used it."""
+    """Return the message of Kueue 0.19 about a request above a flavor's whole quota."""
     needed = f"previously considered podsets requests (0) + current podset request ({request})"
     return f"insufficient quota for r in flavor {flavor}, {needed} > maximum capacity ({limit})"
 

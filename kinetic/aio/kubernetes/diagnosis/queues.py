@@ -103,7 +103,7 @@ def _why_unreserved(workload: Document, reserved: Document) -> str:
 
 
 def _never_fits(workload: Document, message: str) -> bool:
-    """Return whether no flavor has enough quota, even if nobody else used it.
+    """Return whether the whole quota of each flavor is too small.
 
     Kueue's message is about all pods, but Kueue may admit a part of them.
     """
