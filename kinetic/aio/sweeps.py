@@ -368,9 +368,10 @@ class Sweep(AsyncOnly):
         if self._ask_error is not None:
             raise self._ask_error
         skipped = 0
-        while (proposal := self._optimizer.ask()) is not None:
+        while (proposal := _checked(self._optimizer.ask())) is not None:
             try:
                 _require_fit(self._binding, proposal.params)
+                _require_json(proposal.memo)
             except ConfigurationError:
                 self._optimizer.tell(proposal.number, State.CANCELLED)
                 raise
@@ -383,10 +384,10 @@ class Sweep(AsyncOnly):
     def _adopt(self, number: int, params: Mapping[str, Any], label: Mapping[str, Any]) -> None:
         """Have the optimizer take a trial of an earlier process."""
         for _ in range(label["skipped"]):
-            if (skipped := self._optimizer.ask()) is not None:
+            if (skipped := _checked(self._optimizer.ask())) is not None:
                 self._optimizer.tell(skipped.number, State.CANCELLED)
         try:
-            proposal = self._optimizer.adopt(params, label["memo"])
+            proposal = _checked(self._optimizer.adopt(params, label["memo"]))
         except Exception as exc:
             of_the_caller(exc)
             exc.add_note(f"the optimizer raised this when it was to adopt trial {number}")
@@ -599,7 +600,7 @@ class Sweep(AsyncOnly):
 
     def _report_to_optimizer(self, number: int, step: int, value: float) -> bool:
         proposal = self._asked.get(number)
-        return proposal is not None and self._optimizer.report(proposal.number, step, value)
+        return proposal is not None and bool(self._optimizer.report(proposal.number, step, value))
 
     async def read(self, batch: BatchHandle[Any, Any]) -> None:
         """Take the trials of an earlier batch, which has ended; internal."""
@@ -729,6 +730,26 @@ class Sweep(AsyncOnly):
                 self._note_ended(replace(trial, state=State.CANCELLED))
 
 
+def _checked(proposed: Any) -> Proposal | None:
+    """Return what an optimizer has proposed; raise `ConfigurationError` if it is no proposal."""
+    match proposed:
+        case None | Proposal(params=Mapping()):
+            return proposed
+        case _:
+            raise ConfigurationError(
+                "an optimizer must return kinetic.sweeps.Proposal(number, params) with a dict of "
+                f"arguments, or None, not {one_line(repr(proposed), 80)}"
+            )
+
+
+def _require_json(memo: Any) -> None:
+    """Raise `ConfigurationError` if a label can't have this memo."""
+    try:
+        json.dumps(memo)
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"the memo of a proposal can't be written as JSON: {exc}") from exc
+
+
 def _key_of(params: Mapping[str, Any]) -> str:
     return repr(sorted(params.items()))
 
@@ -845,7 +866,7 @@ class _Record:
 
 
 def _record_key(name: str) -> str:
-    return f"sweeps/{hashlib.sha256(name.encode()).hexdigest()}"
+    return f"sweeps/{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}"
 
 
 async def start(
@@ -863,7 +884,7 @@ async def start(
     """Start a sweep, or continue the one of that name; see `Client.sweep`."""
     check(trials=trials, on_failure=on_failure, metric=metric, resume=resume)
     settings = MapSettings.of(**options)
-    name = settings.name
+    name = settings.name or None
     if resume and name is None:
         raise ConfigurationError("resume=True continues the sweep of a name: give name=")
     if "input_mode" in options:

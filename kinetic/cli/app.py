@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str] | None) -> int:
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # None if something replaces the stream
-    if reconfigure is not None and sys.stdout.errors == "strict":
+    if reconfigure is not None and sys.stdout.errors in ("strict", "surrogateescape"):
         # As on standard error: a character that the terminal lacks must not end the command.
         reconfigure(errors="backslashreplace")
     try:

@@ -58,19 +58,30 @@ def test_a_closed_pipe_ends_a_command_quietly() -> None:
     assert (process.returncode, process.stderr) == (1, "")
 
 
-def test_a_terminal_without_unicode_gets_escapes(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("encoding", "errors", "name", "shown"),
+    [
+        ("latin-1", "strict", "漢é", "\\u6f22é"),  # LANG=en_US, as on many clusters
+        ("utf-8", "surrogateescape", os.fsdecode(b"\xff"), "\\udcff"),  # LANG=C.UTF-8
+    ],
+)
+def test_a_character_that_standard_output_lacks_is_escaped(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoding: str,
+    errors: str,
+    name: str,
+    shown: str,
 ) -> None:
-    """Such as that of LANG=en_US on many clusters, whose encoding is Latin-1."""
-    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    monkeypatch.setenv("PYTHONIOENCODING", f"{encoding}:{errors}")
     for options in ([], ["--json"]):
         process = subprocess.run(
-            [sys.executable, "-m", "kinetic", "config", "show", "--cluster", "漢é", *options],
+            [sys.executable, "-m", "kinetic", "config", "show", "--cluster", name, *options],
             capture_output=True,
         )
         assert (process.returncode, process.stderr) == (0, b"")
-        assert "\\u6f22é".encode("latin-1") in process.stdout
-    assert json.loads(process.stdout.decode("latin-1"))["schema"] == "kinetic.config/1"
+        assert shown.encode(encoding) in process.stdout
+    assert json.loads(process.stdout.decode(encoding))["schema"] == "kinetic.config/1"
 
 
 @pytest.mark.parametrize(

@@ -147,10 +147,11 @@ async def test_two_sweeps_that_begin_at_once_have_two_names(local: Client) -> No
     assert len(await local.list_batches()) == 1
 
 
-async def test_a_name_is_free_again_when_its_sweep_has_ended(local: Client) -> None:
+@pytest.mark.parametrize("name", ["again", "\ud800"])
+async def test_a_name_is_free_again_when_its_sweep_has_ended(local: Client, name: str) -> None:
     batches = set()
     for _ in range(2):
-        async with await local.sweep(train, RandomSearch(SPACE), trials=2, name="again") as sweep:
+        async with await local.sweep(train, RandomSearch(SPACE), trials=2, name=name) as sweep:
             await sweep.wait()
         batches.add(sweep.batch.group_id)
     assert len(batches) == 2 and len(sweep.trials()) == 2

@@ -243,6 +243,22 @@ async def test_an_optimizer_that_calls_next_on_an_exhausted_iterator_ends_the_sw
     assert recorder.told == {0: 1.0}
 
 
+@pytest.mark.parametrize(
+    "proposed",
+    [{"value": 1.0}, Proposal(0, [("value", 1.0)]), Proposal(0, {"value": 1.0}, memo={1})],  # type: ignore[arg-type]
+    ids=["dict", "pairs", "memo"],
+)
+async def test_an_optimizer_that_returns_no_proposal_ends_the_sweep(local, proposed) -> None:
+    class Wrong(Recorder):
+        def ask(self) -> Any:
+            return proposed
+
+    with pytest.raises(ConfigurationError, match=r"Proposal|JSON") as caught:
+        async with await local.sweep(returns, Wrong(), trials=1) as sweep:
+            await sweep.wait()
+    assert "trial 0" in caught.value.__notes__[0]
+
+
 async def test_an_optimizer_that_raises_when_told_ends_the_sweep(local) -> None:
     class Forgetful(Recorder):
         def tell(self, number: int, result: float | State) -> None:
@@ -259,19 +275,24 @@ async def test_an_optimizer_that_raises_when_told_ends_the_sweep(local) -> None:
 
 
 class Curious(Recorder):
-    """A recorder that gets the reports, and may raise."""
+    """A recorder that gets the reports, and whose answer may raise."""
 
     prunes = True
 
-    def __init__(self, *proposed: dict[str, Any], fails: bool = False) -> None:
+    def __init__(self, *proposed: dict[str, Any], answer: Callable[[], Any] = bool) -> None:
         super().__init__(*proposed)
-        self._fails = fails
+        self._answer = answer
 
     def report(self, number: int, step: int, value: float) -> bool:
-        if self._fails:
-            raise KeyError("no room")
         self.calls.append(("report", number, (step, value)))
-        return False
+        return self._answer()
+
+
+class Vague:
+    """What is neither true nor false, as an array of NumPy."""
+
+    def __bool__(self) -> bool:
+        raise KeyError("no room")
 
 
 async def test_a_step_that_goes_back_never_reaches_the_optimizer(local) -> None:
@@ -284,8 +305,9 @@ async def test_a_step_that_goes_back_never_reaches_the_optimizer(local) -> None:
         assert curve == [(5, value), (6, value)]
 
 
-async def test_an_optimizer_that_raises_at_a_report_ends_the_sweep(local) -> None:
-    curious = Curious({"value": 1.0}, {"value": 2.0}, {"value": 3.0}, fails=True)
+@pytest.mark.parametrize("answer", [Vague().__bool__, Vague])
+async def test_an_optimizer_that_raises_at_a_report_ends_the_sweep(local, answer) -> None:
+    curious = Curious({"value": 1.0}, {"value": 2.0}, {"value": 3.0}, answer=answer)
     with pytest.raises(KeyError, match="no room") as caught:
         async with await local.sweep(
             goes_back, curious, trials=3, metric="loss", max_concurrent=1
@@ -363,6 +385,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent(local) -> Non
         ({"trials": 0}, "trials"),
         ({"trials": 1, "on_failure": "repeat"}, "on_failure"),
         ({"trials": 1, "resume": True}, "name="),
+        ({"trials": 1, "resume": True, "name": ""}, "name="),
         ({"trials": 1, "input_mode": "args"}, "input_mode"),
         ({"trials": 1, "space": SPACE}, "space already"),
     ]:
