@@ -151,10 +151,13 @@ function steps(least, most, wanted) {
   const rough = (most - least) / Math.max(1, wanted);
   const unit = 10 ** Math.floor(Math.log10(rough));
   const size = [1, 2, 5, 10].map((one) => one * unit).find((one) => one >= rough * 0.75) || rough;
-  const found = [];
-  for (let at = Math.ceil(least / size - 1e-9) * size; at <= most + size * 1e-9; at += size)
-    found.push(Math.abs(at) < size * 1e-9 ? 0 : at);
-  return found;
+  // A step may be smaller than the distance between two huge numbers.
+  const first = Math.ceil(least / size - 1e-9), found = new Set();
+  for (let step = 0; step <= most / size - first + 1e-9; step++) {
+    const at = (first + step) * size;
+    found.add(Math.abs(at) < size * 1e-9 ? 0 : at);
+  }
+  return [...found];
 }
 
 function decades(least, most, wanted) {
@@ -327,15 +330,20 @@ const COMPARE = {
   "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b, "=": (a, b) => a === b,
 };
 
-/** Return a test for each word of a search: `#17`, `lr<0.01`, `optimizer=adam`, `failure=2`, or any text. */
+/**
+ * Return a test for each word of a search: `#17`, `lr<0.01`, `optimizer=adam`, `failure=2`, or any text.
+ *
+ * Quotation marks keep a name, a value, or a text together: `"batch size">8`.
+ */
 function tests(query) {
-  const words = query.match(/[^\s"]*"[^"]*"|\S+/g) || [];
+  const words = query.match(/(?:"[^"]*"|\S)+/g) || [];
+  const bare = (text) => text.replace(/^"|"$/g, "");
   return words.map((word) => {
     const exact = /^#(\d+)$/.exec(word);
     if (exact) return (row) => indexOf(row) === Number(exact[1]);
-    const parts = /^([^<>="]+)(<=|>=|<|>|=)(.+)$/.exec(word);
+    const parts = /^("[^"]+"|[^<>="]+)(<=|>=|<|>|=)(.+)$/.exec(word);
     if (parts) {
-      const [, name, sign] = parts, wanted = parts[3].replace(/^"|"$/g, "");
+      const [name, sign, wanted] = parts.slice(1).map(bare);
       const compare = COMPARE[sign];
       if (name === "failure") return (row) => groupOf(row) >= 0 && compare(groupOf(row) + 1, Number(wanted));
       if (name === "attempts") return (row) => compare(attemptsOf(row), Number(wanted));
@@ -344,7 +352,7 @@ function tests(query) {
         return (row) => column.value(row) !== null && compare(column.value(row), Number(wanted));
       if (column && sign === "=") return (row) => column.text(row).toLowerCase() === wanted.toLowerCase();
     }
-    const text = word.replace(/^"|"$/g, "").toLowerCase();
+    const text = bare(word).toLowerCase();
     return (row) => textOf(row).includes(text);
   });
 }
@@ -1065,9 +1073,10 @@ function itemsTable() {
 }
 
 function example() {
-  const known = inputs.find((one) => one.numeric && /^[\w.[\]]+$/.test(one.name)) || built[0];
+  const known = inputs.find((one) => one.numeric && !one.name.includes('"')) || built[0];
+  const name = /[\s<>=]/.test(known.name) ? `"${known.name}"` : known.name;
   const value = rows.map(known.value).find((one) => one !== null);
-  return `${known.name}<${number(value === undefined ? 1 : Number(value.toPrecision(3)))}`;
+  return `${name}<${number(value === undefined ? 1 : Number(value.toPrecision(3)))}`;
 }
 
 // --- several batches, sweeps, and curves ---------------------------------------------------------------

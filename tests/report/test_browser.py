@@ -158,6 +158,25 @@ def test_a_search_shows_the_items_that_match(shown, query: str, wanted) -> None:
     assert f"{len(expected)} of 90 items match" in texts(browser, "#filter [role=status]")[0]
 
 
+@pytest.mark.parametrize("name", ["batch size", "a<=b"])
+def test_a_name_in_quotation_marks_may_have_any_character(shown, name: str) -> None:
+    report = sweep(9)
+    items = [replace(item, input={name: item.index, "rate": 0.5}) for item in report.items]
+    browser = shown(replace(report, items=tuple(items)))
+    assert f'"{name}"<0' in texts(browser, "#search-help")[0]
+    browser.ask("document.getElementById('search').focus()")
+    browser.type(f'"{name}">6')
+    browser.until(f"document.querySelectorAll({ROWS!r}).length < 9")
+    assert texts(browser, f"{ROWS} th") == ["7", "8"]
+
+
+def test_axes_of_neighboring_huge_integers_end(shown) -> None:
+    report, huge = sweep(9), 2**53 - 2
+    items = [replace(item, input={"at": huge + item.index % 2}) for item in report.items]
+    browser = shown(replace(report, items=tuple(items)))
+    assert len(texts(browser, ROWS)) == 9
+
+
 def test_states_can_be_hidden_and_shown_again(shown) -> None:
     report = sweep(90)
     failed = sum(item.state.name == "FAILED" for item in report.items)
