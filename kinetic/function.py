@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import os
 import sys
 import types
@@ -78,8 +79,8 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     """A function with the settings of its jobs; `run` creates it.
 
     A call runs the function in a job and returns the function's value. Inside a job, a call runs
-    the function directly, and kinetic refuses to start other jobs. This object pickles as the plain
-    function.
+    the function directly, and kinetic refuses to start other jobs. `pickle` writes this object by
+    its name, as it writes a function. cloudpickle and dill write the plain function.
     """
 
     # The settings are in slots, because functools.wraps copies the instance's dict to a wrapper.
@@ -376,9 +377,16 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # typing.cast returns its second argument, so a job unpickles this without kinetic.
-        return typing.cast, (None, self.__wrapped__)
+    def __reduce__(self) -> Any:
+        from kinetic._runner.protocol import stand_ins
+
+        if (named := stand_ins.find_named(self)) is None:
+            # typing.cast returns its second argument, so a process unpickles this without kinetic.
+            return typing.cast, (None, self.__wrapped__)
+        if named is self:
+            return self.__qualname__
+        changes = {name: getattr(self._options, name) for name in RunOptions.__annotations__}
+        return operator.methodcaller("options", **changes), (named,)
 
 
 RemoteCallable = RemoteFunction

@@ -156,7 +156,7 @@ class CallPickler(pickles.Pickler):
             return self._reduce_module(obj)
         if isinstance(obj, Data):
             return stand_ins.data_path, (self._table.index(obj),)
-        if self._remote_function_type is not None and issubclass(kind, self._remote_function_type):
+        if self._is_decorated(obj):
             self._used.append(obj)
             return self._reference(obj) or (stand_ins.Decorated, (obj.__wrapped__,))
         if kind is Changed:
@@ -166,6 +166,8 @@ class CallPickler(pickles.Pickler):
             places = [(name, self._path_in_job(self._modules.files.get(name))) for name in found]
             imports = _StandIn((stand_ins.import_all, (places,)))
             return stand_ins.with_changes, (imports, obj.value, obj.changes)
+        if kind is types.MethodType and self._is_decorated(obj.__self__):
+            return getattr, (obj.__self__, obj.__name__)
         if kind is types.MethodType and obj.__name__ == "get_ipython":
             raise PackError(
                 "The function has a magic (%…) or a shell line (!…), which works only in a "
@@ -179,6 +181,10 @@ class CallPickler(pickles.Pickler):
         if reduced is NotImplemented and kind.__flags__ & exceptions.HEAP_TYPE:
             return self._reduce_instance(obj, typing.cast("Any", kind))
         return reduced
+
+    def _is_decorated(self, obj: object) -> bool:
+        kind = self._remote_function_type
+        return kind is not None and issubclass(type(obj), kind)
 
     def _reduce_instance(self, obj: Any, kind: Any) -> Any:
         """Return how to pickle an instance; check once for each class that a copy can be made."""

@@ -141,6 +141,27 @@ def refusal_during_import(place: str, operation: str) -> str:
     )
 
 
+def find_named(decorated: Any) -> Any:
+    """Return what a pickle of *decorated* should name, or None if it should have the function.
+
+    `pickle` writes a function as its name, and refuses the function of *decorated*, because that
+    name refers to *decorated*. cloudpickle and dill write a function by value if their reader may
+    lack its module. So only the pickler that calls ``__reduce__`` tells which form is right.
+    """
+    frame: types.FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__") == "pickle":  # Python, not C
+        frame = frame.f_back
+    pickler = "" if frame is None else str(frame.f_globals.get("__name__"))
+    if not {"cloudpickle", "dill"}.isdisjoint(pickler.split(".")):
+        return None
+    try:
+        named = attribute(sys.modules[decorated.__module__], decorated.__qualname__, 0)
+        is_same = hasattr(type(named), "__kinetic__") and named.__wrapped__ is decorated.__wrapped__
+    except (AttributeError, KeyError):
+        return None
+    return named if is_same else None
+
+
 _FUNCTION_ATTRIBUTES = frozenset({"__doc__", "__module__"})
 """Attributes to read from the function, because every instance inherits them from its class."""
 
@@ -160,9 +181,9 @@ class Decorated(functools.partial[Any]):
         return self.func
 
     @property
-    def local(self) -> Any:
-        """The function itself, for a call in this process."""
-        return self.__wrapped__
+    def local(self) -> Decorated:
+        """The same without a check: a call runs the function in this process."""
+        return Decorated(self.__wrapped__)
 
     def options(self, **changes: Any) -> Self:
         """Return this object: a call in this process has no settings to change."""
@@ -209,9 +230,12 @@ class Decorated(functools.partial[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> Any:
+        named = find_named(self)
+        if named is self:
+            return self.__qualname__
         # `typing.cast` returns the function, and every Python has it. The reader may lack kinetic.
-        return typing.cast, (None, self.__wrapped__)
+        return typing.cast, (None, self.__wrapped__ if named is None else named)
 
 
 class _DecoratedInImport(Decorated):

@@ -310,6 +310,15 @@ def test_a_bound_method_is_pickled_with_its_object() -> None:
     assert method(4) == 12
 
 
+@pytest.mark.parametrize("pickler", ["dumps", "_dumps"])  # in C, and in Python
+def test_pickle_writes_the_name_of_a_decorated_function(pickler: str) -> None:
+    """So pools of multiprocessing take it. Its name refers to what decorates the function."""
+    values = [factorial, factorial.local, factorial.options(timeout=9), kinetic.run(closures)]
+    same, local, changed, plain = pickle.loads(getattr(pickle, pickler)(values))
+    assert same is factorial and local(3) == 6 and plain is closures
+    assert changed.__kinetic__ == factorial.options(timeout=9).__kinetic__
+
+
 def test_copies_are_the_decorated_function_itself() -> None:
     assert copy.copy(factorial) is factorial
     assert copy.deepcopy({"f": factorial})["f"] is factorial

@@ -285,6 +285,9 @@ def test_processes_of_a_job_use_functions_and_classes_of_the_project(
         "def put(queue, x):\n"
         "    queue.put(triple(x))\n"
         "@kinetic.run(backend='local', accelerator='cpu')\n"
+        "def triple_decorated(x):\n"
+        "    return triple(x)\n"
+        "@kinetic.run(backend='local', accelerator='cpu')\n"
         "def work(method):\n"
         "    import multiprocessing\n"
         "    from concurrent.futures import ProcessPoolExecutor\n"
@@ -292,7 +295,7 @@ def test_processes_of_a_job_use_functions_and_classes_of_the_project(
         "    with context.Pool(2) as pool:\n"
         "        found = pool.map(triple, [Point(1)])\n"
         "    with ProcessPoolExecutor(1, mp_context=context) as pool:\n"
-        "        found += pool.map(triple, [Point(2)])\n"
+        "        found += pool.map(triple_decorated, [Point(2)])\n"
         "    queue = context.SimpleQueue()\n"
         "    process = context.Process(target=put, args=(queue, Point(3)))\n"
         "    process.start()\n"
@@ -335,6 +338,10 @@ def put(queue, point):
     queue.put(double(point))
 
 @remote
+def double_decorated(point):
+    return double(point)
+
+@remote
 def work(method):
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -342,7 +349,8 @@ def work(method):
     with context.Pool(2) as pool:
         found = pool.map(double, [Point(1)])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        found += pool.map(double, [Point(2)])
+        found += pool.map(double_decorated, [Point(2)])
+        found += pool.map(double_decorated.local, [Point(3)])
     queue = context.SimpleQueue()
     process = context.Process(target=put, args=(queue, Point(3)))
     process.start()
@@ -355,7 +363,7 @@ for method in ("fork", "forkserver", "spawn"):
     found = work(method)
     print([type(point) is Point for point in found], [point.x for point in found])
 """
-    script(code).prints(*["[True, True, True] [2, 4, 6]"] * 3)
+    script(code).prints(*["[True, True, True, True] [2, 4, 6, 6]"] * 3)
 
 
 @pytest.mark.full

@@ -252,3 +252,22 @@ from kinetic._runner.protocol import pickles
 print(pickles.load(pathlib.Path("function").read_bytes())(4))
 """
     assert python("-c", script, cwd=tmp_path) == "8\n"
+
+
+def test_the_methods_of_a_decorated_function_travel_as_those_of_the_jobs_function(
+    travel: Travel,
+) -> None:
+    files = {
+        "train.py": """
+        import kinetic
+        @kinetic.run(accelerator="cpu")
+        def double(number):
+            return 2 * number
+        def call(*functions):
+            return [function(3) for function in functions]
+        """
+    }
+    setup = "import train, kinetic, functools\nown = kinetic.run(lambda number: -number)"
+    functions = "train.double.local, functools.partial(train.double.local), own.local"
+    value, _, _ = travel(files, f"train.call, ({functions})", setup)
+    assert value == [6, 6, -3]
