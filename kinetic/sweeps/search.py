@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import random
+import re
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,11 +40,11 @@ class Choice:
 
     def values(self) -> Sequence[Any] | None:
         """Return all values."""
-        return self.options
+        return _Options(self.options)
 
     def sample(self, source: random.Random) -> Any:
         """Return a random value."""
-        return source.choice(self.options)
+        return source.choice(_Options(self.options))
 
 
 @own_frames_left_out.in_methods
@@ -122,7 +124,47 @@ def _check_range(space: Float | Int) -> None:
         raise ConfigurationError(f"{space}: log=True needs a low greater than 0, and no step")
 
 
-class _Steps(Sequence[float]):
+class _Values(Sequence[Any]):
+    """A sequence that contains what its `index` finds."""
+
+    def __contains__(self, value: object) -> bool:
+        try:
+            return self.index(value) >= 0
+        except (TypeError, ValueError, OverflowError):
+            return False
+
+
+class _Options(_Values):
+    """The options of a `Choice`.
+
+    An option that isn't equal to a copy of it, such as NaN, an array, or a closure, is found by its
+    text, unless several options have this text.
+    """
+
+    def __init__(self, options: Sequence[Any]) -> None:
+        given: Any = options  # an array of NumPy isn't a Sequence
+        self._options: Sequence[Any] = given if isinstance(given, Sequence) else [*given]
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+    def __getitem__(self, position: int | slice) -> Any:
+        return self._options[position]
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        with contextlib.suppress(Exception):  # whatever the comparison raises
+            return self._options.index(value)
+        texts = [_text_of(option) for option in self._options]
+        if texts.count(text := _text_of(value)) == 1:
+            return texts.index(text)
+        raise ValueError(f"{text} isn't one of these options")
+
+
+def _text_of(value: object) -> str:
+    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+class _Steps(_Values):
     """The numbers of a `Float` with a step, without a list of them: there may be billions."""
 
     def __init__(self, low: float, high: float, step: float) -> None:
@@ -143,12 +185,6 @@ class _Steps(Sequence[float]):
         if position in self._positions and self[position] == value:
             return position
         raise ValueError(f"{value!r} isn't one of these numbers")
-
-    def __contains__(self, value: object) -> bool:
-        try:
-            return self.index(value) >= 0
-        except (TypeError, ValueError, OverflowError):
-            return False
 
 
 Domain: TypeAlias = Float | Int | Choice
@@ -282,7 +318,8 @@ class _Search:
 class RandomSearch(_Search):
     """Propose random points of a space.
 
-    A discrete space of at most 100,000 points repeats none until each was proposed.
+    A discrete space of at most 100,000 points repeats none until each was proposed. A sweep that
+    continues with another seed may repeat points of the earlier one.
 
     Args:
         space: The domain of each parameter: `Float`, `Int`, or `Choice`.
@@ -377,9 +414,11 @@ class GridSearch(_Search):
     def adopt(self, params: Mapping[str, Any], memo: Any) -> Proposal | None:
         """Implement `Optimizer`: take the point from what is left, wherever it is in this grid."""
         if (proposal := super().adopt(params, memo)) is not None:
+            number = self._number_of(params)
             following = self._following()
             # A domain may have equal options.
-            self._taken.add(self._next if following == params else self._number_of(params))
+            is_next = following is not None and self._number_of(following) == number
+            self._taken.add(self._next if is_next else number)
         return proposal
 
     def put_back(self, params: Mapping[str, Any]) -> None:
@@ -413,8 +452,7 @@ def _values_of(space: Mapping[str, Domain], limit: float) -> dict[str, Sequence[
         found = domain.values()
         if found is None:
             return None
-        # An array of NumPy isn't a Sequence, and has no `index`.
-        values[name] = found if hasattr(found, "index") else [*found]
+        values[name] = found
     return values if math.prod(map(_size_of, values.values())) <= limit else None
 
 

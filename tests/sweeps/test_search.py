@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
+import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +77,28 @@ def test_equal_options_of_a_grid_are_adopted_one_by_one() -> None:
     search = GridSearch({"flag": Choice([0, False, None])})
     assert search.adopt({"flag": 0}, None) and search.adopt({"flag": False}, None)
     assert asked(search, 99) == [{"flag": None}]
+
+
+class Plain:
+    """What equals nothing but itself."""
+
+
+@pytest.mark.parametrize("kind", [RandomSearch, GridSearch])
+@pytest.mark.parametrize(
+    "options",
+    [[math.nan, 1.0], [np.arange(2), np.arange(3)], [Plain(), len], np.array([3, 4])],
+    ids=["nan", "arrays", "instance", "an array"],
+)
+def test_options_are_adopted_as_copies(kind: Any, options: Any) -> None:
+    search, again = kind({"option": Choice(options)}), kind({"option": Choice(options)})
+    for _ in options:
+        assert again.adopt(pickle.loads(pickle.dumps(search.ask().params)), None)
+    assert kind is RandomSearch or again.ask() is None
+
+
+def test_options_with_the_same_text_are_not_taken_for_each_other() -> None:
+    search = GridSearch({"option": Choice([Plain(), Plain()])})
+    assert search.adopt({"option": Plain()}, None) is None
 
 
 def test_steps_end_at_the_bound_and_need_no_list() -> None:
