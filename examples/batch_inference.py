@@ -50,9 +50,9 @@ def main() -> None:
         if len(sys.argv) == 1:
             make_reviews(reviews)
         (model := Path(scratch, "model.json")).write_text(json.dumps(WEIGHTS))
-        files = [kinetic.Data(str(path)) for path in sorted(reviews.iterdir())]
+        files = [kinetic.Data(path) for path in sorted(reviews.iterdir())]
         inputs = [
-            {"model": kinetic.Data(str(model)), "files": files[start : start + FILES_PER_JOB]}
+            {"model": kinetic.Data(model), "files": files[start : start + FILES_PER_JOB]}
             for start in range(0, len(files), FILES_PER_JOB)
         ]
         predictions = []

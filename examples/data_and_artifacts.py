@@ -15,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import kinetic
 
@@ -29,8 +28,8 @@ def write_temperatures(folder: Path) -> None:
 
 
 @kinetic.run(backend="local", accelerator="cpu")
-def summarize(folder: Any) -> dict[str, float]:
-    """Return the mean of each file in *folder*, a path here, and draw a chart of them."""
+def summarize(folder: str) -> dict[str, float]:
+    """Return the mean of each file in *folder*, and draw a chart of them."""
     means = {}
     for path in sorted(Path(folder).glob("*.csv")):
         with path.open(newline="") as file:
@@ -51,7 +50,7 @@ def main() -> None:
         results = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch, "results")
         data.mkdir()
         write_temperatures(data)
-        job = summarize.run_async(kinetic.Data(str(data)))
+        job = summarize.run_async(kinetic.Data(data))
         print(job.result())
         print("the job wrote", *job.outputs())
         job.fetch_outputs(results)

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import urllib.parse
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from kinetic._tracebacks import of_the_caller, own_frames_left_out
 from kinetic.errors import DataError
@@ -25,8 +25,28 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HF_OPTIONS = ("split", "config_name", "revision")
 
 
+if TYPE_CHECKING:
+
+    class _Path(str):
+        """The type of the function's parameter: a job has the path in place of its `Data`."""
+
+        def __new__(
+            cls,
+            path: str | os.PathLike[str],
+            fuse: bool = False,
+            hf_trust_remote_code: bool = False,
+        ) -> Self: ...
+
+else:
+
+    class _Path:
+        """The base class at run time."""
+
+        __slots__ = ()
+
+
 @own_frames_left_out.in_methods
-class Data:
+class Data(_Path):
     """A file or directory that should be available where the function runs.
 
     Wraps a local path, a Cloud Storage URI (``gs://bucket/prefix/``), or a Hugging Face dataset
@@ -61,7 +81,12 @@ class Data:
     _is_dir: bool
     _snapshot: Snapshot | None
 
-    def __init__(self, path: str, fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fuse: bool = False,
+        hf_trust_remote_code: bool = False,
+    ) -> None:
         location = os.fspath(path) if hasattr(path, "__fspath__") else path
         if not isinstance(location, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise of_the_caller(

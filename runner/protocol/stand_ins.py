@@ -156,10 +156,12 @@ def find_named(decorated: Any) -> Any:
         return None
     try:
         named = attribute(sys.modules[decorated.__module__], decorated.__qualname__, 0)
-        is_same = hasattr(type(named), "__kinetic__") and named.__wrapped__ is decorated.__wrapped__
+        kind = type(typing.cast("object", named))
+        if hasattr(kind, "__kinetic__") and named.__wrapped__ is decorated.__wrapped__:
+            return named
     except (AttributeError, KeyError):
-        return None
-    return named if is_same else None
+        pass
+    return None
 
 
 _FUNCTION_ATTRIBUTES = frozenset({"__doc__", "__module__"})

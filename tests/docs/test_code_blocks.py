@@ -1,4 +1,4 @@
-"""Run every `python` block of README.md and docs/, and check the types of every `py` block.
+"""Run every `python` block of README.md and docs/, and check the types of all blocks.
 
 A `python` block runs as a separate script in an empty project. A `py` block needs something that a
 test lacks, and its first line says what. On the pages of examples, it's an excerpt, which
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FIRST_PAGES = ("README.md", "docs/index.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CHECKED = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXCERPT = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REASON = re.compile(r"# needs .+, so the tests of this page don't run it\n")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
@@ -51,9 +51,9 @@ def test_the_block_runs(block: str, tmp_path: Path) -> None:
     assert completed.returncode == 0 and "Traceback" not in completed.stderr, printed
 
 
-def checked() -> dict[Path, str]:
+def excerpts() -> dict[Path, str]:
     """Return the `py` blocks of each page as one program, except for the pages of examples."""
-    programs = {page: "\n".join(CHECKED.findall(page.read_text())) for page in PAGES}
+    programs = {page: "\n".join(EXCERPT.findall(page.read_text())) for page in PAGES}
     examples = ROOT / "docs" / "examples"
     return {
         page: program
@@ -63,16 +63,19 @@ def checked() -> dict[Path, str]:
 
 
 def test_a_block_that_does_not_run_says_why() -> None:
-    assert [page for page, program in checked().items() if not REASON.match(program)] == []
+    assert [page for page, program in excerpts().items() if not REASON.match(program)] == []
 
 
 @pytest.mark.full
 @pytest.mark.xdist_group(programs.MYPY)
-def test_the_types_of_the_blocks_that_do_not_run_are_right(tmp_path: Path) -> None:
-    for page, program in checked().items():
-        (tmp_path / f"{page.stem}.py").write_text(program)
+def test_the_types_of_the_blocks_are_right(tmp_path: Path) -> None:
+    checked = {f"{page.stem}_excerpts": program for page, program in excerpts().items()}
+    for block in blocks():
+        checked[re.sub(r"\W", "_", block.id)] = block.values[0]
+    for name, program in checked.items():
+        (tmp_path / f"{name}.py").write_text(program)
     report = programs.mypy(tmp_path).stdout
-    assert f"no issues found in {len(checked())} source files" in report, report
+    assert f"no issues found in {len(checked)} source files" in report, report
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

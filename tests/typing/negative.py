@@ -29,6 +29,8 @@ def wrong_arguments(model: Model) -> None:
     train()  # error
     train(0.1, 3)  # error
     train(0.1, epoch=3)  # error
+    train(kinetic.Data("words"))  # error
+    kinetic.Data(3)  # error
     train.run_async("fast")  # error
     train.run_async(0.1, retries=3)  # error
     train.local("fast")  # error

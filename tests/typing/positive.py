@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import Any, assert_type
 
 import optuna
@@ -39,6 +40,12 @@ def train(rate: float, *, epochs: int = 3) -> list[float]:
 @kinetic.run
 def bare(text: str) -> int:
     return len(text)
+
+
+def data_stands_for_its_path_in_the_job(folder: Path) -> None:
+    assert_type(bare(Data(folder)), int)
+    assert_type(bare.run_async(Data("gs://bucket/words/", fuse=True)), JobHandle[int])
+    assert_type(bare.run_async_map([Data(folder)]), BatchHandle[int, Data])
 
 
 @kinetic.run("gpu-l4", "prebuilt", "repo", "zone", "project", ["A_*"], "cluster", "gke", "ns")
