@@ -629,7 +629,9 @@ class Sweep(AsyncOnly):
                     f"removed the inputs of {batch.group_id}: clean it up to begin the sweep anew, "
                     "or give the new sweep another name"
                 ) from exc
-            for number in label["told"]:
+            # They count the trials of earlier batches, too, which may have been cleaned up since.
+            moved = len(self._trials) - label["trial"]
+            for number in (number + moved for number in label["told"]):
                 while number not in arrived and number >= self._first:
                     completion = await anext(outcomes)
                     arrived[self._first + completion.index] = completion
@@ -651,8 +653,7 @@ class Sweep(AsyncOnly):
     async def _end(self, completion: Completion[Any, Any]) -> None:
         """Take the outcome of a trial, and tell the optimizer."""
         number = self._first + completion.index
-        label = completion.input[0] if completion.input is not None else {"trial": number}
-        if number >= len(self._trials) or label["trial"] != number:
+        if number >= len(self._trials):
             raise Conflict(
                 f"another process has proposed item {completion.index} of {self.batch.group_id}; "
                 "the trials continue: resume the sweep with resume=True"

@@ -240,6 +240,22 @@ async def test_more_trials_join_a_sweep_that_has_proposed_all_of_its_own(
     assert len(await local.list_batches()) == 2
 
 
+async def test_a_sweep_continues_without_the_trials_of_a_batch_that_was_cleaned_up(
+    local: Client,
+) -> None:
+    params = []
+    for trials in (2, 4, 5):
+        async with await local.sweep(
+            train, RandomSearch(SPACE), trials=trials, max_concurrent=1, name="some", resume=True
+        ) as sweep:
+            await sweep.wait()
+        params.append([trial.params for trial in sweep.trials()])
+        if trials == 4:
+            _, first = await local.list_batches()
+            await first.cleanup()
+    assert params[2][:2] == params[1][2:] and len(params[2]) == 5
+
+
 async def test_a_changed_space_is_refused_while_trials_run(
     local: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
