@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kinetic._labels import INDEX, SUBMISSION, of_attempt
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS
-from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION, JobHeader
+from kinetic._supervisor.protocol import JobHeader
 from kinetic.job_status import Reason
 
 
@@ -382,7 +383,7 @@ class Table:
         place = {"worker": worker.name, "begin": start, "store": header.store}
         item = Job(
             name=name,
-            labels={**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)},
+            labels=of_attempt(worker.labels, index, attempt),
             created=worker.created,
             header=header,
             state=State.RUNNING,

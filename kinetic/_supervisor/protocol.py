@@ -82,13 +82,6 @@ VERSION = (1, 8)
 Raise the minor version when the runner's files move. Each major version has its own socket path.
 """
 
-SUBMISSION = "kinetic.dev/submission"
-"""The label whose value is the submission's ID. The names of the submission's jobs begin with it.
-"""
-
-INDEX, ATTEMPT = "kinetic.dev/index", "kinetic.dev/attempt"
-"""The labels that say which attempt a job runs; a worker has neither."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 

@@ -8,18 +8,10 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from kinetic._labels import ATTEMPT, INDEX, SUBMISSION, of_attempt
 from kinetic._runner.protocol.messages import ChannelError, Message
 from kinetic._supervisor.jobs import Action, Job, State, Stop, Table, item_name
-from kinetic._supervisor.protocol import (
-    ATTEMPT,
-    INDEX,
-    SUBMISSION,
-    VERSION,
-    Channel,
-    JobHeader,
-    OrderError,
-    check,
-)
+from kinetic._supervisor.protocol import VERSION, Channel, JobHeader, OrderError, check
 from kinetic.job_status import Reason
 
 MAX_UNREAD_BYTES = 1 << 18
@@ -155,8 +147,7 @@ class Server:
                 selected = [
                     (index, attempt)
                     for index, attempt in ends
-                    if labels.items()
-                    <= {**worker.labels, INDEX: str(index), ATTEMPT: str(attempt)}.items()
+                    if labels.items() <= of_attempt(worker.labels, index, attempt).items()
                 ]
             if selected:
                 connection.ends.setdefault(worker, []).extend(selected)

@@ -11,8 +11,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
+from kinetic._labels import SUBMISSION
 from kinetic.aio._net.retry import NO_RETRIES
-from kinetic.aio._submissions.submission import LABEL_SUBMISSION
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import ONE_TRY, Api
 from kinetic.aio.kubernetes.diagnosis.documents import (
@@ -287,7 +287,7 @@ class Cluster:
             return ok(f"{len(pods)} pods are pending, none for more than {limit}")
         names = [pod["name"] for pod in overdue]
         advice = f"kubectl describe pod {names[0]} -n {self._placement.namespace}"
-        if LABEL_SUBMISSION in overdue[0].get("labels", {}):
+        if SUBMISSION in overdue[0].get("labels", {}):
             advice = "kinetic jobs list shows why each job waits"
         return warning(
             f"{len(names)} pods are pending for more than {limit}: {', '.join(names[:MAX_NAMES])}",

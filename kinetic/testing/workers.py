@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kinetic._labels import KIND, of_attempt
 from kinetic._runner.protocol import frames, outcomes, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._runner.worker import pull
@@ -147,12 +148,7 @@ class MemoryWorker:
         assert self._input is not None
         order, (arguments, data) = self._spec.order, self._input
         self._item = f"{order.group_id}-{item}-{attempt}"
-        labels = {
-            **self._spec.labels,
-            "kinetic.dev/kind": "item",
-            "kinetic.dev/index": str(item),
-            "kinetic.dev/attempt": str(attempt),
-        }
+        labels = of_attempt({**self._spec.labels, KIND: "item"}, item, attempt)
         own_order = replace(
             order,
             job_id=f"{order.group_id}-{item}",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kinetic import aio
+from kinetic._labels import INDEX, SUBMISSION
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio._submissions.control_log import ControlLog
-from kinetic.aio._submissions.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
@@ -31,13 +31,13 @@ async def requests_of(world: World, group_id: str) -> ControlLog:
 
 async def unended(platform: Platform, group_id: str) -> list[Observation]:
     """Return each item and each worker that hasn't ended."""
-    found = await platform.cluster.find(labels={LABEL_SUBMISSION: group_id})
+    found = await platform.cluster.find(labels={SUBMISSION: group_id})
     return [seen for seen in found if seen.phase not in (Phase.ENDED, Phase.GONE)]
 
 
 async def items_of(platform: Platform, group_id: str) -> list[str]:
     """Return the indexes of the items that run."""
-    found = [seen.labels.get(LABEL_INDEX) for seen in await unended(platform, group_id)]
+    found = [seen.labels.get(INDEX) for seen in await unended(platform, group_id)]
     return sorted(index for index in found if index is not None)
 
 
@@ -50,7 +50,7 @@ async def until_gone(platform: Platform, group_id: str, left: int) -> None:
 @VIRTUAL
 async def test_fail_fast_leaves_running_jobs_alone(world: World) -> None:
     async def work(run: Any) -> int | None:
-        while run.spec.labels[LABEL_INDEX] == "0" and not await claims(run.store):
+        while run.spec.labels[INDEX] == "0" and not await claims(run.store):
             await asyncio.sleep(0.2)
         return await carry_out(run)
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
+from kinetic._labels import SUBMISSION
 from kinetic._runner.protocol import outcomes, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio._submissions.ids import BatchIdentity
 from kinetic.aio._submissions.item_states import ItemStates
-from kinetic.aio._submissions.submission import LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo, Observation
 from kinetic.job_status import JobStatus
@@ -330,7 +330,7 @@ async def test_workers_that_the_platform_still_shows_are_not_listed_as_idle(worl
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(double, range(2))
         await world.until_started(2)
-        shown = await cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
+        shown = await cluster.find(labels={SUBMISSION: batch.group_id})
         assert len(await batch.workers()) == 2
         world.gate.set()
         assert await batch.results() == [0, 2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, configuration, errors
-from kinetic.aio._submissions.submission import LABEL_SUBMISSION
+from kinetic._labels import SUBMISSION
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import open_platform
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase
@@ -42,7 +42,7 @@ async def test_only_the_handles_that_are_returned_are_read(limit: int | None) ->
         appeared = {
             name: observation.created_at
             for observation in await platform.cluster.find(labels={"app": platform.app})
-            if (name := observation.labels.get(LABEL_SUBMISSION))
+            if (name := observation.labels.get(SUBMISSION))
         }
     expected = 20 if limit is None else limit
     assert len({job.job_id for job in found} & submitted) == len(found) == expected
@@ -138,9 +138,7 @@ class Crowded(MemoryCluster):
         if wanted != {"labels": {"app": "kinetic"}}:
             return own
         names = [f"job-{number:012x}" for number in range(100)]
-        return own + [
-            replace(own[0], labels={**own[0].labels, LABEL_SUBMISSION: name}) for name in names
-        ]
+        return own + [replace(own[0], labels={**own[0].labels, SUBMISSION: name}) for name in names]
 
 
 class Busy(MemoryStore):

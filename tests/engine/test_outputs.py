@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import aio, errors
-from kinetic.aio._submissions.submission import LABEL_INDEX
+from kinetic._labels import INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.outcome import Cancelled, Failed, Lost, Succeeded
@@ -58,7 +58,7 @@ class Gates:
         return aio.Client(platform=self.client._platform)
 
     async def work(self, run: Run) -> int:
-        await self.gate(int(run.spec.labels[LABEL_INDEX])).wait()
+        await self.gate(int(run.spec.labels[INDEX])).wait()
         return await carry_out(run)
 
     async def end(self, batch: aio.BatchHandle[Any], order: Iterable[int]) -> None:

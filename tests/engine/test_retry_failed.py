@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
+from kinetic._labels import INDEX
 from kinetic.aio import _lease
-from kinetic.aio._submissions.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus
@@ -288,5 +288,5 @@ async def test_inputs_that_raise_end_what_is_tried_again_as_well() -> None:
                 await again.wait()
                 enough.set()
                 await batch.results()
-        attempts = [seen for seen in await platform.cluster.find() if LABEL_INDEX in seen.labels]
+        attempts = [seen for seen in await platform.cluster.find() if INDEX in seen.labels]
         assert {seen.phase for seen in attempts} == {Phase.ENDED}

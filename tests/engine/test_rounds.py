@@ -11,7 +11,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic.aio._submissions.submission import LABEL_ROUND
+from kinetic._labels import ROUND
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.testing import memory_platform
@@ -98,7 +98,7 @@ class Rounds:
                 Observation(
                     name=f"{name}.job.{rank}.0",
                     phase=Phase.PENDING,
-                    labels={**it.labels, LABEL_ROUND: str(number)},
+                    labels={**it.labels, ROUND: str(number)},
                 )
                 for rank in range(it.size)
             ]

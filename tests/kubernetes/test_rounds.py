@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from kinetic._labels import KIND, WORKER
 from kinetic._runner.protocol.marks import mark, parse_mark
 from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
-from kinetic.aio.kubernetes.manifests import FAILURE_COUNTS, KIND, RANK, WORKER, Placement
+from kinetic.aio.kubernetes.manifests import FAILURE_COUNTS, RANK, Placement
 from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.kubernetes.rounds import extension, growth, round_manifest, size_of
 from kinetic.aio.kubernetes.tables import Table

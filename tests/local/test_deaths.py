@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kinetic._labels import ATTEMPT, INDEX, SUBMISSION
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.messages import Decoder, encode
 from kinetic._runner.protocol.workers import Crew, Terms
-from kinetic._supervisor.protocol import ATTEMPT, INDEX, SUBMISSION, VERSION, SupervisorPaths
+from kinetic._supervisor.protocol import VERSION, SupervisorPaths
 from kinetic.aio.local import supervisor
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Observation, Phase

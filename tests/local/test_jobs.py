@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from kinetic._devices import count_cpus, gpu_ids
+from kinetic._labels import INDEX, SUBMISSION
 from kinetic._supervisor.jobs import (
     ENDED_JOBS_KEPT,
     KEPT_S,
@@ -26,7 +27,7 @@ from kinetic._supervisor.jobs import (
     State,
     Table,
 )
-from kinetic._supervisor.protocol import INDEX, SUBMISSION, JobHeader
+from kinetic._supervisor.protocol import JobHeader
 from kinetic.job_status import Reason
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from kinetic import aio
+from kinetic._labels import INDEX
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
 from kinetic._runner.protocol import frames, wire
 from kinetic._runner.protocol.workers import EXIT_DONE
 from kinetic.aio._reading import report
-from kinetic.aio._submissions.submission import LABEL_INDEX
 from kinetic.aio.platforms import Platform
 from kinetic.errors import ConfigurationError, NotFound, WireError
 from kinetic.testing import MemoryStore, Run, carry_out, memory_platform
@@ -86,7 +86,7 @@ async def test_reading_takes_listings_and_few_requests(client: aio.Client, platf
     await batch.wait()
     async with aclosing(platform.cluster.watch({})) as seen:
         async for job in seen:
-            if job.exit_code == EXIT_DONE and LABEL_INDEX not in job.labels:
+            if job.exit_code == EXIT_DONE and INDEX not in job.labels:
                 break
     await platform.cluster.delete(labels={})  # a watch that shows ended items has them read again
     store: MemoryStore = platform.store

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinetic._labels import ATTEMPT, INDEX, SUBMISSION
 from kinetic._runner.protocol import frames, outcomes, pickles, wire
 from kinetic._runner.protocol.workers import (
     EXIT_DONE,
@@ -23,7 +24,6 @@ from kinetic._runner.protocol.workers import (
 from kinetic._runner.worker import pull
 from kinetic._supervisor.protocol import JobHeader
 from kinetic._supervisor.rounds import Rounds, Start
-from kinetic.aio._submissions.submission import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
@@ -216,7 +216,7 @@ class Crews(Disturber):
         entry = self.entries.get(self._item_name(pod, index, number))
         if entry is not None and entry.pod is pod:
             del self.entries[entry.seen.name]
-            submission, ended = entry.seen.labels[LABEL_SUBMISSION], ((index, number),)
+            submission, ended = entry.seen.labels[SUBMISSION], ((index, number),)
             self._emit(replace(pod.rank.seen, name=submission, executor=pod.executor, ended=ended))
 
     def started(self, pod: ItemPod, index: int, number: int) -> None:
@@ -237,14 +237,14 @@ class Crews(Disturber):
             ]
             truth.runs(pod.executor, pod.job, places, (index, number))
         name = self._item_name(pod, index, number)
-        labels = {**pod.rank.seen.labels, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
+        labels = {**pod.rank.seen.labels, INDEX: str(index), ATTEMPT: str(number)}
         shown = replace(pod.rank.seen, name=name, labels=labels, executor=pod.executor)
         if pod.counted:
             self.entries[name] = Entry(shown, pod=pod)
             self._emit(shown)
 
     def _item_name(self, pod: ItemPod, index: int, number: int) -> str:
-        return f"{pod.rank.seen.labels[LABEL_SUBMISSION]}-{index}-{number}"
+        return f"{pod.rank.seen.labels[SUBMISSION]}-{index}-{number}"
 
     def _forget_item(self, entry: Entry, **facts: Any) -> None:
         del self.entries[entry.seen.name]
@@ -360,7 +360,7 @@ class Crews(Disturber):
                 seen.name in names or (labels is not None and labels.items() <= seen.labels.items())
             ):
                 continue
-            if LABEL_INDEX in seen.labels:
+            if INDEX in seen.labels:
                 if entry.pod is not None:
                     entry.pod.tell()
             elif seen.phase is Phase.RUNNING and entry.pod is not None:
@@ -509,7 +509,7 @@ class Crews(Disturber):
             Process.kill(pod)
             pod.running = None
         for entry in [*self.entries.values()]:
-            if LABEL_INDEX in entry.seen.labels:
+            if INDEX in entry.seen.labels:
                 self._forget_item(entry, reason=Reason.LOST)
             elif entry.seen.phase is not Phase.ENDED:
                 self._show(entry, phase=Phase.ENDED, reason=Reason.LOST)

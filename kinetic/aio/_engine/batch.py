@@ -35,7 +35,7 @@ from kinetic.aio._submissions.manifest import (
     stop_cause,
     uploaded_call_of,
 )
-from kinetic.aio._submissions.submission import LABEL_SUBMISSION, Submission
+from kinetic.aio._submissions.submission import Submission
 from kinetic.errors import (
     BackendError,
     ConfigurationError,
@@ -655,7 +655,7 @@ class Batch:
 
         With *keep_logs*, they stay in its records, although they have left: their logs are whole.
         """
-        submission, labels = self.submission, {LABEL_SUBMISSION: self.group_id}
+        submission, labels = self.submission, self.submission.identity.labels
         if not submission.unfinished(submission.requests.reopened):
             if not keep_logs:
                 await self._retry_while_refused(lambda: submission.cluster.delete(labels=labels))

@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 
 from absl import logging
 
+from kinetic._labels import INDEX
 from kinetic._messages import describe_error
 from kinetic._runner.protocol import outcomes, wire
 from kinetic._runner.protocol.outcomes import Death
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import for_each
 from kinetic.aio._net.retry import SILENCE_LIMIT_S, is_temporary
-from kinetic.aio._submissions.submission import LABEL_INDEX, LABEL_SUBMISSION, Evidence, Submission
+from kinetic.aio._submissions.submission import Evidence, Submission
 from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason
@@ -528,7 +529,7 @@ async def _find_items(
     """Ask the platform about attempts that workers run."""
     observations = await _find_workers(submission, names.values())
     found = {names[it.name]: it for it in observations if it.name in names}
-    workers = {it.executor: it for it in observations if LABEL_INDEX not in it.labels}
+    workers = {it.executor: it for it in observations if INDEX not in it.labels}
     for name, attempt in names.items():
         claim = submission.attempt(*attempt)
         if attempt in found or claim.executor is None:
@@ -576,7 +577,7 @@ async def _find_workers(
     if is_fresh and all(submission.attempt(*it).executor in running for it in attempts):
         return seen
     submission.workers_asked = now
-    return await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    return await submission.cluster.find(labels=submission.identity.labels)
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:

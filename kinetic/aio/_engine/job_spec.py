@@ -8,19 +8,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kinetic import configuration
+from kinetic import _labels, configuration
 from kinetic._runner.protocol import directory_urls, wire
 from kinetic.aio._engine.session import Session
 from kinetic.aio._net.retry import is_refusal
 from kinetic.aio._preparing.calls import UploadedCall
 from kinetic.aio._submissions.ids import Identity
-from kinetic.aio._submissions.submission import (
-    LABEL_ATTEMPT,
-    LABEL_CLIENT,
-    LABEL_INDEX,
-    LABEL_ROUND,
-    LABEL_SUBMISSION,
-)
 from kinetic.aio.ports import JobSpec
 from kinetic.errors import BackendError
 
@@ -50,11 +43,11 @@ class JobSpecBuilder:
             "app": session.platform.app,
             "app.kubernetes.io/name": "kinetic",
             "app.kubernetes.io/managed-by": "kinetic",
-            "kinetic.dev/user": _user_name(),
-            "kinetic.dev/function": uploaded.call.name[:LABEL_LENGTH],
-            "kinetic.dev/kind": "item" if identity.leased else "job",
-            LABEL_SUBMISSION: identity.id,
-            LABEL_CLIENT: session.client_id,
+            _labels.USER: _user_name(),
+            _labels.FUNCTION: uploaded.call.name[:LABEL_LENGTH],
+            _labels.KIND: "item" if identity.leased else "job",
+            _labels.CLIENT: session.client_id,
+            **identity.labels,
         }
         # For a batch, `partial` takes half the time of `dataclasses.replace`.
         self._order = functools.partial(
@@ -104,7 +97,7 @@ class JobSpecBuilder:
             data=self._data,
             output_dir=identity.output_dir(0),
         )
-        labels = {**self._labels, LABEL_INDEX: "0", LABEL_ATTEMPT: str(attempt), LABEL_ROUND: "0"}
+        labels = _labels.of_attempt({**self._labels, _labels.ROUND: "0"}, 0, attempt)
         name = identity.attempt_name(0, attempt)
         crew: Crew | None = None
         if by_worker:
@@ -131,7 +124,7 @@ class JobSpecBuilder:
             arguments=wire.Input("", 0, 0, ""),
             data=self._data,
         )
-        labels = {**self._labels, "kinetic.dev/kind": "worker", LABEL_ROUND: str(number)}
+        labels = {**self._labels, _labels.KIND: _labels.WORKER, _labels.ROUND: str(number)}
         name, crew = self._identity.round_name(number), self._crew(terms)
         job: JobSpec = self._job(name=name, labels=labels, order=order, crew=crew)
         # The limits of time are those of an item: its worker keeps them.

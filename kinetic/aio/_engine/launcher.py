@@ -44,7 +44,7 @@ from kinetic.aio._net.retry import (
 )
 from kinetic.aio._preparing import calls
 from kinetic.aio._submissions.inputs import InputIndex
-from kinetic.aio._submissions.submission import LABEL_ROUND, LABEL_SUBMISSION, Evidence, Submission
+from kinetic.aio._submissions.submission import Evidence, Submission
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import (
     BackendError,
@@ -327,9 +327,8 @@ class Launcher:
         if not (submission.listed and (self._was_refused or self._all_wait())):
             return
         self._running, self._was_refused = None, False
-        labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(self._round)}
         try:
-            await self._cluster.delete(labels=labels)
+            await self._cluster.delete(labels=submission.identity.round_labels(self._round))
         except KineticError as exc:
             logging.warning("can't delete the workers of %s: %s", submission.identity.id, exc)
 
@@ -414,10 +413,9 @@ class Launcher:
                     self.asked.set()
                 if self._has_news:
                     self._has_news = False
-                    batch = self._submission.identity.id
                     # Workers also look by themselves, so a lost message only costs time.
                     with contextlib.suppress(BackendError):
-                        await self._cluster.tell({LABEL_SUBMISSION: batch})
+                        await self._cluster.tell(self._submission.identity.labels)
             self._on_change()
 
     async def _start_workers(self) -> None:
@@ -484,8 +482,7 @@ class Launcher:
             while (roster := await read_roster(submission, requests)).earlier:
                 # Deleted workers still end their items, and one that waits for a machine stays.
                 for earlier in roster.earlier:
-                    labels = {LABEL_SUBMISSION: submission.identity.id, LABEL_ROUND: str(earlier)}
-                    await submission.cluster.delete(labels=labels)
+                    await self._cluster.delete(labels=submission.identity.round_labels(earlier))
                 if (waited := clock() - began) >= EARLIER_WARNING_S:
                     message = "workers that were stopped haven't ended: a node keeps a pod while it"
                     self._outage.warn(Unavailable(f"{message} doesn't answer"), waited)
@@ -531,8 +528,7 @@ class Launcher:
                 self._told.add(message)
                 logging.warning("a worker of %s dies repeatedly: %s", identity.id, message)
             return
-        labels = {LABEL_SUBMISSION: identity.id, LABEL_ROUND: str(number)}
-        await self._cluster.delete(labels=labels)
+        await self._cluster.delete(labels=identity.round_labels(number))
         self._running = self._failing = None
         self._refused_job = _job_of(worker)  # the ends of its other workers arrive later
         raise LaunchError(

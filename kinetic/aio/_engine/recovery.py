@@ -20,7 +20,7 @@ from kinetic.aio._preparing import calls, data_upload
 from kinetic.aio._preparing.calls import UploadedCall
 from kinetic.aio._submissions.inputs import InputIndex
 from kinetic.aio._submissions.manifest import read_manifest
-from kinetic.aio._submissions.submission import LABEL_SUBMISSION, Submission
+from kinetic.aio._submissions.submission import Submission
 from kinetic.aio.ports import Store
 from kinetic.errors import KineticError, NotFound, SubmitterLost, Unavailable
 
@@ -183,7 +183,7 @@ async def until_abandoned(
     )
     is_sealed = inputs.sealed or submission.collected is not None
     found = await retry_forever(
-        lambda: platform.cluster.find(labels={LABEL_SUBMISSION: identity.id}),
+        lambda: platform.cluster.find(labels=identity.labels),
         f"asking for the workers of {identity.id}",
     )
     living = {it.executor for it in found if not it.phase.is_over}

@@ -16,7 +16,7 @@ from kinetic._tasks import in_thread
 from kinetic.aio._engine.session import Session
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio._submissions.ids import Identity
-from kinetic.aio._submissions.submission import LABEL_SUBMISSION, Submission
+from kinetic.aio._submissions.submission import Submission
 from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
 
 REMOVAL_TIMEOUT_S = 180.0
@@ -140,7 +140,7 @@ async def _delete_jobs(
     *,
     ended: bool = False,
 ) -> None:
-    labels = None if names else {LABEL_SUBMISSION: identity.id}
+    labels = None if names else identity.labels
     await session.platform.cluster.delete(names=names, labels=labels)
     if not ended:
         await until_gone(session, names, timeout, labels=labels)

@@ -17,19 +17,13 @@ from typing import Protocol
 
 from absl import logging
 
+from kinetic import _labels
 from kinetic._runner.protocol import wire
 from kinetic.aio._connection import Connection
 from kinetic.aio._engine import ending
 from kinetic.aio._engine.in_flight import AttemptLimit
 from kinetic.aio._net.retry import growing_pauses
-from kinetic.aio._submissions.submission import (
-    LABEL_ATTEMPT,
-    LABEL_CLIENT,
-    LABEL_INDEX,
-    LABEL_SUBMISSION,
-    Evidence,
-    Submission,
-)
+from kinetic.aio._submissions.submission import Evidence, Submission
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.configuration import Target
@@ -119,7 +113,7 @@ class Session(Connection):
         known = self._submissions.setdefault(submission.identity.id, submission)
         if is_own:
             known.is_own = True
-            self._ensure_watch(OWN_JOBS, {LABEL_CLIENT: self.client_id})
+            self._ensure_watch(OWN_JOBS, {_labels.CLIENT: self.client_id})
         elif known is submission:
             self.watch(submission)
         return known
@@ -199,8 +193,7 @@ class Session(Connection):
 
     def watch(self, submission: Submission) -> None:
         """Watch all attempts of *submission*, even attempts that other clients start."""
-        label = {LABEL_SUBMISSION: submission.identity.id}
-        self._ensure_watch(submission.identity.id, label)
+        self._ensure_watch(submission.identity.id, submission.identity.labels)
 
     def _ensure_watch(self, name: str, labels: Mapping[str, str]) -> None:
         if name not in self._watches:
@@ -229,21 +222,21 @@ class Session(Connection):
 
     def _route(self, observation: Observation) -> None:
         """Note a followed attempt that waits or runs; queue the evidence of one that has ended."""
-        submission = self._submissions.get(observation.labels.get(LABEL_SUBMISSION, ""))
+        submission = self._submissions.get(observation.labels.get(_labels.SUBMISSION, ""))
         if submission is None:
             return
         if observation.ended:
             self._ended.append((submission, observation))
             self._schedule_settler()
             return
-        if LABEL_INDEX not in observation.labels:
+        if _labels.INDEX not in observation.labels:
             submission.note_worker(observation)
             if (receipt := observation.receipt) is not None:  # of the last item that it ran
                 self.settle_soon(submission, Evidence(receipt.index, receipt.attempt, observation))
             return
         if not submission.identity.leased:
             observation = submission.attributed(observation)
-        index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
+        index, number = _labels.attempt_of(observation.labels)
         # An observation of any attempt of a single job may say that no attempt follows.
         last = observation.last and not (submission.identity.leased or submission.is_final(index))
         if not (last or submission.concerns(index, number)):

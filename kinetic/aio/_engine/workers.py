@@ -13,16 +13,12 @@ from typing import NamedTuple
 
 from absl import logging
 
+from kinetic._labels import INDEX, ROUND
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, Requests, WorkerId
 from kinetic.aio._engine.in_flight import Places
 from kinetic.aio._submissions.control_log import UNNAMED
-from kinetic.aio._submissions.submission import (
-    LABEL_INDEX,
-    LABEL_ROUND,
-    LABEL_SUBMISSION,
-    Submission,
-)
+from kinetic.aio._submissions.submission import Submission
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase, Resources
 from kinetic.worker import Worker
@@ -58,9 +54,9 @@ def _seen(submission: Submission, observations: Iterable[Observation]) -> list[_
     """Return the workers among *observations*, of all rounds."""
     found: list[_Seen] = []
     for it in observations:
-        if LABEL_INDEX in it.labels or LABEL_ROUND not in it.labels:
+        if INDEX in it.labels or ROUND not in it.labels:
             continue
-        number = int(it.labels[LABEL_ROUND])
+        number = int(it.labels[ROUND])
         place = it.name.removeprefix(f"{submission.identity.round_name(number)}.")
         # The name lacks the number of disruptions, which doesn't matter here.
         if (worker := WorkerId.parse(f"{number}.{place}.0")) is not None:
@@ -92,7 +88,7 @@ class Roster:
 
 async def read_roster(submission: Submission, requests: Requests) -> Roster:
     """Ask the platform for the workers of the current round."""
-    found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    found = await submission.cluster.find(labels=submission.identity.labels)
     every = _seen(submission, found)
     earlier: tuple[int, ...] = ()
     if submission.listed:  # elsewhere, workers read the request at once, and leave
@@ -167,7 +163,7 @@ async def fit(
         else:
             leave = wire.Request(kind="leave", ranks=tuple(sorted(roster.active[count:])))
             if await log.append_at(entries, leave):
-                await cluster.tell({LABEL_SUBMISSION: submission.identity.id})
+                await cluster.tell(submission.identity.labels)
                 return 0
 
 
@@ -205,12 +201,11 @@ async def describe(submission: Submission, known: int) -> list[Worker]:
     """
     await submission.requests.read()
     requests = submission.requests.effect
-    labels = {LABEL_SUBMISSION: submission.identity.id}
-    found = await submission.cluster.find(labels=labels, explained=True)
+    found = await submission.cluster.find(labels=submission.identity.labels, explained=True)
     living = [it for it in _seen(submission, found) if it.is_alive]
     if not living:
         return []
-    items = {it.executor: int(it.labels[LABEL_INDEX]) for it in found if LABEL_INDEX in it.labels}
+    items = {it.executor: int(it.labels[INDEX]) for it in found if INDEX in it.labels}
     done = Counter[tuple[int, str, int]]()
     for index, attempts in (await submission.all_attempts(range(known))).items():
         for attempt in attempts.values():
@@ -250,13 +245,11 @@ def name_of(worker: str) -> str:
 
 async def end_workers(submission: Submission) -> None:
     """End the workers of a batch whose stop request is stored."""
-    batch = submission.identity.id
     if not submission.listed:  # the workers hear of the request, end their items, and leave
-        await submission.cluster.tell({LABEL_SUBMISSION: batch})
+        await submission.cluster.tell(submission.identity.labels)
     elif (number := stopped_round(submission)) is not None:
         # A deletion that arrives late must not concern items that were retried meanwhile.
-        labels = {LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)}
-        await submission.cluster.delete(labels=labels)
+        await submission.cluster.delete(labels=submission.identity.round_labels(number))
 
 
 def stopped_round(submission: Submission) -> int | None:
@@ -271,6 +264,6 @@ async def end_leftovers(submission: Submission) -> None:
     """End the workers of a stopped batch that a process left on the platform when it died."""
     if not submission.requests.all_stopped:
         return
-    if await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id}):
+    if await submission.cluster.find(labels=submission.identity.labels):
         await submission.requests.read_new()  # a retry request is stored before its workers start
         await end_workers(submission)

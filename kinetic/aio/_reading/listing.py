@@ -12,13 +12,13 @@ from typing import Any
 
 from absl import logging
 
+from kinetic import _labels
 from kinetic._collector import directory_of
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread
 from kinetic.aio._engine.session import Session
 from kinetic.aio._submissions.ids import scope_of
 from kinetic.aio._submissions.manifest import job_record, read_manifest
-from kinetic.aio._submissions.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
 
 MAX_READS = 32
@@ -118,8 +118,8 @@ def _unstopped_jobs(store: Path) -> dict[str, str]:
 
 async def _find_jobs(session: Session, found: _FoundJobs) -> None:
     for observation in await session.platform.cluster.find(labels={"app": session.platform.app}):
-        if LABEL_INDEX in observation.labels:  # a worker has none
-            job = (observation.labels[LABEL_SUBMISSION], int(observation.labels[LABEL_INDEX]))
+        if _labels.INDEX in observation.labels:  # a worker has none
+            job = (observation.labels[_labels.SUBMISSION], int(observation.labels[_labels.INDEX]))
             found[job] = max(found.get(job, ""), observation.created_at)
 
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 
 from absl import logging
 
+from kinetic import _labels
 from kinetic._runner.protocol import frames, metrics, wire
 from kinetic._runner.protocol.metrics import Reports
 from kinetic._tasks import for_each, until_set
 from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._reading.iteration import Consumer
-from kinetic.aio._submissions.submission import LABEL_ATTEMPT, Submission
+from kinetic.aio._submissions.submission import Submission
 from kinetic.aio.ports import Phase
 from kinetic.errors import NotFound, ResultTimeout, WireError
 from kinetic.metric import JobMetric, Metric
@@ -67,7 +68,7 @@ class Reader:
         """Return the new reports of the running attempts of items, as far as a read is due."""
         now, found = self._clock(), dict[int, list[Metric]]()
         shown = (
-            (index, int(seen.labels.get(LABEL_ATTEMPT, 1)))
+            (index, int(seen.labels.get(_labels.ATTEMPT, 1)))
             for index, seen in self._submission.observations.items()
             if seen.phase is Phase.RUNNING and index in indices
         )

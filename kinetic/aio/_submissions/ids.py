@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from kinetic._labels import ROUND, SUBMISSION
 from kinetic._messages import one_line
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio._process_identity import ProcessIdentity
@@ -142,6 +143,15 @@ class Identity:
     def __post_init__(self) -> None:
         object.__setattr__(self, "scope", scope_of(self.id))
         object.__setattr__(self, "manifest_name", manifest_name_of(self.id))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The label that all jobs of the submission have."""
+        return {SUBMISSION: self.id}
+
+    def round_labels(self, number: int) -> dict[str, str]:
+        """Return the labels that all workers of a round have."""
+        return {**self.labels, ROUND: str(number)}
 
     @property
     def is_launch_over(self) -> bool:

@@ -17,6 +17,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from kinetic import _labels
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
 from kinetic._tasks import until_set
@@ -31,14 +32,6 @@ from kinetic.job_status import JobStatus, Reason
 if TYPE_CHECKING:
     from kinetic.errors import Pruned
     from kinetic.outcome import Succeeded
-
-LABEL_SUBMISSION = "kinetic.dev/submission"
-LABEL_CLIENT = "kinetic.dev/client"
-LABEL_INDEX = "kinetic.dev/index"
-LABEL_ATTEMPT = "kinetic.dev/attempt"
-
-LABEL_ROUND = "kinetic.dev/round"
-"""The round of a worker; 0 for a single job."""
 
 
 @dataclass(slots=True)
@@ -297,7 +290,7 @@ class Submission(ItemStates):
         if doubt is not None and (item.state.final or item.attempt > doubt.number):
             del self.doubtful[index]
         seen = self.observations.get(index)
-        if item.state.final or (seen and int(seen.labels[LABEL_ATTEMPT]) < item.attempt):
+        if item.state.final or (seen and int(seen.labels[_labels.ATTEMPT]) < item.attempt):
             self.observations.pop(index, None)
             self._running_since.pop(index, None)
         if item.state.final:
@@ -358,7 +351,7 @@ class Submission(ItemStates):
         If a queue has suspended a Job and resumes it, the numbers of its pods begin again. So a
         process that isn't the one of an attempt that is over makes the open attempt.
         """
-        index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
+        index, number = _labels.attempt_of(observation.labels)
         item, known = self._items.get(index), self.attempt(index, number).executor
         is_other = known is not None and observation.executor not in ("", known)
         if item is None or number >= item.attempt or not is_other:
@@ -395,7 +388,7 @@ class Submission(ItemStates):
 
     def observation_of(self, worker: Observation, index: int, number: int) -> Observation:
         """Return the observation of a worker as that of the attempt that it runs."""
-        labels = {**worker.labels, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(number)}
+        labels = _labels.of_attempt(worker.labels, index, number)
         return replace(worker, name=self.identity.attempt_name(index, number), labels=labels)
 
     def is_over(

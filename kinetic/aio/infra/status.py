@@ -12,6 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from kinetic._labels import SUBMISSION, USER
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio._net.retry import NO_RETRIES
 from kinetic.aio.infra import classes, lookup
@@ -24,7 +25,7 @@ from kinetic.aio.infra.site import Site
 from kinetic.aio.kubernetes.access import Access, open_access
 from kinetic.aio.kubernetes.api import ONE_TRY, Api
 from kinetic.aio.kubernetes.diagnosis.documents import condition, get_dict, labels_of
-from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED, SUBMISSION
+from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED
 from kinetic.aio.kubernetes.reflector import list_all
 from kinetic.aio.kubernetes.sets import KINDS, NODE_POOL
 from kinetic.configuration import Target
@@ -35,7 +36,6 @@ T = TypeVar("T")
 CONTROLLERS = {**{kind.group: kind.name for kind in KINDS.values()}, "kueue.x-k8s.io": "Kueue"}
 """The names of controllers, by the API group that each one adds to a cluster."""
 
-USER = "kinetic.dev/user"
 POOL_LABELS = (
     NODE_POOL,
     "eks.amazonaws.com/nodegroup",

@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kinetic._labels import ATTEMPT, SUBMISSION
 from kinetic._runner.protocol import directory_urls, wire
 from kinetic._runner.protocol.workers import EXIT_SURPLUS
 from kinetic.accelerators import Accelerator
@@ -264,26 +265,8 @@ JOB = "kinetic.dev/job"
 ITEM = "kinetic.dev/item"
 """The label with an attempt's item, on Jobs and pods: a selector finds all attempts of an item."""
 
-KIND = "kinetic.dev/kind"
-"""The label that says what a Job or pod runs: ``worker``, or it is missing."""
-
-WORKER = "worker"
-"""The value of the label `KIND` on a round of workers and its pods."""
-
 RANK = "batch.kubernetes.io/job-completion-index"
 """The label and annotation with a pod's index in its Job: a worker's rank, or a host's number."""
-
-INDEX = "kinetic.dev/index"
-"""The label with the number of the item that a Job was created for."""
-
-ROUND = "kinetic.dev/round"
-"""The label with the number of the round that a worker belongs to."""
-
-SUBMISSION = "kinetic.dev/submission"
-"""The label with the batch or the single job that an object belongs to."""
-
-ATTEMPT = "kinetic.dev/attempt"
-"""The label with the number of the attempt that the Job was created for."""
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 """The label with the name of a queue of Kueue."""

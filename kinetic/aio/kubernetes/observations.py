@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from kinetic._labels import ATTEMPT, KIND, WORKER
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Diagnosis, ended_state, waiting_state
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
@@ -18,14 +19,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
 )
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, failures_before
 from kinetic.aio.kubernetes.diagnosis.judge import judge, pod_state
-from kinetic.aio.kubernetes.manifests import (
-    ATTEMPT,
-    KIND,
-    LABELS,
-    NAME,
-    RANK,
-    WORKER,
-)
+from kinetic.aio.kubernetes.manifests import LABELS, NAME, RANK
 from kinetic.aio.kubernetes.trimming import receipt_of
 from kinetic.aio.ports import Observation, Phase
 from kinetic.job_status import JobStatus, Reason

@@ -30,12 +30,7 @@ from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, nodes_by_name
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import QUEUE, START_TIMEOUT, Paths
-from kinetic.aio.kubernetes.observations import (
-    ENDED,
-    RANK_SEPARATOR,
-    cause_of_end,
-    text_of_end,
-)
+from kinetic.aio.kubernetes.observations import ENDED, RANK_SEPARATOR, cause_of_end, text_of_end
 from kinetic.aio.kubernetes.rights import runner_role
 from kinetic.aio.kubernetes.secrets import missing_own_secret
 from kinetic.aio.kubernetes.tables import Entry, Table

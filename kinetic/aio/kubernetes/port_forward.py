@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import ByteStream
 
+from kinetic._labels import KIND, WORKER
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import age_key, get_dict, labels_of
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.manifests import KIND, WORKER, Paths, by_items
+from kinetic.aio.kubernetes.manifests import Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
 from kinetic.aio.kubernetes.reflector import list_all

@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
+from kinetic._labels import SUBMISSION
 from kinetic._tasks import end_all, for_each
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import (
@@ -22,7 +23,6 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
 from kinetic.aio.kubernetes.manifests import (
     LABEL_LENGTH,
     NAME,
-    SUBMISSION,
     Paths,
     object_name,
     opaque_secret,

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kinetic._labels import KIND, ROUND
 from kinetic.aio.kubernetes.manifests import (
     HOSTS,
     ITEM,
     JOB,
-    KIND,
     NAME,
     RANK,
-    ROUND,
     Placement,
     item_name,
     job_manifest,

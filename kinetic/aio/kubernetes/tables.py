@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from kinetic._labels import KIND, SUBMISSION, WORKER
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
@@ -17,7 +18,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import (
     uid,
 )
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
-from kinetic.aio.kubernetes.manifests import HOSTS, JOB, KIND, RANK, SUBMISSION, WORKER
+from kinetic.aio.kubernetes.manifests import HOSTS, JOB, RANK
 from kinetic.aio.kubernetes.observations import (
     RANK_SEPARATOR,
     controller,

@@ -13,19 +13,11 @@ from dataclasses import replace
 
 from absl import logging
 
+from kinetic._labels import INDEX, KIND, WORKER, of_attempt
 from kinetic._runner.protocol.marks import Mark, parse_mark
 from kinetic._tasks import all_or_none, end_all, release
 from kinetic.aio.kubernetes.diagnosis.documents import get_dict, uid
-from kinetic.aio.kubernetes.manifests import (
-    ATTEMPT,
-    CONTAINER,
-    INDEX,
-    KIND,
-    WORKER,
-    by_items,
-    by_labels,
-    by_worker,
-)
+from kinetic.aio.kubernetes.manifests import CONTAINER, by_items, by_labels, by_worker
 from kinetic.aio.kubernetes.pending import SAMPLE_SIZE, Diagnostics, PendingMonitor
 from kinetic.aio.kubernetes.reflector import Namespace, reflect
 from kinetic.aio.kubernetes.tables import Table
@@ -204,6 +196,6 @@ def _observation(worker: Observation, found: Mark) -> Observation:
     return replace(
         worker,
         name=f"{found.group_id}-{found.item}-{found.attempt}",
-        labels={**worker.labels, INDEX: str(found.item), ATTEMPT: str(found.attempt)},
+        labels=of_attempt(worker.labels, found.item, found.attempt),
         leaving=found.has_ended,
     )

@@ -21,10 +21,11 @@ import anyio
 from absl import logging
 
 from kinetic import _tasks
+from kinetic._labels import SUBMISSION
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.directory_urls import directory_of
 from kinetic._runner.stores.directory import DirectoryObjects
-from kinetic._supervisor.protocol import SUBMISSION, JobHeader, SupervisorPaths, edition
+from kinetic._supervisor.protocol import JobHeader, SupervisorPaths, edition
 from kinetic.aio.local.logs import LogPart, read_lines
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import ClientClosed, ConfigurationError, LaunchError, NotFound, Unavailable

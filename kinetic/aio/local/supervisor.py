@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kinetic._labels import INDEX
 from kinetic._runner.protocol import messages
 from kinetic._runner.protocol.private import make_folder
-from kinetic._supervisor.protocol import INDEX, VERSION, SupervisorPaths, inherited_variables
+from kinetic._supervisor.protocol import VERSION, SupervisorPaths, inherited_variables
 from kinetic.errors import Unavailable
 
 MAX_STARTS = 6
