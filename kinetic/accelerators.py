@@ -43,7 +43,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from kinetic._messages import join_with_or, suggest
 from kinetic._tracebacks import own_frames_left_out
@@ -230,8 +230,13 @@ def _make_gpu(name: str, label: str, machines: str, *aliases: str, arch: str = "
     return Gpu(name=name, label=label, sizes=sizes, aliases=aliases)
 
 
-def _make_slices(name: str, label: str, machine: str, topologies: str) -> tuple[Accelerator, ...]:
-    return tuple(_make_slice(name, label, machine, topology) for topology in topologies.split())
+def _make_tpu(name: str, default: int, *aliases: str, slices: Iterable[str], **rest: Any) -> Tpu:
+    """Make a generation; each of *slices* is a label, a machine, and topologies."""
+    made: list[Accelerator] = []
+    for row in slices:
+        label, machine, *topologies = row.split()
+        made += (_make_slice(name, label, machine, topology) for topology in topologies)
+    return Tpu(name=name, default=default, slices=tuple(made), aliases=aliases, **rest)
 
 
 def _make_slice(name: str, label: str, machine: str, topology: str) -> Accelerator:
@@ -303,57 +308,48 @@ _SQUARES = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 TPUS: Mapping[str, Tpu] = {
     tpu.name: tpu
     for tpu in (
-        Tpu(
-            name="tpu7x",
-            default=4,
-            slices=_make_slices("tpu7x", "tpu7x", "tpu7x-standard-1t", "1x1x1")
-            + _make_slices("tpu7x", "tpu7x", "tpu7x-standard-4t", _CUBES),
-            aliases=("7x", "v7x", "ironwood"),
+        _make_tpu(
+            *("tpu7x", 4, "7x", "v7x", "ironwood"),
+            slices=[
+                "tpu7x tpu7x-standard-1t 1x1x1",
+                f"tpu7x tpu7x-standard-4t {_CUBES}",
+            ],
             largest=9216,
         ),
-        Tpu(
-            name="v6e",
-            default=8,
+        _make_tpu(
+            *("v6e", 8, "v6e-slice", "trillium"),
             # Eight chips come on one machine or on two: see this module's docstring.
-            slices=_make_slices("v6e", "tpu-v6e-slice", "ct6e-standard-1t", "1x1")
-            + _make_slices("v6e", "tpu-v6e-slice", "ct6e-standard-8t", "2x4")
-            + _make_slices("v6e", "tpu-v6e-slice", "ct6e-standard-4t", _SQUARES),
-            aliases=("v6e-slice", "trillium"),
+            slices=[
+                "tpu-v6e-slice ct6e-standard-1t 1x1",
+                "tpu-v6e-slice ct6e-standard-8t 2x4",
+                f"tpu-v6e-slice ct6e-standard-4t {_SQUARES}",
+            ],
         ),
-        Tpu(
-            name="v5p",
-            default=8,
-            slices=_make_slices("v5p", "tpu-v5p-slice", "ct5p-hightpu-4t", f"{_CUBES} 16x16x24"),
-            aliases=("v5p-slice",),
+        _make_tpu(
+            *("v5p", 8, "v5p-slice"),
+            slices=[f"tpu-v5p-slice ct5p-hightpu-4t {_CUBES} 16x16x24"],
             largest=6144,
         ),
-        Tpu(
-            name="v5litepod",
-            default=4,
-            slices=_make_slices("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-1t", "1x1")
-            + _make_slices("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-8t", "2x4")
-            + _make_slices("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-4t", _SQUARES),
-            aliases=("v5e", "v5-lite-podslice"),
+        _make_tpu(
+            *("v5litepod", 4, "v5e", "v5-lite-podslice"),
+            slices=[
+                "tpu-v5-lite-podslice ct5lp-hightpu-1t 1x1",
+                "tpu-v5-lite-podslice ct5lp-hightpu-8t 2x4",
+                f"tpu-v5-lite-podslice ct5lp-hightpu-4t {_SQUARES}",
+            ],
         ),
-        Tpu(
-            name="v4",
-            default=4,
-            slices=_make_slices("v4", "tpu-v4-podslice", "ct4p-hightpu-4t", _CUBES),
-            aliases=("v4-podslice",),
+        _make_tpu(
+            *("v4", 4, "v4-podslice"),
+            slices=[f"tpu-v4-podslice ct4p-hightpu-4t {_CUBES}"],
             largest=4096,
         ),
-        Tpu(
-            name="v3",
-            default=4,
+        _make_tpu(
+            *("v3", 4, "v3-device", "v3-slice", "v3-podslice"),
             # A slice on a single host has another label than larger ones.
-            slices=_make_slices("v3", "tpu-v3-device", "ct3-hightpu-4t", "2x2")
-            + _make_slices(
-                "v3",
-                "tpu-v3-slice",
-                "ct3p-hightpu-4t",
-                "4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64",
-            ),
-            aliases=("v3-device", "v3-slice", "v3-podslice"),
+            slices=[
+                "tpu-v3-device ct3-hightpu-4t 2x2",
+                "tpu-v3-slice ct3p-hightpu-4t 4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64",
+            ],
             cores={8: 4},
             labels=("tpu-v3-podslice",),
         ),
