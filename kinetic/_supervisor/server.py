@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from kinetic._labels import ATTEMPT, INDEX, SUBMISSION, of_attempt
 from kinetic._runner.protocol.messages import ChannelError, Message
@@ -115,11 +115,11 @@ class Server:
     def handle(self, connection: Connection, message: Message) -> None:
         """Handle one message of a client; raise `ChannelError` if the message is invalid."""
         header, body = message
-        handler = self._requests.get(str(header.get("op")))
+        handler = getattr(self, f"_on_{header.get('op')}", None)  # such as `_on_launch`
         if handler is None:
             raise ChannelError(f"an unknown request: {header.get('op')!r}")
         check(header)
-        handler(self, connection, header, body)
+        handler(connection, header, body)
 
     def notify(self, job: Job) -> None:
         """Notify the clients that watch *job* that it has changed."""
@@ -310,24 +310,6 @@ class Server:
         labels: Mapping[str, str] = header["labels"]
         connection.labels, connection.synced = labels, False
         connection.changes = dict.fromkeys(self._select_jobs((), labels))
-
-    _requests: ClassVar = {
-        "hello": _on_hello,
-        "launch": _on_launch,
-        "delete": _on_delete,
-        "find": _on_find,
-        "ended": _on_ended,
-        "called": _on_called,
-        "leaving": _on_leaving,
-        "watch": _on_watch,
-        "scale": _on_scale,
-        "grow": _on_grow,
-        "worker": _on_worker,
-        "idle": _on_idle,
-        "waits": _on_waits,
-        "items": _on_items,
-        "news": _on_news,
-    }
 
     def _select_jobs(self, names: Any, labels: Mapping[str, str] | None) -> list[Job]:
         jobs = self._table.jobs
