@@ -16,6 +16,7 @@ from kinetic._tasks import until_set
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio._submissions.ids import worker_name
+from kinetic.aio.ports import ItemOutput
 from kinetic.errors import NoLog, NotFound
 
 LAST_BYTES = 1 << 20
@@ -145,16 +146,14 @@ async def _worker_log(
         raise NotFound(f"attempt {number} of {identity.job_id(index)} has no output")
     if outcome is not None and part is None:
         raise NotFound(f"the end of the output of {identity.job_id(index)} is in the store")
-    place = identity.key, identity.scope, identity.job_id(index), number
-    log = submission.cluster.item_log(
+    marked = identity.key, identity.scope, identity.job_id(index), number
+    place = ItemOutput(
         worker_name(identity.id, worker),
         part,
-        (mark(*place, "begins"), mark(*place, "has ended")),
+        (mark(*marked, "begins"), mark(*marked, "has ended")),
         since=attempt.claimed or identity.created,
-        follow=follow,
-        tail=tail,
     )
-    async with aclosing(log) as lines:
+    async with aclosing(submission.cluster.item_log(place, follow=follow, tail=tail)) as lines:
         async for line in lines:
             yield line
 

@@ -275,6 +275,21 @@ class Observation:
     disruptions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ItemOutput:
+    """Where the output of an item is in that of its *worker*, which is a name.
+
+    ``part`` is the first byte, and the one after the last, or None for the end of the worker's
+    output; it is None while the item runs. ``marks`` are the lines before and after those of the
+    item. ``since`` is a time before the item began, in seconds since the epoch.
+    """
+
+    worker: str
+    part: tuple[int, int | None] | None
+    marks: tuple[str, str]
+    since: float
+
+
 class Workers(Protocol):
     """The part of a cluster that starts workers, which take items from the store and run them.
 
@@ -330,24 +345,13 @@ class Workers(Protocol):
         ...
 
     def item_log(
-        self,
-        worker: str,
-        part: tuple[int, int | None] | None,
-        marks: tuple[str, str],
-        *,
-        since: float,
-        follow: bool = False,
-        tail: int | None = None,
+        self, place: ItemOutput, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Yield what an item has written that `Cluster.logs` doesn't show; *follow*: until it ends.
+        """Yield what an item has written that `Cluster.logs` doesn't show.
 
         Args:
-            worker: The name of the worker.
-            part: The first byte of the item's output in that of the worker, and the one after its
-                last, or None for its end; None while the item runs.
-            marks: The lines in the worker's log before and after those of the item.
-            since: A time before the item began, in seconds since the epoch.
-            follow: Whether to wait for more lines.
+            place: Where the item has written.
+            follow: Whether to wait for more lines, until the item ends.
             tail: How many of the last lines to begin with; None: all.
 
         Raises:

@@ -20,7 +20,7 @@ import anyio
 
 from kinetic._runner.protocol import outcomes
 from kinetic._runner.protocol.workers import EXIT_DONE, EXIT_SURPLUS, WorkerId
-from kinetic.aio.ports import JobSpec, Observation, Phase, Store
+from kinetic.aio.ports import ItemOutput, JobSpec, Observation, Phase, Store
 from kinetic.errors import LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing.workers import Items, MemoryWorker
@@ -217,10 +217,10 @@ class MemoryCluster:
             if job.worker is not None:
                 job.worker.tell()
 
-    async def item_log(self, worker: str, *place: object, **options: object) -> AsyncGenerator[str]:
+    async def item_log(self, place: ItemOutput, **options: object) -> AsyncGenerator[str]:
         """Implement `Workers.item_log`: `logs` has the lines of each item."""
-        if worker:
-            raise NotFound(f"{worker} has no log of its own")
+        if place.worker:
+            raise NotFound(f"{place.worker} has no log of its own")
         yield ""
 
     async def delete(

@@ -21,7 +21,7 @@ from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.workers import Crew, Terms, WorkerId
 from kinetic.accelerators import parse
 from kinetic.aio.local.cluster import LocalCluster
-from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
+from kinetic.aio.ports import ItemOutput, JobSpec, Observation, Phase, Resources
 from kinetic.errors import NotFound
 from tests.jobs import DEADLINE_S, eventually, gone, job_spec
 from tests.workers.process import KEY, SCOPE, Batch
@@ -292,10 +292,10 @@ async def test_a_running_item_is_found_with_its_log(cluster: LocalCluster, tmp_p
         outcome = batch.outcomes(index)[-1]
         log, me = outcome.log, WorkerId.parse(outcome.writer)
         assert log is not None and me is not None
-        place = f"{NAME}.{me.job}.{me.rank}.{me.restarts}", log, ("", "")
-        lines = cluster.item_log(*place, since=0.0)
+        place = ItemOutput(f"{NAME}.{me.job}.{me.rank}.{me.restarts}", log, ("", ""), since=0.0)
+        lines = cluster.item_log(place)
         assert [line async for line in lines] == [f"before {path}", f"after {path}"]
-        lines = cluster.item_log(*place, since=0.0, tail=1)
+        lines = cluster.item_log(place, tail=1)
         assert [line async for line in lines] == [f"after {path}"]
 
 

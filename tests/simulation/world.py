@@ -21,6 +21,7 @@ from kinetic._runner.protocol import wire
 from kinetic.aio.ports import (
     Image,
     ImageRequest,
+    ItemOutput,
     JobSpec,
     Object,
     ObjectInfo,
@@ -406,8 +407,8 @@ class PartyCluster:
     async def tell(self, labels: Mapping[str, str]) -> None:
         await self.gate.send("tell", lambda: self.world.crews.tell(labels))
 
-    def item_log(self, worker: str, *_: Any, **__: Any) -> AsyncIterator[str]:
-        return self._logs(worker)
+    def item_log(self, place: ItemOutput, **_: Any) -> AsyncIterator[str]:
+        return self._logs(place.worker)
 
     async def root_key(self) -> bytes:
         return ROOT

@@ -34,7 +34,7 @@ from kinetic.aio.kubernetes.rounds import extension, growth, round_manifest, siz
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
 from kinetic.aio.kubernetes.tables import Table
 from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs, with_items
-from kinetic.aio.ports import JobSpec, Observation
+from kinetic.aio.ports import ItemOutput, JobSpec, Observation
 from kinetic.errors import AlreadyThere, Conflict, LaunchError, NotFound, Refused, Throttled
 
 if TYPE_CHECKING:
@@ -216,17 +216,10 @@ class GkeCluster:
         """Do nothing: the workers look at the store by themselves."""
 
     def item_log(
-        self,
-        worker: str,
-        part: tuple[int, int | None] | None,
-        marks: tuple[str, str],
-        *,
-        since: float,
-        follow: bool = False,
-        tail: int | None = None,
+        self, place: ItemOutput, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
         """Yield what a running item has written; see `Workers.item_log`."""
-        return item_log(self._namespace, worker, marks, since=since, follow=follow, tail=tail)
+        return item_log(self._namespace, place, follow=follow, tail=tail)
 
     async def _placement_of(self, job: JobSpec) -> Placement:
         placement = replace(self._placement, secret=submission_secret(job))

@@ -31,7 +31,7 @@ from kinetic.aio.kubernetes.manifests import CONTAINER, HOSTS, by_items, by_work
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
 from kinetic.aio.kubernetes.reflector import Namespace
-from kinetic.aio.ports import LogPiece, LogPieces
+from kinetic.aio.ports import ItemOutput, LogPiece, LogPieces
 from kinetic.errors import NotFound, Refused, Throttled, Unavailable
 
 T = TypeVar("T")
@@ -322,15 +322,9 @@ class _WorkerView(_AttemptView):
 
 
 async def item_log(
-    namespace: Namespace,
-    worker: str,
-    marks: tuple[str, str],
-    *,
-    since: float,
-    follow: bool,
-    tail: int | None,
+    namespace: Namespace, place: ItemOutput, *, follow: bool, tail: int | None
 ) -> AsyncGenerator[str]:
-    """Yield the lines between two *marks* in the log of a worker's pod, from time *since* on.
+    """Yield the lines between two marks in the log of a worker's pod.
 
     Raises:
         NotFound: The pod doesn't exist, or its log no longer exists.
@@ -338,7 +332,7 @@ async def item_log(
     skipped = 0
     if tail is not None:
         last = deque[str](maxlen=tail)
-        whole = item_log(namespace, worker, marks, since=since, follow=False, tail=None)
+        whole = item_log(namespace, place, follow=False, tail=None)
         async with aclosing(whole) as lines:
             async for line in lines:
                 last.append(line)
@@ -347,21 +341,21 @@ async def item_log(
             yield line
         if not follow:
             return
-    begin = datetime.datetime.fromtimestamp(since, datetime.UTC)
+    begin = datetime.datetime.fromtimestamp(place.since, datetime.UTC)
     second = begin.replace(microsecond=0, tzinfo=None).isoformat()
-    view = _WorkerView(namespace, worker, follow=follow, begin=second)
+    view = _WorkerView(namespace, place.worker, follow=follow, begin=second)
     await view.read()
     view.check_exists()
     has_begun = False
     async with aclosing(view.lines(None, None)) as lines:
         async for line in lines:
-            if line == marks[1]:
+            if line == place.marks[1]:
                 return
             if has_begun and skipped:
                 skipped -= 1
             elif has_begun:
                 yield line
-            has_begun = has_begun or line == marks[0]
+            has_begun = has_begun or line == place.marks[0]
 
 
 def _query(since: str, tail: int | None, waited: float) -> dict[str, str]:

@@ -20,7 +20,7 @@ from kinetic.aio.kubernetes.reflector import Namespace, Rhythm
 from kinetic.aio.kubernetes.secrets import MAX_CONCURRENT_REQUESTS, submission_secret
 from kinetic.aio.kubernetes.sets import KINDS, Kind, name_of_set
 from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs
-from kinetic.aio.ports import JobSpec, Observation
+from kinetic.aio.ports import ItemOutput, JobSpec, Observation
 from kinetic.errors import AuthError, LaunchError, NotFound
 
 
@@ -90,17 +90,10 @@ class PathwaysCluster(GkeCluster):
         """Do nothing: a set has no deadline."""
 
     def item_log(
-        self,
-        worker: str,
-        part: tuple[int, int | None] | None,
-        marks: tuple[str, str],
-        *,
-        since: float,
-        follow: bool = False,
-        tail: int | None = None,
+        self, place: ItemOutput, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
         """Yield what the hosts of a set have written: it runs no other item."""
-        return self.logs(worker, follow=follow, tail=tail)
+        return self.logs(place.worker, follow=follow, tail=tail)
 
     async def _create(self, job: JobSpec, rank: int | None) -> None:
         placement = replace(self._placement, secret=submission_secret(job))

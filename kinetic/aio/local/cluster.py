@@ -27,7 +27,7 @@ from kinetic._runner.protocol.directory_urls import directory_of
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.protocol import JobHeader, SupervisorPaths, edition
 from kinetic.aio.local.logs import LogPart, read_lines
-from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.aio.ports import ItemOutput, JobSpec, Observation, Phase
 from kinetic.errors import ClientClosed, ConfigurationError, LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
 
@@ -298,26 +298,19 @@ class LocalCluster:
             ended.result()  # raise if the supervisor can't be reached
 
     async def item_log(
-        self,
-        worker: str,
-        part: tuple[int, int | None] | None,
-        marks: tuple[str, str],
-        *,
-        since: float,
-        follow: bool = False,
-        tail: int | None = None,
+        self, place: ItemOutput, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Yield what an item has written: *part* of the output of *worker*.
+        """Yield a part of the output of a worker.
 
         The supervisor shows each running item, so `logs` reads its log.
 
         Raises:
             NotFound: The item runs, or the log was removed.
         """
-        path = SupervisorPaths(self._home).log(worker)
-        if part is None or not path.exists():
-            raise NotFound(f"the log of the worker {worker} was removed")
-        async for line in read_lines(LogPart(path, *part), tail, None):
+        path = SupervisorPaths(self._home).log(place.worker)
+        if place.part is None or not path.exists():
+            raise NotFound(f"the log of the worker {place.worker} was removed")
+        async for line in read_lines(LogPart(path, *place.part), tail, None):
             yield line
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
