@@ -339,11 +339,9 @@ class DirectoryObjects:
             return None
         scope = name[:end]
         if (log := self._logs.get(scope)) is None:
-            folder = self._file_path(scope)
-            path = f"{folder}/{LOG_FILE}"
-            # A log exists once it has an object, or if *create* says that it will. A batch of an
-            # earlier version has a file for each claim and outcome, and keeps that.
-            if not os.path.lexists(path) and not (create and not os.path.isdir(folder + LOGGED)):
+            path = f"{self._file_path(scope)}/{LOG_FILE}"
+            # A log exists once it has an object, or if *create* says that it will.
+            if not (create or os.path.lexists(path)):
                 return None
             from .log import Log  # single jobs have no log
 

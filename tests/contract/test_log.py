@@ -228,14 +228,6 @@ def test_a_reader_waits_for_a_writer_before_it_takes_a_record_for_damaged(
     assert found == [[claim(0)]] and names(reader) == [claim(0), claim(1)]
 
 
-def test_a_batch_with_a_file_for_each_claim_keeps_that(objects: DirectoryObjects) -> None:
-    path = objects.root / claim(0)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"of an earlier version")
-    assert not objects.create(claim(0), b"") and objects.create(claim(1), b"")
-    assert names(objects) == [claim(0), claim(1)] and objects.path(claim(1)) is not None
-
-
 def test_a_record_with_strange_content_is_harmless(objects: DirectoryObjects, log: Path) -> None:
     objects.create(claim(0), b"")
     mark = log.read_bytes()[:8]

@@ -85,8 +85,7 @@ class Batch:
         self._own_environment: Mapping[str, str] = {}
         self._own_retry: wire.Request | None = None
         self._places = Places(session.limit)
-        # An earlier version has stored no "sweep".
-        self.goal = Goal(**fields) if (fields := manifest.get("sweep")) else None
+        self.goal = Goal(**fields) if (fields := manifest["sweep"]) else None
         """What the batch searches for, if it is a sweep."""
         self.is_resumable_sweep = self.goal is not None and manifest["name"] is not None
         """Whether ``resume=True`` continues the sweep of this batch."""

@@ -185,9 +185,7 @@ def batch_manifest(
 
 def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
     """Return the options with which the user submitted the batch."""
-    terms = manifest["terms"]
-    # An older version lacks the newest options.
-    return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS if name in terms})
+    return MapSettings(**manifest["terms"])
 
 
 def price_in(manifest: Mapping[str, Any]) -> Price | None:
@@ -255,7 +253,7 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
         fields = manifest["placed"]
         project, image = fields["project"], fields["image"]
         code: Any = fields["code"]
-        init: Any = fields.get("init")  # an older version lacks it
+        init: Any = fields["init"]
         requirements, resources = image["requirements"], fields["resources"]
         return UploadedCall(
             call=Call(
