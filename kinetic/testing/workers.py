@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic._labels import KIND, of_attempt
 from kinetic._runner.protocol import frames, outcomes, wire
-from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._runner.worker import pull
 from kinetic.errors import BackendError, NotFound
 
@@ -128,15 +127,7 @@ class MemoryWorker:
         footer: Mapping[str, Any] = json.loads(frames.footer_of(body))
         position = item - self._pull.items.slots[number].first
         if (message := footer.get("failed", {}).get(str(position))) is not None:
-            return _ended(
-                outcomes.Death(
-                    kind=wire.Kind.ERROR,
-                    reason=SUBMISSION,
-                    message=message,
-                    phase="submission",
-                    qualname="SubmissionError",
-                )
-            )
+            return _ended(outcomes.death_of_input(message))
         start = sum(footer["frames"][:position])
         stop = start + footer["frames"][position]
         data = footer.get("data", {}).get(str(position), ())

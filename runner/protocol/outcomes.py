@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import failures, frames, notes, pickles, wire
+from .retry_budgets import SUBMISSION
 from .spool import Spool, Spooled
 
 TEXT_LIMIT = 64 * 1024
@@ -59,6 +60,17 @@ class Death:
     phase: str = "lost"
     qualname: str = ""
     traceback: str = ""
+
+
+def death_of_input(message: str) -> Death:
+    """Return the end of an item whose input the submitter couldn't encode."""
+    return Death(
+        kind=wire.Kind.ERROR,
+        reason=SUBMISSION,
+        message=message,
+        phase="submission",
+        qualname="SubmissionError",
+    )
 
 
 def outcome_of_death(

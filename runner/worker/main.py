@@ -19,8 +19,7 @@ from ..job import attempt, outputs, processes, temporary, workspace
 from ..job.kernel_kills import KernelKills, kills_on_machine
 from ..job_log import say
 from ..protocol import wire
-from ..protocol.outcomes import Death, End, outcome_of_death
-from ..protocol.retry_budgets import SUBMISSION
+from ..protocol.outcomes import End, death_of_input, outcome_of_death
 from ..protocol.workers import EXIT_REPLACE, Crew, WorkerId
 from . import item, pull
 from .child import CALLED, DONE, ItemChild, encode_message
@@ -356,7 +355,8 @@ class Worker:
             failure = failure_of(exc, "artifact verification", self._place)
             return pull.Ended(failure.outcome, failure.body)
         if isinstance(found, RefusedInput):
-            return _refused(found.message)
+            death, unread = death_of_input(found.message), wire.Item(wire.ItemState.OPEN, 1)
+            return pull.Ended(*outcome_of_death(death, unread, ""))
         self._input = found
         return found is not None
 
@@ -604,18 +604,6 @@ class Worker:
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
         return self._read_reports(readable)
-
-
-def _refused(message: str) -> pull.Ended:
-    """Return the outcome of an item whose input the submitter couldn't encode."""
-    death = Death(
-        kind=wire.Kind.ERROR,
-        reason=SUBMISSION,
-        message=message,
-        phase="submission",
-        qualname="SubmissionError",
-    )
-    return pull.Ended(*outcome_of_death(death, wire.Item(wire.ItemState.OPEN, 1), ""))
 
 
 def _can_share_imports() -> bool:
