@@ -818,17 +818,6 @@ class BatchHandle(NoSequence, Generic[T, X]):
         """
         return self._aio.max_concurrent
 
-    def longest_running(self, count: int) -> list[tuple[int, float]]:
-        """Return index and seconds of the items that have run longest.
-
-        Counts from the item's claim, or from when this process first saw the item run. The time
-        that it waited for a machine doesn't count.
-
-        Args:
-            count: How many items.
-        """
-        return self._aio.longest_running(count)
-
     def reason(self) -> str:
         """Explain why the batch is in its state; empty if there is no explanation.
 

@@ -506,19 +506,12 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
             limit = self._batch.manifest["terms"].get("max_concurrent")
         return int(limit) if limit is not None else None
 
-    def longest_running(self, count: int) -> list[tuple[int, float]]:
-        """Return index and seconds of the items that have run longest.
-
-        Counts from the item's claim, or from when this process first saw the item run. The time
-        that it waited for a machine doesn't count.
-
-        Args:
-            count: How many items.
-        """
-        return [(index, ran) for index, ran, _ in self.running_times(count)]
-
     def running_times(self, count: int) -> list[tuple[int, float, float | None]]:
-        """Return index, seconds of running, and seconds of waiting before; internal."""
+        """Return index, seconds of running, and seconds of waiting before; internal.
+
+        An item runs from its claim, or from when this process first saw it run. The list begins
+        with the longest time.
+        """
         submission = self._batch.submission
         found: list[tuple[int, float, float | None]] = []
         for index, seen in submission.observations.items():
