@@ -12,6 +12,7 @@ import fcntl
 import math
 import os
 import re
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,12 @@ DRAFT_KEPT_S = 3600.0
 
 ARCHIVES = "cache/pack"
 """The kind of the archives of projects in the cache."""
+
+ENVIRONMENTS = "cache/environments"
+"""The kind of the environments with a project's dependencies in the cache."""
+
+ENVIRONMENT_MARK = "kinetic-ready"
+"""The file that marks a complete environment; its time is that of the last use."""
 
 SHARED = ("code", "functions", "requirements", "data")
 """The folders of a store that have shared contents."""
@@ -438,15 +445,19 @@ def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
 
 
 def _collect_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
-    """Remove archives, and unpacked code and data, beyond *limits*; yield what was removed."""
+    """Remove what the caches have beyond *limits*; yield what was removed."""
     now = time.time()
     trees = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
     units = [*trees, *_archives_of(cache / "pack", now)]
     # A process may be about to lock what was just used, so the least recently used goes first. What
     # a process needs after its removal, it makes again.
-    for unit in choose_units(units, (), limits, now):
-        discard = _discard_archive if unit.kind == ARCHIVES else workspace.discard_tree
-        if discard(unit.name, now):
+    chosen = choose_units(units, (), limits, now)
+    # A job that waits for its turn has no lock on its environment, and can't make it again.
+    kept = replace(limits, kept_s=DAY_S)
+    chosen += choose_units(_environments_of(cache / "environments"), (), kept, now)
+    discards = {ARCHIVES: _discard_archive, ENVIRONMENTS: _discard_environment}
+    for unit in chosen:
+        if discards.get(unit.kind, workspace.discard_tree)(unit.name, now):
             yield unit
 
 
@@ -481,6 +492,37 @@ def _discard_archive(path: str, unused_since: float) -> bool:
         os.unlink(path)
         return True
     except OSError:  # a process uses it, or has removed it
+        return False
+    finally:
+        os.close(lock)
+
+
+def _environments_of(folder: Path) -> Iterator[Unit]:
+    """Yield a unit for each environment in *folder*; one that is incomplete was never used."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            content, used = _size_of(Path(entry.path)), 0.0
+            with contextlib.suppress(OSError):
+                used = os.stat(f"{entry.path}/{ENVIRONMENT_MARK}").st_mtime
+            yield Unit(ENVIRONMENTS, entry.path, content.files, content.size, used)
+
+
+def _discard_environment(path: str, unused_since: float) -> bool:
+    """Remove an environment, unless a process has a lock on it or used it after *unused_since*."""
+    mark = f"{path}/{ENVIRONMENT_MARK}"
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # another process has removed it
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(mark):
+            if os.stat(mark).st_mtime > unused_since:
+                return False
+            os.unlink(mark)  # makes it incomplete in one step
+        shutil.rmtree(path)
+        return True
+    except OSError:  # a process uses, makes, or removes it
         return False
     finally:
         os.close(lock)

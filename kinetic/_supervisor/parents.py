@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import math
@@ -56,10 +57,22 @@ class _Process:
 
 
 class Parent(Stream):
-    """A warm parent. In its processes, the environment variable `MARK` starts with *directory*."""
+    """A warm parent. In its processes, the environment variable `MARK` starts with *directory*.
 
-    def __init__(self, key: ParentKey, pid: int, sock: socket.socket, directory: str) -> None:
+    Until it is dismissed, *environment*, if given, is a locked descriptor of its interpreter's
+    folder, so that no collection removes the folder.
+    """
+
+    def __init__(
+        self,
+        key: ParentKey,
+        pid: int,
+        sock: socket.socket,
+        directory: str,
+        environment: int | None = None,
+    ) -> None:
         super().__init__(sock)
+        self._environment = environment
         self.key = key
         self.pid = pid
         self.ready = False
@@ -146,6 +159,13 @@ class Parent(Stream):
                 del self._processes[serial]
                 finished.append((process.job, process.status))
         return finished
+
+    def close(self) -> None:
+        """Close the connection, upon which the parent ends its jobs and itself."""
+        super().close()
+        if self._environment is not None:
+            os.close(self._environment)
+            self._environment = None
 
     def kill(self) -> None:
         """Kill the parent, unless it has ended."""
@@ -409,7 +429,7 @@ class Parents:
         if self._parents.get(parent.key) is parent:
             del self._parents[parent.key]
         parent.dismissed_at = time.monotonic()
-        parent.close()  # upon which the parent ends its jobs and itself
+        parent.close()
         self._dismissed.append(parent)
 
     @property
@@ -509,9 +529,23 @@ class Parents:
             raise
         finally:
             child_end.close()
-        parent = Parent(key, pid, own_end, self._directory)
+        environment = self._lock_environment(key.command[0])
+        parent = Parent(key, pid, own_end, self._directory, environment)
         parent.log_offset = log_offset
         return parent
+
+    def _lock_environment(self, python: str) -> int | None:
+        """Lock the folder of *python* if it is in the cache, and return the descriptor."""
+        folder = Path(python).parent.parent.parent
+        try:
+            if not os.path.samefile(folder.parent, self._paths.cache / "environments"):
+                return None
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # there is no such folder
+            return None
+        with contextlib.suppress(OSError):  # a user has removed the mark, so it is made again
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return lock
 
 
 def _entry(runner: str) -> str:

@@ -603,9 +603,10 @@ class Client(AsyncOnly):
         builds. A job refers to its content until it ends, a batch until `results` or `cleanup`. To
         remove a job's or batch's own objects, call ``cleanup(gcs=True)`` on it.
 
-        The caches are the archives of projects, and the unpacked projects and `Data`, in
-        ``KINETIC_HOME/cache``. KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB limit them, and a
-        store in a directory. Every ten minutes, the local supervisor also applies these limits.
+        The caches in ``KINETIC_HOME/cache`` are archives of projects, unpacked projects and `Data`,
+        and environments. KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB limit them, and a store in a
+        directory. Every ten minutes, the local supervisor also applies these limits. An environment
+        stays for a day after its last use.
 
         Args:
             everything: Also remove what was used within a day, if no unfinished job and no batch

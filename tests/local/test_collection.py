@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,13 +30,15 @@ from kinetic._runner.job import workspace
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio import _shared_objects
 from kinetic.aio._shared_objects import RENEW_AFTER_S
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.store import DirectoryStore
+from kinetic.aio.ports import Image
 from kinetic.collection import Collection
 from kinetic.errors import BackendError
 from tests.jobs import eventually
 from tests.scripts import Program
 
-from .conftest import end_supervisor
+from .conftest import end_supervisor, hear_job, spec
 
 LONG_S = 100 * DAY_S
 
@@ -164,6 +167,30 @@ def test_a_tree_whose_builder_was_killed_goes(tmp_path: Path) -> None:
     os.close(builder)
     freed = collect(tmp_path, Limits(), Directory(tmp_path / "store")).freed
     assert freed["cache/data"].size == 1000 and not folder.exists()
+
+
+async def test_an_environment_goes_a_day_after_its_last_use(
+    cluster: LocalCluster, home: Path, tmp_path: Path
+) -> None:
+    used, half, fresh = (home / "cache" / "environments" / name for name in "abc")
+    for folder in (used, half, fresh):
+        folder.mkdir(parents=True)
+        (folder / "kinetic-ready").touch()
+    age(home / "cache")
+    (half / "kinetic-ready").unlink()
+    os.utime(fresh / "kinetic-ready")
+    (used / "venv").symlink_to(sys.prefix)
+    store = Directory(tmp_path / "store")
+    creator = os.open(half, os.O_RDONLY)
+    fcntl.flock(creator, fcntl.LOCK_EX)
+    image = Image(uri="", command=(str(used / "venv" / "bin" / "python"),))
+    source = "import time; print('runs', flush=True); time.sleep(60)"
+    await hear_job(cluster, spec("user", source, image=image))
+    assert collect(home, NOTHING, store).freed == {}, "one is used, one is made, one was used"
+    os.close(creator)
+    end_supervisor(home)
+    assert collect(home, NOTHING, store).freed["cache/environments"].files == 1
+    assert [*fresh.parent.iterdir()] == [fresh]
 
 
 def test_a_tree_that_is_renewed_during_a_collection_stays_whole(tmp_path: Path) -> None:

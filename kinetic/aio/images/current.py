@@ -29,9 +29,6 @@ from kinetic.errors import BuildError, ConfigurationError
 if TYPE_CHECKING:
     from kinetic.aio.images.recipe import Wheel
 
-COMPLETE_MARK = "kinetic-ready"
-"""The file that marks a complete environment."""
-
 LOCK_POLL_S = 0.1
 """Seconds between two tries to lock an environment that another process is creating."""
 
@@ -69,7 +66,7 @@ class CurrentInterpreter:
             PackError: The dependencies can't be read, or exist on this machine only.
             BuildError: uv failed; the message has its last lines.
 
-        Cancelled: uv is killed; the next call creates the environment from the beginning.
+        Cancelled: uv is killed, and what it has made is removed.
         """
         if request.mode == "bundled":
             return Image(uri="", command=(sys.executable,))
@@ -81,7 +78,12 @@ class CurrentInterpreter:
         )
 
     async def _ensure_environment(self, request: ImageRequest) -> Path:
-        """Return the interpreter of the environment for the dependencies; create a missing one."""
+        """Return the interpreter of the environment for the dependencies; create a missing one.
+
+        The folder of an environment has a mark if it is complete, whose time is that of the last
+        use. Whoever makes, uses, or removes an environment has a lock on the folder.
+        """
+        from kinetic._collector import ENVIRONMENT_MARK
         from kinetic.aio.images.dependencies import FILES, dependencies_of
         from kinetic.aio.images.recipe import installed_wheel
 
@@ -91,14 +93,21 @@ class CurrentInterpreter:
         wheel = await in_thread(self._wheel or installed_wheel)
         home = self._home or configuration.home(self._environ)
         folder = home / "cache" / "environments" / _environment_name(wheel, dependencies.text)
-        if not (folder / COMPLETE_MARK).exists():
-            async with _hold_lock(folder.with_suffix(".lock")):
-                if not (folder / COMPLETE_MARK).exists():
+        environment, mark = folder / "venv", folder / ENVIRONMENT_MARK
+        if not _is_there(mark):
+            async with _hold_lock(folder):
+                if not _is_there(mark):
                     files = {wheel.name: wheel.content} | {
                         FILES[option]: text.encode() for option, text in dependencies.parts.items()
                     }
-                    await self._create_environment(folder, files, dependencies.parts)
-        return folder / "bin" / "python"
+                    try:
+                        await self._create_environment(environment, files, dependencies.parts)
+                    except BaseException:
+                        removal = in_thread(shutil.rmtree, folder, ignore_errors=True)
+                        await release(removal, operation=f"removing {folder}", grace=60.0)
+                        raise
+                    mark.touch()
+        return environment / "bin" / "python"
 
     async def _create_environment(
         self, folder: Path, files: Mapping[str, bytes], options: Iterable[str]
@@ -118,7 +127,6 @@ class CurrentInterpreter:
             await self._run_uv(venv, installing)
             install = (uv, "pip", "install", "--python", folder / "bin" / "python")
             await self._run_uv((*install, wheel, *arguments), installing)
-        (folder / COMPLETE_MARK).touch()
 
     async def _run_uv(self, command: Sequence[str | Path], installing: Step) -> None:
         """Run *command*, a command of uv; show each line of output as the title of *installing*."""
@@ -187,18 +195,34 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
     return path
 
 
+def _is_there(mark: Path) -> bool:
+    """Return whether *mark* exists, and note the use of what it marks."""
+    with contextlib.suppress(OSError):  # a read-only disk keeps no time of use
+        os.utime(mark)
+    return mark.exists()
+
+
 @contextlib.asynccontextmanager
-async def _hold_lock(file: Path) -> AsyncGenerator[None]:
-    """Hold an exclusive lock on *file*. The kernel releases the lock if this process dies."""
-    make_folder(file.parent)
-    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
+async def _hold_lock(folder: Path) -> AsyncGenerator[None]:
+    """Hold an exclusive lock on the folder *folder*, which may be new.
+
+    The kernel releases the lock if this process dies.
+    """
+    while True:
+        make_folder(folder)
+        with contextlib.ExitStack() as opened:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(LOCK_POLL_S)
-        yield
-    finally:
-        os.close(fd)
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                opened.callback(os.close, fd)
+                while True:
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(LOCK_POLL_S)
+                is_removed = not os.path.samestat(os.fstat(fd), os.stat(folder))
+            except FileNotFoundError:
+                is_removed = True
+            if not is_removed:
+                yield
+                return
