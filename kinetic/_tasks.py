@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import signal
@@ -134,7 +135,7 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
     """Run *work* in a worker thread, and return its result.
 
     If the caller is cancelled, wait up to 60 seconds for *work* to end, because a thread can't be
-    stopped. Then raise the cancellation.
+    stopped (see `stop_point`). Then raise the cancellation.
     """
     call = functools.partial(work, *args, **kwargs)
     future = running_loop().create_task(anyio.to_thread.run_sync(call))
@@ -143,6 +144,22 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
     except asyncio.CancelledError:
         await release(_wait_until_done(future), operation="waiting for a worker thread", grace=60.0)
         raise
+
+
+def stop_point() -> Callable[[], None]:
+    """Return a function that raises an error once this task is cancelled; any thread may call it.
+
+    `in_thread` then ends early if *work* calls that function now and then.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()  # a program may have suppressed an earlier cancellation
+
+    def check() -> None:
+        if task.cancelling() > before:
+            raise concurrent.futures.CancelledError
+
+    return check
 
 
 async def _wait_until_done(*futures: asyncio.Future[Any]) -> None:

@@ -137,7 +137,7 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
         ConfigurationError: `KINETIC_PACKAGE_ROOT` is wrong.
         PackError: The project can't be read, ``.kineticignore`` is invalid, or the disk is full.
 
-    Cancelled: the thread finishes first; the archive stays in the cache.
+    Cancelled: the thread stops at the next MiB; nothing is left behind.
 
     The cache keeps the archive until newer ones exceed its limit (KINETIC_CACHE_SIZE_MB). If the
     cache can't be written, the archive lasts until this process ends.
@@ -149,8 +149,10 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
     """
     from kinetic import configuration
     from kinetic._packing import archive, discover
-    from kinetic._tasks import in_thread
+    from kinetic._tasks import in_thread, stop_point
     from kinetic.options import settings_of
+
+    check = stop_point()
 
     def pack_project() -> Archive | None:
         environ = dict(os.environ)
@@ -160,7 +162,13 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
         if project.root is None:
             return None
         cache = configuration.home(environ) / "cache" / "pack"
-        return archive.pack(project.root, exclude=[], cache=cache, environ=environ)
+        return archive.pack(
+            project.root,
+            exclude=[],
+            cache=cache,
+            environ=environ,
+            progress=lambda done, total: check(),
+        )
 
     return await in_thread(pack_project)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kinetic import aio
 from kinetic.environment import base_environment, capture
 from kinetic.errors import ConfigurationError
+from tests.jobs import eventually
 
 ENVIRON = {
     "PATH": "/bin",
@@ -105,6 +111,26 @@ def test_aio_pack_packs_a_project(script) -> None:
     with script(PACKING) as process:
         process.expect("2 ['pyproject.toml', 'script.py']", "True")
         assert process.end()[0] == 0
+
+
+@pytest.mark.parametrize("start", [aio.pack, lambda function: aio.run(function, 1)])
+async def test_a_cancelled_packing_stops(
+    start: Callable[[Callable[..., object]], Coroutine[Any, Any, object]],
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(1 << 30)
+    monkeypatch.chdir(tmp_path)
+    cache = home / "cache" / "pack"
+    packing = asyncio.create_task(start(abs))
+    await eventually(lambda: any(path.stat().st_size for path in cache.glob("*")))
+    packing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await packing
+    assert [*cache.iterdir()] == []
 
 
 def test_a_variable_with_which_no_program_starts_is_refused_by_name() -> None:

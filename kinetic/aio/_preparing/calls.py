@@ -25,10 +25,10 @@ from kinetic._binding import Binding
 from kinetic._log_level import shown_levels
 from kinetic._messages import format_size
 from kinetic._packing import archive, discover, payload
-from kinetic._progress.steps import Step, step
+from kinetic._progress.steps import step
 from kinetic._runner.protocol import stand_ins, wire
 from kinetic._runner.protocol.spool import Spooled
-from kinetic._tasks import all_or_none, in_thread
+from kinetic._tasks import all_or_none, in_thread, stop_point
 from kinetic._tracebacks import of_the_caller
 from kinetic.aio import _shared_objects
 from kinetic.aio._connection import Connection
@@ -171,14 +171,20 @@ async def pack(connection: Connection, call: Call) -> PackedCall:
         ConfigurationError: The platform can't fulfil the options.
         PackError: The project, the function, or an argument can't be shipped.
 
-    Cancelled: kinetic waits for the thread to end, and then removes the spool folder.
+    Cancelled: kinetic waits for the thread, which stops at the next MiB of the archive, and then
+    removes the spool folder.
     """
     _refuse_options(connection, call.options)
-    spool = Scratch()
+    spool, check = Scratch(), stop_point()
     try:
         with step(f"packing {call.name}") as packing_step:
+
+            def report(done: int, total: int) -> None:
+                check()
+                packing_step.update(done, total)
+
             packed = await in_thread(
-                _pack, connection.packer, call, spool, dict(os.environ), packing_step
+                _pack, connection.packer, call, spool, dict(os.environ), report
             )
     except BaseException:
         spool.remove()
@@ -192,7 +198,11 @@ async def pack(connection: Connection, call: Call) -> PackedCall:
 
 
 def _pack(
-    packer: archive.Packer, call: Call, spool: Scratch, environ: dict[str, str], packing_step: Step
+    packer: archive.Packer,
+    call: Call,
+    spool: Scratch,
+    environ: dict[str, str],
+    report: Callable[[int, int], None],
 ) -> PackedCall:
     """Do the work of `pack` that blocks."""
     assert call.function is not None
@@ -224,7 +234,7 @@ def _pack(
             exclude=local_paths,
             cache=cache,
             environ=environ,
-            progress=packing_step.update,
+            progress=report,
         )
     return PackedCall(
         call=call,
