@@ -177,7 +177,9 @@ class _Search:
             # A cache entry of other code may look like this instruction: then this finds no more.
             if is_own and opcode.opmap["IMPORT_NAME"] in value.__code__.co_code[::2]:
                 package = space.get("__package__")
-                places = {*names, *(f"{package}.{name}" for name in names)}
+                # `import a.b` gives the name a, by which code may use a.c, too.
+                tops = (name.partition(".")[0] for name in names)
+                places = {*names, *tops, *(f"{package}.{name}" for name in names)}
                 others += [sys.modules[name] for name in places & sys.modules.keys()]
             others += _items(value)
         elif _is_module(value):

@@ -158,6 +158,9 @@ def test_modules_that_the_call_uses_are_searched(write: Write) -> None:
             def lazily():
                 from . import lazy
                 return lazy.RATE
+            def beside():
+                import search.deep
+                return search.lazy.RATE
             """,
     }
     start, settings, lazy, unused = write(
@@ -165,7 +168,8 @@ def test_modules_that_the_call_uses_are_searched(write: Write) -> None:
     )
     settings.RATE = lazy.RATE = unused.RATE = 2
     assert found(start.deep) == {"search.settings": {"RATE": 2}}
-    assert found(start.lazily) == {"search.lazy": {"RATE": 2}}
+    assert found(start.lazily) == found(start.beside) == {"search.lazy": {"RATE": 2}}
+    assert "search.lazy" in needed(start.beside).imports
 
 
 REPLACED = """
