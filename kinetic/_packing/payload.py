@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from kinetic._packing import changes, culprit, tree
 from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
 from kinetic._packing.modules import Modules
-from kinetic._packing.pickler import CallPickler, Changed, refuse_data_as_key
+from kinetic._packing.pickler import CallPickler, Changed, Started, refuse_data_as_key
 from kinetic._packing.pickler import DataTable as DataTable
 from kinetic._runner.protocol import frames, pickles
 from kinetic._runner.protocol.spool import NO_SPACE_ERRNOS, Spool, Spooled
@@ -107,8 +108,9 @@ def dump_function(
 ) -> Spooled:
     """Pickle *function* with the current values of what it captures.
 
-    *table* gets the `Data` that the function captures. A large function goes to a file in the
-    directory that *spool* makes, if given.
+    The pickle has the arguments of this program, because the function, or a module that the job
+    imports, may parse them. *table* gets the `Data` that the function captures. A large function
+    goes to a file in the directory that *spool* makes, if given.
 
     Raises:
         PackError: *function* can't be pickled; ``culprit`` names the captured value.
@@ -122,7 +124,8 @@ def dump_function(
         return [Part(f"function {name!r}", function)]
 
     pickling = _Pickling(project, table, name, parts)
-    pickled = pickling.dump(function, spool)
+    # A program that embeds Python may have no `sys.argv`.
+    pickled = pickling.dump(function, spool, [*map(str, getattr(sys, "argv", ())[1:])])
     if pickled.size > FUNCTION_BYTES:
         logging.warning(
             "The function %s is %s when pickled.%s Pass large values as arguments or as Data.",
@@ -229,16 +232,22 @@ class _Pickling:
         self._parts = parts
         self._modules = Modules(project)
 
-    def dump(self, value: Any, spool: Callable[[], Path] | None) -> Spooled:
-        """Pickle *value*, and the values that it needs of the project's modules."""
+    def dump(
+        self, value: Any, spool: Callable[[], Path] | None, arguments: Sequence[str] = ()
+    ) -> Spooled:
+        """Pickle *value*, the *arguments* of this program, and what the project's modules need."""
+
+        def started(value: Any) -> Any:
+            return Started(value, arguments) if arguments else value
+
         locate = None if spool is None else lambda: spool() / f"{os.urandom(8).hex()}.pkl"
         sink, uses, used = Spool(locate, MEMORY_BYTES), self._table.uses, list[Any]()
         try:
-            self._write(value, sink, used=used)
+            self._write(started(value), sink, used=used)
             if any(needed := self._find_changes(used)):
                 sink.discard()
                 sink = Spool(locate, MEMORY_BYTES)
-                self._write(Changed(value, *needed), sink)
+                self._write(started(Changed(value, *needed)), sink)
             if self._table.uses > uses:
                 refuse_data_as_key(self._parts(), self._function_name)
             return sink.finish()

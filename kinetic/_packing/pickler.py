@@ -168,6 +168,9 @@ class CallPickler(pickles.Pickler):
             return stand_ins.with_changes, (imports, obj.value, obj.changes)
         if kind is types.MethodType and self._is_decorated(obj.__self__):
             return getattr, (obj.__self__, obj.__name__)
+        if kind is Started:
+            arguments = _StandIn((stand_ins.set_arguments, (obj.arguments,)))
+            return stand_ins.with_arguments, (arguments, obj.value)
         if kind is types.MethodType and obj.__name__ == "get_ipython":
             raise PackError(
                 "The function has a magic (%…) or a shell line (!…), which works only in a "
@@ -391,6 +394,13 @@ class Changed(NamedTuple):
     value: Any
     imports: Sequence[str]
     changes: Mapping[str, Mapping[str, Any]]
+
+
+class Started(NamedTuple):
+    """A value, and the arguments of the program, which the job sets before it loads the value."""
+
+    value: Any
+    arguments: Sequence[str]
 
 
 class _StandIn:

@@ -97,6 +97,7 @@ def _import_module(name: str, path: Path | None, folders: list[str]) -> ModuleTy
     if path is not None and loaded is not None and getattr(loaded, "__file__", None) != str(path):
         raise taken
     sys.path[:] = [folders[0], *sys.path, *folders[1:]]
+    sys.argv[:] = [label]  # the module, or its function in a job, may parse them
     importlib.invalidate_caches()  # a folder that was on the path may have new files
     try:
         module = importlib.import_module(name)

@@ -113,6 +113,19 @@ def with_changes(imported: None, value: Any, changes: Mapping[str, Mapping[str, 
     return value
 
 
+def set_arguments(arguments: list[str]) -> None:
+    """Give this process the arguments of the caller's program, which functions may parse.
+
+    It doesn't get the program's path: a library that runs the program again would submit again.
+    """
+    sys.argv[1:] = arguments
+
+
+def with_arguments(arguments: None, value: Any) -> Any:
+    """Return *value*; unpickling has set the *arguments* before, as imports may parse them."""
+    return value
+
+
 def importing() -> str:
     """Return the file and line at which a module is being imported; empty if none is."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]

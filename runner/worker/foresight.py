@@ -30,7 +30,7 @@ _PLAIN = {
         "_make_function",
     },
     by_value.__name__: {"fill_function", "make_function"},
-    stand_ins.__name__: {"source_at", "source_of"},
+    stand_ins.__name__: {"set_arguments", "source_at", "source_of", "with_arguments"},
 }
 """What the pickle of a function with plain values may call: nothing that has other effects."""
 

@@ -230,6 +230,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["kinetic", "run", "knpack.deep.json:f"])
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - before:
@@ -252,6 +253,7 @@ def test_a_function_of_a_package_is_loaded_with_the_imports_of_its_module(
     function = load_function(target)
     assert (function(), function.__module__) == (value, module)
     assert json.loads("1") == 1
+    assert len(sys.argv) == 1, "the arguments of the command aren't those of the module"
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,22 @@ print(look())
     script(code).prints("('__main__', 'script.py', [''])")
 
 
+def test_jobs_have_the_arguments_of_the_program(script, tmp_path: Path) -> None:
+    """A function may parse them, and so may a module at its import."""
+    (tmp_path / "chosen.py").write_text("import sys\nrate = sys.argv[2]\n")
+    code = """
+sys.argv[1:] = ["--rate", "0.5"]
+import chosen
+
+@remote
+def look(x):
+    return chosen.rate, sys.argv[1:]
+
+print(look(1), *look.run_async_map([1]).results())
+"""
+    script(code).prints("('0.5', ['--rate', '0.5']) ('0.5', ['--rate', '0.5'])")
+
+
 @pytest.mark.full
 def test_processes_of_a_job_use_functions_and_classes_of_the_script(script) -> None:
     """No child runs the script again: it has no guard against that."""
