@@ -214,12 +214,14 @@ async def _hold_lock(folder: Path) -> AsyncGenerator[None]:
             try:
                 fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 opened.callback(os.close, fd)
-                while True:
-                    try:
-                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        await asyncio.sleep(LOCK_POLL_S)
+                with step("waiting for another installation") as waiting:
+                    while True:
+                        try:
+                            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            break
+                        except BlockingIOError:
+                            waiting.update(0, 0)
+                            await asyncio.sleep(LOCK_POLL_S)
                 is_removed = not os.path.samestat(os.fstat(fd), os.stat(folder))
             except FileNotFoundError:
                 is_removed = True
