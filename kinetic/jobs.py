@@ -481,6 +481,14 @@ class BatchHandle(NoSequence, Generic[T, X]):
     ) -> None:
         self._leave(self._async_handle.__aexit__, kind, error, trace)
 
+    def _or_new(self, batch: aio.BatchHandle[T, X]) -> BatchHandle[T, X]:
+        """Return the handle of *batch*: this one, or another one in the same ``with`` blocks."""
+        if batch is self._async_handle:
+            return self
+        new = BatchHandle(batch)
+        new._open_blocks = self._open_blocks
+        return new
+
     def _leave(
         self,
         end: Callable[P, Coroutine[Any, Any, None]],
@@ -1133,9 +1141,6 @@ class Sweep:
     Args:
         sweep: The sweep in `kinetic.aio`; don't create one yourself.
 
-    Attributes:
-        batch: The handle of the batch that runs the trials.
-
     Example::
 
         with train.sweep(search, trials=50) as sweep:
@@ -1146,7 +1151,13 @@ class Sweep:
 
     def __init__(self, sweep: aio.Sweep) -> None:
         self._aio = sweep
-        self.batch: BatchHandle[Any, Any] = BatchHandle(sweep.batch)
+        self._batch: BatchHandle[Any, Any] = BatchHandle(sweep.batch)
+
+    @property
+    def batch(self) -> BatchHandle[Any, Any]:
+        """The handle of the batch that runs the trials."""
+        self._batch = self._batch._or_new(self._aio.batch)  # pyright: ignore[reportPrivateUsage]
+        return self._batch
 
     def __repr__(self) -> str:
         return repr(self._aio)

@@ -31,7 +31,7 @@ PAIRS = {
 ONLY_SYNC = {
     "JobHandle": {"facing"},
     "BatchHandle": {"created_at", "group_id", "name", "tags"},
-    "Sweep": set(),
+    "Sweep": {"batch"},
     "module": set(),
 }
 ONLY_ASYNC = {
