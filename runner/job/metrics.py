@@ -1,9 +1,9 @@
 """Send the metrics that a job reports to the store, and find out whether the job was pruned.
 
 `kinetic.report` only appends to a buffer. A thread, which begins with the first report, stores what
-the buffer has as one object, at most once a second. What isn't stored when the function ends goes
-into the body of the outcome. The same thread looks for the object by which a client prunes the
-attempt, while reports come.
+the buffer has as one object, once a second and later less often. What isn't stored when the
+function ends goes into the body of the outcome. The same thread looks for the object by which a
+client prunes the attempt, while reports come.
 
 Nothing here may fail the job: if the store refuses or doesn't answer, the reports wait, and the
 oldest are dropped.
@@ -31,11 +31,11 @@ from ..stores.objects import Objects, open_store
 MAX_WAITING = 4096
 """Maximum number of reports that wait in memory."""
 
-QUICK_PAUSE_S, PAUSE_S = 0.05, 1.0
-"""Pauses between two objects with reports, in seconds: on this machine at first, and at most."""
+QUICK_PAUSE_S, PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0, 30.0
+"""Pauses between two objects with reports, in seconds: at first here, on a cluster, and later."""
 
 PAUSE_SHARE = 0.02
-"""The pause as a share of the time since the first report, so that a long job makes few files."""
+"""The pause as a share of the time since the first report, so that a long job makes few objects."""
 
 TICKS_S, QUICK_TICKS_S = (0.25, 0.25), (0.02, 0.1)
 """First and longest pause of the thread, in seconds.
@@ -249,9 +249,10 @@ class Reporter:
         while not self._closed:
             now = time.monotonic()
             try:
-                if (self._waiting or self._sending) and now >= next_flush:
+                is_due = now >= next_flush or len(self._waiting) > MAX_WAITING // 2
+                if (self._waiting or self._sending) and is_due:
                     pause = max(self._pause_s, (now - self._began_at) * PAUSE_SHARE)
-                    next_flush = now + min(PAUSE_S, pause)
+                    next_flush = now + min(LONGEST_PAUSE_S, pause)
                     tick, look_pause = self._ticks_s[0], self._looks_s[0]
                     next_look = min(next_look, now + look_pause)
                     self._flush()

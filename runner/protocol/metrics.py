@@ -54,9 +54,9 @@ def report(step: int, value: float | Mapping[str, float]) -> None:
     """Report a metric of the running job; outside a job, only check the arguments.
 
     The call takes a few microseconds, never waits, and never fails because of the store. A
-    background thread sends the reports, at most once a second on a cluster. If more than 4096
-    reports wait, the oldest are dropped. A report of an earlier step than the last one is dropped,
-    and the first such report prints a warning. A child that the job forks may report, too.
+    background thread sends the reports, on a cluster once a second, and later less often. If more
+    than 4096 reports wait, the oldest are dropped. A report of an earlier step than the last one is
+    dropped, and the first such report prints a warning. A child that the job forks may report, too.
 
     Args:
         step: The number of the step or epoch: an int of at least 0.

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -232,6 +233,27 @@ def test_under_pressure_the_latest_reports_win(bench) -> None:
     bench.run(order)
     (curve,) = curves(bench).values()
     assert [step for step, _ in curve] == [*range(20_000 - 4096, 20_000)]
+
+
+def test_a_job_of_hours_stores_few_objects_and_loses_no_report(bench) -> None:
+    def run() -> None:
+        kinetic.report(0, 0.0)
+        sink: Any = sys.modules[kinetic.report.__module__].sink
+        sink._began_at -= 10_000
+        until(lambda: not sink._waiting)
+        for step in range(1, 120):
+            time.sleep(0.01)
+            kinetic.report(step, 0.0)
+        assert len(sink._waiting) == 119
+        for step in range(120, 6000):
+            kinetic.report(step, 0.0)
+            if step % 2500 == 0:
+                until(lambda: not sink._waiting)
+
+    bench.run(bench.order(run))
+    (curve,) = curves(bench).values()
+    assert [step for step, _ in curve] == [*range(6000)]
+    assert len(stored(bench)) <= 4
 
 
 def test_a_report_of_an_earlier_step_is_dropped_with_one_warning(bench) -> None:
