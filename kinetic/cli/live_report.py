@@ -124,7 +124,8 @@ class _LivePage:
 
     async def end(self) -> None:
         """Read the last facts, and wait until the open page has them."""
-        self._ended, self._due = True, 0.0
+        async with self._reading:  # a read that is under way says when the next one is due
+            self._ended, self._due = True, 0.0
         await self.read()
         left = self._asked_at + WATCHED_S - self._clock()
         if left > 0:

@@ -102,6 +102,50 @@ async def test_the_facts_are_new_until_the_batches_have_ended(live: Live) -> Non
         await live.get("facts")
 
 
+async def test_the_last_facts_are_read_at_once_although_a_read_is_under_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reads, last = [asyncio.Event() for _ in range(3)], asyncio.Event()
+
+    class Slow:
+        async def read(self) -> Any:
+            begun = next(read for read in reads if not read.is_set())
+            begun.set()
+            if begun is reads[1]:
+                await last.wait()
+            return await snapshots.read()
+
+    world = World()
+    async with (
+        aio.Client(backend="local", platform=world.platform) as client,
+        aiohttp.ClientSession() as session,
+        asyncio.TaskGroup() as tasks,
+    ):
+        batch = await client.run_async_map(double, [1])
+        snapshots: Any = batch.snapshots(None, None, ())
+        serving = tasks.create_task(live_report.serve([batch], Slow()))  # type: ignore[arg-type]
+        await reads[0].wait()
+        while not (url := capsys.readouterr().out.strip()):
+            await asyncio.sleep(0.01)
+
+        async def ask() -> None:
+            ended = False
+            while not ended:
+                async with session.get(f"{url}facts") as answer:
+                    ended = (await answer.json())["ended"]
+
+        asking = tasks.create_task(ask())
+        await reads[1].wait()
+        world.gate.set()
+        await batch.wait()
+        for _ in range(20):  # `serve` learns of it, too
+            await asyncio.sleep(0)
+        last.set()
+        async with asyncio.timeout(0.9):
+            await reads[2].wait()
+        await asyncio.gather(asking, serving)
+
+
 async def test_a_page_that_was_closed_does_not_keep_the_command(live: Live) -> None:
     live.world.gate.set()
     await live.serving
