@@ -59,12 +59,7 @@ def with_site(command: Command) -> Command:
                 f"the current profile names the context {target.kube_context!r} of the "
                 "kubeconfig; name a GKE cluster with --project, --zone, and --cluster"
             )
-        site = Site(
-            project=target.project or "",
-            zone=target.zone,
-            cluster=target.cluster,
-            namespace=target.namespace,
-        )
+        site = Site.of(target)
         return command(site=site, **kwargs)
 
     return cast("Command", with_options(*SITE_OPTIONS)(wrapper))

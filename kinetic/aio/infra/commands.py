@@ -223,12 +223,7 @@ async def status(site: Site | Target) -> Status:
         if target.kube_context:
             return await survey_target(target, os.environ, READ_TIMEOUT_S)
         try:
-            site = Site(
-                project=target.project or "",
-                zone=target.zone,
-                cluster=target.cluster,
-                namespace=target.namespace,
-            )
+            site = Site.of(target)
         except ConfigurationError:  # `up` can't have made a cluster with such a name
             if target.project is None:
                 raise

@@ -288,12 +288,7 @@ class Join:
         if target.project is None or target.kube_context or not store.startswith("gs://"):
             return "", []
         try:
-            site = Site(
-                project=target.project,
-                zone=target.zone,
-                cluster=target.cluster,
-                namespace=target.namespace,
-            )
+            site = Site.of(target)
         except ConfigurationError:  # `up` can't have made a cluster with such a name
             return "", []
         email = site.account("workers")

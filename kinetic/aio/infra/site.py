@@ -6,8 +6,9 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from kinetic.configuration import Target
 from kinetic.errors import ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
@@ -43,6 +44,12 @@ class Site:
     zone: str
     cluster: str
     namespace: str = "default"
+
+    @classmethod
+    def of(cls, target: Target) -> Self:
+        """Return the site of *target*; refuse one that isn't on Google Cloud."""
+        project, zone, namespace = target.project or "", target.zone, target.namespace
+        return cls(project=project, zone=zone, cluster=target.cluster, namespace=namespace)
 
     def __post_init__(self) -> None:
         for setting, value, pattern, example in (
