@@ -23,7 +23,6 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from absl import logging
@@ -473,12 +472,7 @@ class BatchHandle(NoSequence, Generic[T, X]):
         self._open_blocks += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave(self._async_handle.__aexit__, kind, error, trace)
 
     def _or_new(self, batch: aio.BatchHandle[T, X]) -> BatchHandle[T, X]:
@@ -1169,12 +1163,7 @@ class Sweep:
         self.batch.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         end = self._aio.__aexit__
         self.batch._leave(end, kind, error, trace)  # pyright: ignore[reportPrivateUsage]
 

@@ -9,7 +9,6 @@ import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from absl import logging
@@ -146,12 +145,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
         self._here()  # refuses another loop
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         batch = self._here()
         is_over = self._detached or batch.complete or batch.submission.removed
         if batch.coordinator is None or is_over:

@@ -18,7 +18,6 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -212,12 +211,7 @@ class Sweep(AsyncOnly):
         self._require_loop()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._require_loop()
         self.stop()
         try:
