@@ -20,7 +20,8 @@ class Progress:
         retried: How many attempts were retries.
         retried_after: Pairs of a reason, such as ``preempted``, and the number of retries after it.
             The most frequent reason is first. Only retries that this process has seen count.
-        elapsed: Seconds since the batch was submitted.
+        elapsed: Seconds since the batch was submitted; 0 if the batch had ended before kinetic
+            counted its items.
         rate: Items that ended per second, over the last 30 s or the last 20 items.
         eta: Seconds until the last item ends at this rate; None while unknown.
         first_failure: One line about the first item that failed finally; empty if none failed.
@@ -78,7 +79,7 @@ class Progress:
         parts = [self.counts()]
         parts += [f"best {self.best_value()}"] if self.best is not None else []
         if self.finished:
-            parts.append(f"took {format_duration(self.elapsed)}")
+            parts += [f"took {format_duration(self.elapsed)}"] if self.elapsed else []
         else:
             parts += [self.speed()] if self.rate > 0 else []
             parts += [f"{format_duration(max(1.0, self.eta))} left"] if self.eta is not None else []

@@ -80,7 +80,8 @@ def _batch_parts(value: Progress) -> list[tuple[int, Text]]:
     if value.best is not None:
         parts.append((4, Text(f"best {value.best_value()}", "green")))
     if value.finished:
-        return [*parts, (4, Text(format_duration(value.elapsed), "dim"))]
+        took = format_duration(value.elapsed) if value.elapsed else ""
+        return [*parts, (4, Text(took, "dim"))]
     if value.rate > 0:
         parts.append((8, Text(value.speed(), "dim")))
     if value.eta is not None:

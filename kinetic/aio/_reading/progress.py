@@ -80,6 +80,7 @@ class ItemCounter:
         age = time.time() - batch.submission.identity.created
         self._tally = Tally(self._clock(), age=age)
         self._reads_batch = reads_batch and batch.coordinator is None
+        self._ended_before = False  # then its age isn't how long it took
         self._message: tuple[int, str] | None = None  # the first failure: its item and its message
         self._read_task: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
@@ -96,6 +97,7 @@ class ItemCounter:
                 self._note(index)
                 if index % ITEMS_PER_TURN == ITEMS_PER_TURN - 1:
                     await asyncio.sleep(0)
+            self._ended_before = batch.finished
             self._tally.start(self._clock())
             self._stack = stack.pop_all()
         return self
@@ -117,6 +119,7 @@ class ItemCounter:
         counts = self._tally.value(self._clock(), total=total, known=self._batch.known)
         return dataclasses.replace(
             counts,
+            elapsed=0.0 if self._ended_before else counts.elapsed,
             best=standing.best if standing is not None else None,
             rungs=standing.rungs() if standing is not None else (),
             first_failure=self._first_failure(),
