@@ -475,9 +475,14 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 
     Raises:
         ConfigurationError: KINETIC_HOME isn't set and the user has no home directory, or the path
-            isn't UTF-8.
+            is relative, or isn't UTF-8.
     """
     configured = environ.get("KINETIC_HOME")
+    if configured and configured != "~" and not configured.startswith(("~/", "/")):
+        raise ConfigurationError(
+            f"KINETIC_HOME must be an absolute path, not {configured!r}: each working directory "
+            "would have other jobs"
+        )
     path = _expand_path(configured, environ) if configured else _user_home(environ) / ".kinetic"
     try:
         str(path).encode()

@@ -251,8 +251,13 @@ def test_kinetic_home_overrides_the_default_home(tmp_path: Path) -> None:
     assert home({"HOME": "/home/me", "KINETIC_HOME": ""}) == Path("/home/me/.kinetic")
     assert home({"HOME": "/home/me", "KINETIC_HOME": "/var/k"}) == Path("/var/k")
     assert home({"HOME": "/home/me", "KINETIC_HOME": "~/k"}) == Path("/home/me/k")
-    assert home({"KINETIC_HOME": "k"}) == Path.cwd() / "k"
     assert home({}) == Path.home() / ".kinetic"
+
+
+@pytest.mark.parametrize("path", ["k", "./k", "~someone/k"])
+def test_a_relative_home_is_an_error(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="KINETIC_HOME must be an absolute path"):
+        home({"HOME": "/home/me", "KINETIC_HOME": path})
 
 
 def test_a_home_that_is_not_utf_8_is_an_error() -> None:
