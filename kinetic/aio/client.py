@@ -533,7 +533,8 @@ class Client(AsyncOnly):
         _lazy.ids.require_submission_id(submission)  # checks the ID before a platform opens
         session = await self._session_for_id(submission, project, cluster)
         try:
-            await _lazy.listing.full_id(session, submission)
+            if (found := await _lazy.listing.full_id(session, submission)) != submission:
+                raise NotFound(f"{submission} is only the beginning of {found}")
         except NotFound as exc:
             logging.warning("nothing to clean up: %s", exc)
         await _lazy.batches.remove(session, submission)

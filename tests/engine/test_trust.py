@@ -224,3 +224,6 @@ async def test_cleaning_up_what_is_not_there_only_says_so(
         await client.cleanup(submission)
         assert submission in caplog.messages.pop()
     assert await world.platform.store.list("") == []
+    job = await client.submit(abs, -1)
+    await client.cleanup(job.job_id[:-1])
+    assert f"beginning of {job.job_id}" in caplog.messages.pop()
