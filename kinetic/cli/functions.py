@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from numbers import Number
 from pathlib import Path, PurePath
 from types import ModuleType, NoneType, SimpleNamespace, UnionType
 from typing import (
@@ -373,7 +374,15 @@ def _as_type(text: str, value: Any, annotation: Any) -> Any:
         for container in _CONTAINERS:
             if issubclass(container, kind):
                 return _contents(value, container, arguments)
-    return value
+    try:
+        is_instance = isinstance(value, kind)
+    except TypeError:  # such as a TypedDict or a protocol
+        return value
+    if is_instance:
+        return value
+    if issubclass(kind, (Number, str)):  # such as numpy.float32
+        return cast("Callable[[str], Any]", kind)(text)
+    raise ValueError(text)
 
 
 def _contents(value: object, container: Any, arguments: tuple[Any, ...]) -> Any:

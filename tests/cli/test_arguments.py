@@ -7,12 +7,14 @@ import decimal
 import enum
 import functools
 import json
+import numbers
 import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Optional, TypedDict
 
 import click
 import pytest
@@ -36,6 +38,19 @@ if TYPE_CHECKING:
 class Color(enum.Enum):
     RED = "r"
     NONE = 0
+
+
+class Count(int):
+    pass
+
+
+@dataclass
+class Config:
+    rate: float
+
+
+class Row(TypedDict):
+    rate: float
 
 
 class Level(enum.IntEnum):
@@ -71,6 +86,10 @@ def takes(
     sizes: dict[int, Sequence[float]],
     quoted: "Optional[list[Color]]",  # noqa: UP037, UP045
     numbered: float | str,
+    count: Count,
+    real: numbers.Real,
+    row: Row,
+    config: Config | None,
     absent: Absent,
     plain,
     anything: Any,
@@ -124,6 +143,10 @@ CONVERTED: list[tuple[str, str, object]] = [
     ("numbered", "1e3", 1000.0),
     ("numbered", "007", "007"),
     ("numbered", "nan", "nan"),
+    ("count", "5", Count(5)),
+    ("real", "0.5", 0.5),
+    ("row", '{"rate": 1}', {"rate": 1}),
+    ("config", "null", None),
     ("implicit", "null", None),
     ("implicit", "07", 7),
     ("bare_flag", "False", False),
@@ -153,7 +176,8 @@ def test_an_argument_and_a_cell_become_values_of_the_annotated_type(
     "pair",
     ["number=1e3", "number=", "ratio=x", "flag=maybe", "maybe=x", "choice=3", "color=blue",
      "level=9", "many=a", "many={}", "many=[1]", "pair=[1]", "pair=[1, 2, 3]", "table=[]",
-     'table={"a": "b"}', "sizes=1", "paths=[null]", "bare_flag=1", "amount=x", "day=soon"],
+     'table={"a": "b"}', "sizes=1", "paths=[null]", "bare_flag=1", "amount=x", "day=soon",
+     "count=x", "real=x", "config=1", 'config={"rate": 1}'],
 )  # fmt: skip
 def test_a_text_that_is_no_value_of_the_type_is_refused(pair: str) -> None:
     with pytest.raises(click.UsageError, match=f"-a {pair.partition('=')[0]}: .* isn't "):
