@@ -150,6 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before Python started, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # None if something replaces the stream
     if reconfigure is not None and sys.stdout.errors in ("strict", "surrogateescape"):
         # As on standard error: a character that the terminal lacks must not end the command.

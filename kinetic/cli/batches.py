@@ -53,10 +53,8 @@ def batches() -> None:
     """List batches, and manage one of them."""
 
 
-async def _batch_row(
-    batch: aio.BatchHandle[Any], workers: Iterable[aio.Worker] = ()
-) -> dict[str, Any]:
-    """Return what lists and ``status`` show of a batch, by field; *workers* are those just read."""
+async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
+    """Return what lists and ``status`` show of a batch, by field."""
     from kinetic.errors import KineticError
 
     fields: dict[str, Any] = {
@@ -67,19 +65,26 @@ async def _batch_row(
         "age": output.age(batch.created_at),
     }
     try:
-        counts = count_statuses(await batch.shown_statuses(), {it.item for it in workers})
-        estimate, reason = await batch.estimate(look=False), await batch.reason()
+        statuses = await batch.shown_statuses()
+        # When all items have ended, the workers are about to leave.
+        workers = [] if batch.finished else await batch.workers()
+        counts = count_statuses(statuses, {worker.item for worker in workers})
+        status = status_of(counts, finished=batch.finished, is_cut=batch.is_cut)
+        estimate = await batch.estimate(look=False)
+        reason = "" if status == "SUCCEEDED" else await batch.reason()
     except KineticError as exc:  # a damaged batch must not hide the others in a list
-        return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
+        unknown: dict[str, Any] = {"status": "UNKNOWN", "items": "", "counts": {}, "workers": []}
+        return {**fields, **unknown, "reason": str(exc)}
     return {
         **fields,
-        "status": status_of(counts, finished=batch.finished, is_cut=batch.is_cut),
+        "status": status,
         "total": sum(counts.values()),
         "items": _format_counts(counts),
         "counts": counts,
         "cost": output.dollars(estimate.cost),
         "estimate": estimate.to_dict(),
         "reason": reason,
+        "workers": [worker.to_dict() for worker in workers],
     }
 
 
@@ -134,10 +139,7 @@ async def _list(
 @with_batch
 async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) -> None:
     """Show what is known about a batch."""
-    workers = await batch.workers()
-    fields = await _batch_row(batch, workers)
-    # When all items have ended, the workers are about to leave.
-    fields["workers"] = [] if batch.finished else [worker.to_dict() for worker in workers]
+    fields = await _batch_row(batch)
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
         fields["each"] = await read_rows(handles, job_row, MAX_ITEM_READS)
@@ -435,6 +437,9 @@ def _format_counts(counts: dict[str, int]) -> str:
 
 def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
     """Put the full ID of *group_id* into *question*, ask the question, and return the ID."""
+    from kinetic.aio._submissions.ids import require_batch_id
+
+    require_batch_id(group_id)
     batch_id = options.run(lambda client: client.full_id(group_id, exists=True))
     output.confirm(question.format(batch_id), yes=yes)
     return batch_id

@@ -117,11 +117,10 @@ class TargetOptions(NamedTuple):
         import logging
 
         from kinetic import aio
-        from kinetic.errors import NotFound
 
         folder = self.store if self.store is not None and "://" not in self.store else None
         if folder and not creates_store and not os.path.isdir(os.path.expanduser(folder)):
-            raise NotFound(f"there is no store at {folder}: correct --store")
+            raise click.BadParameter(f"there is no store at {folder}", param_hint="--store")
         logging.basicConfig(format="kinetic: %(message)s", stream=_Stderr())
         self.set_context()
         return aio.Client(**self.target())
@@ -225,9 +224,9 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises:
         UserError: The function of a job raised an exception.
     """
-    import asyncio
-
     try:
+        import asyncio
+
         return asyncio.run(coroutine)
     except Exception as exc:
         from kinetic._tracebacks import REMOTE_TRACEBACK
@@ -239,3 +238,5 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
             raise  # an error of the command itself
         message = str(error) if isinstance(error, JobFailed) else format_error(error)
         raise UserError(message) from exc
+    finally:
+        coroutine.close()  # without effect unless Ctrl-C came before the loop

@@ -36,6 +36,8 @@ def doctor(
     The checks leave nothing behind. The exit code is 1 if a check fails.
     """
     if manifest:
+        if as_json:
+            raise click.UsageError("--manifest prints YAML, not JSON: leave out --json")
         from importlib import resources
 
         manifests = resources.files("kinetic.doctor") / "namespace.yaml"

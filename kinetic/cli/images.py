@@ -84,6 +84,8 @@ def build_image(
     """
     from kinetic.images import base_image
 
+    if prints and as_json:
+        raise click.UsageError("--print prints Dockerfiles, not JSON: leave out --json")
     target = _target(options)
     repository = repo or target.base_image_repo
     if not repository and not prints:

@@ -84,6 +84,8 @@ def init(
     """
     from kinetic.aio.infra import Join, read_controller, target_of
 
+    if prints and as_json:
+        raise click.UsageError("--print prints YAML, not JSON: leave out --json")
     if image is not None and not run_job:
         raise click.UsageError("--image requires --run-job, whose job it gives a container image")
     if kube_context is not None and (target_options["zone"] or target_options["cluster"]):

@@ -214,7 +214,9 @@ async def _logs(job: aio.JobHandle[Any], follow: bool, tail: int | None, as_json
     help="Write the pickled value to a file, without unpickling it.",
 )
 @click.option(
-    "--cleanup/--no-cleanup", default=False, help="Remove the job after showing its value."
+    "--cleanup/--no-cleanup",
+    default=False,
+    help="Remove the job afterwards. Requires --unpickle or -o.",
 )
 @json_option
 @with_job
@@ -230,8 +232,13 @@ async def _result(
 
     Unpickling can run code, so kinetic unpickles the value only with --unpickle.
     """
+    from kinetic.aio._submissions.ids import require_submission_id
     from kinetic.errors import JobError
 
+    if cleanup:
+        require_submission_id(job.job_id)
+        if not unpickle and file is None:
+            raise click.UsageError("--cleanup removes the value: pass --unpickle or -o as well")
     if file is not None and not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
     await job.wait(timeout)
@@ -245,10 +252,11 @@ async def _result(
         raise JobError(message, job_id=job.job_id, reason=kind)
     if status == "PRUNED":
         fields |= {"reason": reason, "noted": await job.noted()}
-    elif unpickle:
-        fields["value"] = repr(await job.result(cleanup=False))
-    elif file is not None:
-        fields |= {"file": str(file), "bytes": await job.save_result(file)}
+    elif unpickle or file is not None:
+        if unpickle:
+            fields["value"] = repr(await job.result(cleanup=False))
+        if file is not None:
+            fields |= {"file": str(file), "bytes": await job.save_result(file)}
     else:
         fields["noted"] = await job.noted()
         if not as_json:
@@ -275,6 +283,9 @@ async def _cancel(job: aio.JobHandle[Any], as_json: bool) -> None:
 @with_job
 async def _cleanup(job: aio.JobHandle[Any], as_json: bool) -> None:
     """Remove a job and its objects. Its output directory stays."""
+    from kinetic.aio._submissions.ids import require_submission_id
+
+    require_submission_id(job.job_id)
     await job.cleanup()
     fields = {"job_id": job.job_id}
     output.done("jobs.cleanup", fields, f"{job.job_id} is cleaned up", as_json=as_json)

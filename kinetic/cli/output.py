@@ -65,7 +65,7 @@ def json_line(schema: str, content: Mapping[str, Any], *, indent: int | None = N
     import json  # `kinetic --help` doesn't need this import
 
     document = {"schema": f"kinetic.{schema}/1", **content}
-    click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
+    click.echo(json.dumps(document, indent=indent, default=str))
 
 
 def table(

@@ -16,18 +16,24 @@ if TYPE_CHECKING:
     from kinetic.profiles import Profiles
 
 
-@click.group(cls=Group, invoke_without_command=True)
-@click.pass_context
-def config(context: click.Context) -> None:
+class _ShownByDefault(Group):
+    """A group that runs its command ``show`` if the command line names none."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``show`` in front of *args* that begin with one of its options, or are empty."""
+        is_named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else ["show", *args])
+
+
+@click.group(cls=_ShownByDefault)
+def config() -> None:
     """Show the settings in effect."""
-    if context.invoked_subcommand is None:
-        context.invoke(_show_config)
 
 
 @config.command("show")
 @json_option
 @with_target_options
-def _show_config(options: TargetOptions = TargetOptions(), as_json: bool = False) -> None:  # noqa: B008 - frozen
+def _show_config(options: TargetOptions, as_json: bool) -> None:
     """Show each setting's value and where the value comes from."""
     from kinetic import configuration
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import pytest
 
 from kinetic import errors
 from kinetic.cli.app import cli, exit_code
+from kinetic.cli.client import run_async
 from tests import programs
 from tests.cli.conftest import Kinetic
 
@@ -58,10 +61,51 @@ def test_a_closed_pipe_ends_a_command_quietly() -> None:
     assert (process.returncode, process.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_error(redirection: str) -> None:
+    command = f"{sys.executable} -m kinetic config show {redirection}"
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_ctrl_c_during_the_imports_ends_the_command_quietly() -> None:
+    code = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *rest):
+        if name == "kinetic.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from kinetic.__main__ import main
+main()
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (130, "")
+
+
+def test_ctrl_c_before_the_event_loop_closes_the_coroutine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def command() -> None:
+        """Never starts."""
+
+    monkeypatch.setattr(asyncio, "run", interrupted)
+    coroutine = command()
+    with pytest.raises(KeyboardInterrupt):
+        run_async(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+
+
 @pytest.mark.parametrize(
     ("encoding", "errors", "name", "shown"),
     [
         ("latin-1", "strict", "漢é", "\\u6f22é"),  # LANG=en_US, as on many clusters
+        ("latin-1", "strict", "😀", "\\U0001f600"),
         ("utf-8", "surrogateescape", os.fsdecode(b"\xff"), "\\udcff"),  # LANG=C.UTF-8
     ],
 )
@@ -74,14 +118,13 @@ def test_a_character_that_standard_output_lacks_is_escaped(
     shown: str,
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", f"{encoding}:{errors}")
-    for options in ([], ["--json"]):
-        process = subprocess.run(
-            [sys.executable, "-m", "kinetic", "config", "show", "--cluster", name, *options],
-            capture_output=True,
-        )
-        assert (process.returncode, process.stderr) == (0, b"")
-        assert shown.encode(encoding) in process.stdout
-    assert json.loads(process.stdout.decode(encoding))["schema"] == "kinetic.config/1"
+    command = [sys.executable, "-m", "kinetic", "config", "show", "--cluster", name]
+    process = subprocess.run(command, capture_output=True)
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert shown.encode(encoding) in process.stdout
+    process = subprocess.run([*command, "--json"], capture_output=True)
+    items = json.loads(process.stdout.decode(encoding))["items"]
+    assert name in [item["value"] for item in items]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +135,9 @@ def test_a_character_that_standard_output_lacks_is_escaped(
         ["jobs", "list", "--wrong"],
         ["run", "x"],
         ["--profile", "x", "profile", "ls"],
+        ["build-image", "--print", "--json"],
+        ["init", "--kube-context", "kind", "--print", "--json"],
+        ["doctor", "--manifest", "--json"],
         ["doctor", "--image", "python:3.12"],
         ["init", "--kube-context", "kind", "--image", "python:3.12"],
         ["init", "--kube-context", "kind", "--zone", "us-central1-a"],
@@ -290,6 +336,7 @@ def test_every_command_prints_json_on_request() -> None:
     [
         ("explain KN204", "code"),
         ("config show", "config"),
+        ("config", "config"),
         ("completion zsh", "completion"),
         ("profile ls", "profile.list"),
     ],

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,7 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     assert f"{job} had ended before: SUCCEEDED" in kinetic("jobs", "cancel", job).err
     assert kinetic("jobs", "status", job, "--json").json["status"] == "SUCCEEDED"
     assert "wrote no files" in kinetic("outputs", "get", job, str(tmp_path)).err
+    assert kinetic("batches", "cleanup", job).code == 2
     assert kinetic("jobs", "cleanup", job).code == 0
     assert kinetic("jobs", "result", job).code == 3
     completed = kinetic("jobs", "list")
@@ -52,13 +54,16 @@ def test_a_value_is_unpickled_only_on_request(kinetic: Kinetic, tmp_path: Path) 
     completed = kinetic("jobs", "result", job, "-o", str(tmp_path / "nowhere" / "value.pkl"))
     assert completed.code == 2 and f"there is no folder {tmp_path / 'nowhere'}" in completed.err
     assert kinetic("jobs", "result", job, "-o", str(file)).code == 0
+    assert kinetic("jobs", "result", job, "--cleanup").code == 2
     for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
         assert kinetic(*command).code == 0
     assert file.stat().st_size > 0 and not mark.exists()
     assert load_result(file) == str(mark) and mark.exists()
     mark.unlink()
-    assert kinetic("jobs", "result", job, "--unpickle", "--cleanup").code == 0
-    assert mark.exists()
+    file.unlink()
+    both = ("--unpickle", "-o", str(file), "--cleanup")
+    assert kinetic("jobs", "result", job, *both).code == 0
+    assert mark.exists() and file.exists()
     assert kinetic("jobs", "status", job).code == 3
 
 
@@ -150,6 +155,10 @@ def test_a_batch_without_failures_has_no_logs_once_it_is_collected(
     (row,) = kinetic("batches", "list", "--json").json["items"]
     group = row["group_id"]
     assert kinetic("batches", "logs", group).out == "[0] doubling 1\n"
+    assert kinetic("batches", "watch", group).out == "1 of 1 ended: 1 succeeded\n"
+    assert kinetic("batches", "cancel", group).code == 0
+    (row,) = kinetic("batches", "list", "--json").json["items"]
+    assert (row["status"], row["reason"]) == ("SUCCEEDED", "")
     programs.python("-c", f"import kinetic; kinetic.attach_batch({group!r}).results()")
     gone = kinetic("batches", "logs", group)
     assert (gone.code, gone.out) == (3, "")
@@ -207,13 +216,18 @@ def test_items_are_listed_by_number_after_newer_jobs(kinetic: Kinetic, tmp_path:
 
 
 def test_a_cancelled_item_is_called_cancelled(kinetic: Kinetic, tmp_path: Path) -> None:
+    def listed() -> Any:
+        (row,) = kinetic("batches", "list", "--json").json["items"]
+        return row
+
     with submitted(tmp_path, "--max-concurrent", "1") as (group, _):
+        until(lambda: listed()["status"] == "RUNNING")
+        assert listed()["items"] == "1 pending, 1 running" and listed()["workers"]
         assert kinetic("batches", "cancel", group, "-y").code == 0
     status = kinetic("batches", "status", group, "--items", "--json").json
     assert (status["status"], status["counts"]) == ("CANCELLED", {"CANCELLED": 2})
     assert [item["status"] for item in status["each"]] == ["CANCELLED"] * 2
-    (listed,) = kinetic("batches", "list", "--json").json["items"]
-    assert (listed["status"], listed["items"]) == ("CANCELLED", "2 cancelled")
+    assert (listed()["status"], listed()["items"]) == ("CANCELLED", "2 cancelled")
     assert kinetic("jobs", "status", f"{group}-1", "--json").json["status"] == "CANCELLED"
     assert kinetic("batches", "results", group).out.count("CANCELLED") == 2
     watched = kinetic("batches", "watch", group, "--json")
@@ -221,6 +235,9 @@ def test_a_cancelled_item_is_called_cancelled(kinetic: Kinetic, tmp_path: Path) 
     for command in ("status", "list", "results", "watch"):
         target = [] if command == "list" else [group]
         assert "NOT_FOUND" not in kinetic("batches", command, *target, "--json").out
+    for words in (["jobs", "cleanup"], ["jobs", "result", "--cleanup"], ["batches", "cleanup"]):
+        refused = kinetic(*words, f"{group}-1")
+        assert refused.code == 2 and "one job of a batch" in refused.err
     log = kinetic("jobs", "logs", f"{group}-1")
     assert log.code == 3 and f"{group}-1 has no log: it was cancelled before it began" in log.err
 
@@ -519,7 +536,7 @@ def test_ctrl_c_while_following_a_log_leaves_the_job_running(kinetic: Kinetic) -
 def test_reading_does_not_create_a_missing_store(kinetic: Kinetic, home: Path) -> None:
     absent = home / "mistyped"
     completed = kinetic("jobs", "list", "--store", str(absent))
-    assert completed.code == 3 and f"there is no store at {absent}" in completed.err
+    assert completed.code == 2 and f"there is no store at {absent}" in completed.err
     assert not absent.exists()
 
 

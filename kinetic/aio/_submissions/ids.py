@@ -75,7 +75,7 @@ def require_submission_id(submission_id: str) -> None:
     if index is not None:
         raise ConfigurationError(
             f"{submission_id} is the ID of one job of a batch. kinetic can only remove the whole "
-            f"batch: cleanup({batch!r})"
+            f"batch: cleanup({batch!r}), or `kinetic batches cleanup {batch}`"
         )
 
 
