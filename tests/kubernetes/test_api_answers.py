@@ -159,4 +159,7 @@ def test_the_body_may_contain_the_retry_delay() -> None:
     error = translate_refusal(HttpError(429, body), request, "c")
     assert isinstance(error, Throttled)
     assert error.retry_after == 4.0
-    assert translate_refusal(HttpError(429, body, 1.0), request, "c").retry_after == 1.0
+    assert (
+        translate_refusal(HttpError(429, body, {"Retry-After": "1"}), request, "c").retry_after
+        == 1.0
+    )

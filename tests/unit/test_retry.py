@@ -56,6 +56,16 @@ async def test_pauses_grow_to_their_bound_and_are_random() -> None:
     assert max(waits) > 5
 
 
+async def test_the_time_limit_starts_again_with_each_progress() -> None:
+    work, last = Work(unavailable), 40
+    with pytest.raises(Unavailable):
+        await retry(
+            work, RetryPolicy(), Outage("the server"), progress=lambda: min(len(work.times), last)
+        )
+    assert work.times[last - 1] > 120
+    assert 100 < work.times[-1] - work.times[last - 1] <= 120
+
+
 async def test_retries_end_with_the_last_failure() -> None:
     work = Work(unavailable)
     with pytest.raises(Unavailable) as raised:

@@ -32,16 +32,20 @@ kinetic's messages leave this text out, because it doesn't name the cause.
 
 
 class HttpError(Exception):
-    """The server answered with an error status; each adapter translates it for users.
+    """The server answered with an error status; each adapter translates it for users."""
 
-    ``retry_after`` is the pause that the server asks for, in seconds; None if it asks for none.
-    """
-
-    def __init__(self, status: int, text: str = "", retry_after: float | None = None) -> None:
+    def __init__(
+        self, status: int, text: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(f"the server answered {status}")
         self.status = status
         self.text = text
-        self.retry_after = retry_after
+        self.headers = headers or {}
+
+    @property
+    def retry_after(self) -> float | None:
+        """The pause that the server asks for, in seconds; None if it asks for none."""
+        return parse_retry_after(self.headers.get("Retry-After"))
 
     @property
     def retryable(self) -> bool:
@@ -278,8 +282,7 @@ class HttpClient:
                 piece := await answer.content.read(ERROR_BYTES - len(body))
             ):
                 body += piece
-            wait_s = parse_retry_after(answer.headers.get("Retry-After"))
-            raise HttpError(answer.status, body.decode(errors="replace"), wait_s)
+            raise HttpError(answer.status, body.decode(errors="replace"), answer.headers)
         finally:
             close_answer(answer)
 
@@ -306,8 +309,7 @@ class HttpClient:
         except aiohttp.ClientHttpProxyError as exc:
             raise proxy_refusal_error(problem, exc) from exc
         except aiohttp.ClientResponseError as exc:
-            wait_s = parse_retry_after(exc.headers.get("Retry-After") if exc.headers else None)
-            raise HttpError(exc.status, exc.message, wait_s) from exc
+            raise HttpError(exc.status, exc.message, exc.headers) from exc
         except aiohttp.ClientConnectorCertificateError as exc:
             raise AuthError(
                 f"{problem}: the certificate of {server} is not {certificate_owner} "

@@ -23,6 +23,7 @@ from kinetic.aio.ports import ObjectInfo
 from kinetic.errors import BackendError, ConfigurationError, Conflict, NotFound, WireError
 
 if TYPE_CHECKING:
+    import aiohttp
     from gcloud.aio.storage import Storage
 
 T = TypeVar("T")
@@ -30,10 +31,9 @@ T = TypeVar("T")
 ENDPOINT = "https://storage.googleapis.com"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 
-LOST_UPLOAD_STATUSES = frozenset({308, 410})
-"""Statuses which say that an upload session received only a part of the content, or has ended.
-kinetic then starts the upload again."""
-
+INCOMPLETE, ENDED = 308, 410
+"""Statuses which say that an upload session has received only a part of the content, or has ended.
+kinetic then continues the upload, or starts it again."""
 
 PRECONDITION_FAILED = 412
 
@@ -167,11 +167,12 @@ class BucketClient:
         work: Callable[[], Awaitable[T]],
         *,
         expected: Collection[int] = (),
-        large: bool = False,
+        progress: Callable[[], object] | None = None,
     ) -> T:
         """Await ``work()``, the operation *verb* on object *name*, and retry temporary failures.
 
-        A *large* transfer waits while ``limits.transfers`` others run.
+        A large transfer has a *progress*, which says how far it is. It waits while
+        ``limits.transfers`` others run. The time limit of retries starts again with each progress.
 
         Raises:
             HttpError: The server answered with a status in *expected*, and not for another reason
@@ -185,7 +186,7 @@ class BucketClient:
         problem = f"cannot {verb} {name!r} in {self.location.url}"
 
         async def send_once(_token: object = None) -> T:  # `work` asks `Credentials` for the token
-            async with self._transfers if large else nullcontext(), self._requests:
+            async with self._transfers if progress else nullcontext(), self._requests:
                 with self._http.translate_errors(problem, self._endpoint):
                     return await work()
 
@@ -198,6 +199,7 @@ class BucketClient:
                 self.limits.retry,
                 self._outage,
                 should_retry=_should_retry,
+                progress=progress,
             )
         except HttpError as refusal:
             # The same status also refuses a request that a policy or a key forbids.
@@ -205,6 +207,24 @@ class BucketClient:
             if refusal.status in expected and not is_other:
                 raise
             raise refusal_error(refusal, verb, self.location.bucket, name) from None
+
+    async def upload(
+        self, method: str, url: str, headers: Mapping[str, str], **content: Any
+    ) -> aiohttp.ClientResponse:
+        """Send a request of a resumable upload. Call it only within `perform`, which retries.
+
+        Without a *url*, send it to the bucket.
+        """
+        if self._authorized:
+            headers = {**headers, "Authorization": f"Bearer {await self._credentials.get()}"}
+        return await self._http.session(self.limits.connections, raise_for_status=True).request(
+            method,
+            url or f"{self._endpoint}/upload/storage/v1/b/{self.location.bucket}/o",
+            headers=headers,
+            timeout=self.timeout,
+            allow_redirects=False,  # 308 is `INCOMPLETE`
+            **content,
+        )
 
     def plain(self) -> BucketClient:
         """Return a client with the connections of this one, which doesn't encode names."""
@@ -239,7 +259,7 @@ class BucketClient:
 def _should_retry(failure: Exception) -> bool:
     """Return whether *failure* is temporary, or the content was lost or damaged on the way."""
     if isinstance(failure, HttpError):
-        must_resend = failure.status in LOST_UPLOAD_STATUSES or _is_damaged(failure)
+        must_resend = failure.status in (INCOMPLETE, ENDED) or _is_damaged(failure)
         return must_resend or failure.retryable or google.is_rate_limited(failure)
     return is_retryable(failure) or isinstance(failure, WireError)
 

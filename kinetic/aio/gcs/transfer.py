@@ -21,16 +21,26 @@ from typing import IO, TYPE_CHECKING, Any
 
 import google_crc32c
 from aiofiles.threadpool import wrap
+from anyio import to_thread
 
 from kinetic._tasks import in_thread
 from kinetic.aio._net.http import HttpError, close_answer
-from kinetic.aio.gcs.http import NONCE, PRECONDITION_FAILED, BucketClient, ObjectMetadata, Verb
+from kinetic.aio.gcs.http import (
+    ENDED,
+    INCOMPLETE,
+    NONCE,
+    PRECONDITION_FAILED,
+    BucketClient,
+    ObjectMetadata,
+    Verb,
+)
 from kinetic.aio.ports import Object
 from kinetic.errors import BackendError, NotFound, Refused, WireError
 
 if TYPE_CHECKING:
     import aiohttp
     from aiofiles.threadpool.binary import AsyncBufferedIOBase
+    from aiohttp.abc import AbstractStreamWriter
 
 CRC32C: Any = google_crc32c  # the library declares only some of its types
 
@@ -38,6 +48,9 @@ CONTENT_TYPE = "application/octet-stream"
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """How many bytes of a file to read and check at a time."""
+
+SENT_BYTES = 256 * 1024
+"""How many bytes of a large upload to give to the connection at a time."""
 
 THREAD_BYTES = 8 * 1024 * 1024
 """kinetic joins and checks content in memory that has more bytes than this in a thread."""
@@ -143,21 +156,30 @@ async def write(
     """
     content = await Content.of(body, client.limits.piece_bytes)
     place, nonce = client.place(name), secrets.token_hex(8)
-    is_large = content.size > client.limits.piece_bytes
+    params = {"ifGenerationMatch": str(generation), "fields": "generation"}
+    resource: dict[str, Any] = {
+        "metadata": {**metadata, NONCE: nonce},
+        "crc32c": content.crc32c,  # the service refuses content that differs
+    }
+    large = None
+    if content.size > client.limits.piece_bytes:
+        resource |= {"name": place[1], "contentType": CONTENT_TYPE}
+        large = _LargeUpload(client, content, params, resource)
+    if used:
+        # The library makes a field's name of a header's name.
+        resource["customTime" if large is not None else "Custom-Time"] = used
 
     async def upload_once() -> int:
-        with content.open() as stream:
+        if large is not None:
+            answer = await large.send()
+        else:
             answer = await client.storage.upload(
                 *place,
-                stream,
+                content.body,
                 content_type=CONTENT_TYPE,
-                parameters={"ifGenerationMatch": str(generation), "fields": "generation"},
-                metadata={
-                    "metadata": {**metadata, NONCE: nonce},
-                    "crc32c": content.crc32c,  # the service refuses content that differs
-                    **({"Custom-Time": used} if used else {}),  # the library renames it customTime
-                },
-                force_resumable_upload=is_large,
+                parameters=dict(params),
+                metadata=dict(resource),
+                force_resumable_upload=False,
                 timeout=client.timeout,
             )
         return int(answer["generation"])
@@ -166,7 +188,11 @@ async def write(
     for _ in range(2):  # the object may change between the refusal and this request
         try:
             return await client.perform(
-                verb, name, upload_once, expected=(PRECONDITION_FAILED,), large=is_large
+                verb,
+                name,
+                upload_once,
+                expected=(PRECONDITION_FAILED,),
+                progress=(lambda: (large.received, large.sent)) if large is not None else None,
             )
         except HttpError as exc:
             refusal = exc
@@ -184,6 +210,90 @@ async def write(
         "owner of the bucket what it requires",
         answer=refusal.body,
     )
+
+
+class _LargeUpload:
+    """A resumable upload. Each try continues after the bytes that the service has received.
+
+    ``sent`` and ``received`` are the most bytes that a try has sent, and that the service has had.
+    """
+
+    def __init__(
+        self,
+        client: BucketClient,
+        content: Content,
+        params: Mapping[str, str],
+        resource: Mapping[str, Any],
+    ) -> None:
+        self.sent = self.received = 0
+        self._client = client
+        self._content = content
+        self._params = {**params, "uploadType": "resumable"}
+        self._resource = resource
+        self._session = ""  # the URL of the upload, once it has begun
+
+    async def send(self) -> Mapping[str, Any]:
+        """Make one try; return the object's resource."""
+        size, session, start = self._content.size, self._session, 0
+        try:
+            if not session:
+                headers = {"X-Upload-Content-Length": str(size)}
+                answer = await self._client.upload(
+                    "POST", "", headers, params=self._params, json=self._resource
+                )
+                await answer.read()
+                session = self._session = answer.headers["Location"]
+            else:
+                headers = {"Content-Range": f"bytes */{size}"}
+                try:
+                    answer = await self._client.upload("PUT", session, headers)
+                    return await _json(answer)  # only the reply to the last bytes was lost
+                except HttpError as exc:
+                    if exc.status != INCOMPLETE:
+                        raise
+                    last = exc.headers.get("Range", "").rpartition("-")[2]  # of bytes=0-LAST
+                    start = int(last) + 1 if last else 0
+            self.received = max(self.received, start)
+            headers = {"Content-Range": f"bytes {start}-{size - 1}/{size}"}
+            with self._content.open() as stream:
+                rest = self._rest(stream, start)
+                return await _json(await self._client.upload("PUT", session, headers, data=rest))
+        except HttpError as exc:
+            if exc.status in (400, 404, ENDED, PRECONDITION_FAILED):
+                self._session = ""
+            if session and exc.status == 404:  # some servers answer so instead of ENDED
+                raise HttpError(ENDED, exc.text) from exc
+            raise
+
+    def _rest(self, stream: IO[bytes], start: int) -> aiohttp.Payload:
+        """Return the content in *stream* from byte *start* on."""
+        import aiohttp
+
+        upload, size = self, self._content.size - start
+
+        class Rest(aiohttp.Payload):
+            _size = size
+
+            def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+                raise NotImplementedError  # only aiohttp's middlewares call it
+
+            async def write(self, writer: AbstractStreamWriter) -> None:
+                # aiohttp sends its own payloads again from their start if a connection breaks.
+                if self._consumed:
+                    raise OSError("the connection broke")
+                self._consumed = True
+                position = stream.seek(start)
+                while block := await to_thread.run_sync(stream.read, SENT_BYTES):
+                    await writer.write(block)
+                    position += len(block)
+                    upload.sent = max(upload.sent, position)
+
+        return Rest(stream, content_type=CONTENT_TYPE)
+
+
+async def _json(answer: aiohttp.ClientResponse) -> Mapping[str, Any]:
+    resource: dict[str, Any] = await answer.json(content_type=None)
+    return resource
 
 
 # --- download ---
@@ -226,18 +336,33 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
 
 
 async def fetch(client: BucketClient, name: str, path: Path) -> None:
-    """Download an object to a new file at *path*. Check its checksum; a failure leaves no file."""
+    """Download an object to a new file at *path*. Check its checksum; a failure leaves no file.
 
-    async def download_once() -> None:
-        metadata, crc32c = await client.read_metadata_once(name), 0
-        async with _new_file(path) as file, _open_content(client, name) as answer:
-            async for piece in answer.content.iter_any():
-                with _translate_disk_errors(path):
-                    await file.write(piece)
-                crc32c = extend_crc32c(crc32c, piece)
+    Each try continues after the bytes of the one before, unless the object has changed.
+    """
+    generation, written, crc32c, most_written = 0, 0, 0, 0
+
+    async with _new_file(path) as file:
+
+        async def download_once() -> None:
+            nonlocal generation, written, crc32c, most_written
+            metadata = await client.read_metadata_once(name)
+            if metadata.info.generation != generation:
+                generation, written, crc32c = metadata.info.generation, 0, 0
+            with _translate_disk_errors(path):
+                await file.seek(written)
+                await file.truncate()
+            if written < metadata.info.size:
+                async with _open_content(client, name, written) as answer:
+                    async for piece in answer.content.iter_any():
+                        with _translate_disk_errors(path):
+                            await file.write(piece)
+                        crc32c, written = extend_crc32c(crc32c, piece), written + len(piece)
+                        most_written = max(most_written, written)
+            generation = 0  # if the checksum differs, start again
             _check(client, name, metadata, encode_crc32c(crc32c))
 
-    await client.perform("get", name, download_once, large=True)
+        await client.perform("get", name, download_once, progress=lambda: most_written)
 
 
 @contextlib.asynccontextmanager
