@@ -39,6 +39,9 @@ CONTENT_TYPE = "application/octet-stream"
 FIELDS = "nextPageToken,items(name,size,generation,metadata,crc32c,contentEncoding)"
 CONNECTIONS = 64
 
+BUCKET_MISSING = "bucket does not exist"
+"""What the service says if not only an object is missing."""
+
 UPLOAD_BYTES = 16 * 1024 * 1024
 """How many bytes one request of a resumable upload sends; the library holds them in memory."""
 
@@ -292,7 +295,9 @@ class Bucket:
                     continue
                 except self._errors.GoogleAPICallError as exc:
                     damaged = exc.code == 400 and "crc32c" in str(exc).lower()
-                    if not damaged and exc.code != 410:  # 410: the session is lost
+                    # An object that is written needs not exist, so what is missing is the session.
+                    lost = exc.code == 410 or (exc.code == 404 and operation.startswith("write "))
+                    if not damaged and (not lost or BUCKET_MISSING in str(exc)):
                         raise
             return request(self._call_options(operation))
 
@@ -337,7 +342,7 @@ class Bucket:
         try:
             yield
         except self._errors.NotFound as exc:
-            if "bucket does not exist" in str(exc):  # otherwise the object
+            if BUCKET_MISSING in str(exc) or operation.startswith("write "):  # else the object
                 raise self._as_storage_error(operation, exc) from exc
             raise KeyError(operation.partition(" ")[2]) from exc
         except self._failures as exc:

@@ -215,11 +215,12 @@ def test_an_upload_resumes_after_a_cut(
     assert starts == [0, 0, 0, 16 * MIB, 32 * MIB], "only the piece that was cut is sent again"
 
 
+@pytest.mark.parametrize("status", [404, 410])
 def test_an_upload_that_the_service_lost_starts_again(
-    server: GcsServer, objects: GcsObjects, tmp_path: Path
+    server: GcsServer, objects: GcsObjects, tmp_path: Path, status: int
 ) -> None:
     (tmp_path / "large").write_bytes(BODY[: 20 * MIB])
-    server.fail("put", status=410)
+    server.fail("put", times=2, status=status)
     assert objects.create("x", tmp_path / "large")
     assert server.objects["jobs/x"].body == BODY[: 20 * MIB]
 
