@@ -6,7 +6,7 @@ Adapters implement these protocols structurally; this module imports no adapter.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -87,11 +87,13 @@ class Store(Protocol):
         metadata: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> bool:
         """Create *name* if it is absent; return False if it exists.
 
         The adapter resolves lost replies, so the result tells what this call did. A *shared* object
-        belongs to no submission; a collection removes it when it is unused.
+        belongs to no submission; a collection removes it when it is unused. *check* is called,
+        maybe in a thread, when all of *body* was read. If it raises, the object isn't created.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
@@ -47,10 +47,13 @@ class MemoryStore:
         metadata: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> bool:
         """Implement `Store.create`."""
         self.requests["create"] += 1
         content = body if isinstance(body, bytes) else body.read_bytes()  # noqa: ASYNC240
+        if check is not None:
+            check()
         if name in self._objects:
             return False
         self._objects[name] = Object(

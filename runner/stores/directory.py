@@ -27,7 +27,7 @@ import stat
 import struct
 import time
 import urllib.parse
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -128,10 +128,12 @@ class DirectoryObjects:
         metadata: Mapping[str, str] | None = None,
         *,
         consume: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> bool:
         """Create *name* if it is absent; return False if it exists.
 
-        With *consume*, the file *body* may become the object's file.
+        With *consume*, the file *body* may become the object's file. *check* is for shared content:
+        if it raises when all of *body* was read, the object isn't created.
         """
         if name.startswith(BATCHES) and (logged := self._log(name, create=True)):
             content = body if isinstance(body, bytes) else body.read_bytes()
@@ -145,7 +147,7 @@ class DirectoryObjects:
             except OSError as exc:
                 if exc.errno not in NO_LINK_ERRNOS:
                     raise
-        return self._create_file(body, metadata or {}, target)
+        return self._create_file(body, metadata or {}, target, check)
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
         """Overwrite an object that has this *generation*; return its new generation, else None."""
@@ -369,9 +371,17 @@ class DirectoryObjects:
             base = prefix.removesuffix(start)
             yield from (base + name for name in log.names(start))
 
-    def _create_file(self, body: bytes | Path, metadata: Mapping[str, str], path: str) -> bool:
+    def _create_file(
+        self,
+        body: bytes | Path,
+        metadata: Mapping[str, str],
+        path: str,
+        check: Callable[[], object] | None = None,
+    ) -> bool:
         temporary = self._write(body, metadata, generation=1)
         try:
+            if check is not None:
+                check()
             return self._link(temporary, path)
         finally:
             os.unlink(temporary)

@@ -56,6 +56,19 @@ async def test_an_object_is_created_once(store: Store) -> None:
     assert [info.generation for info in await store.list("a")] == [stored.generation]
 
 
+async def test_content_that_fails_its_check_is_never_there(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(1 << 21))
+
+    def refuse() -> None:
+        raise BackendError("it has changed")
+
+    with pytest.raises(BackendError, match="it has changed"):
+        await store.create("a", path, check=refuse)
+    assert await store.look("a") is None
+    assert await store.create("a", path, check=lambda: None)
+
+
 @pytest.mark.parametrize("size", [10, 400_000])
 async def test_the_end_of_an_object_is_read_without_the_rest(store: Store, size: int) -> None:
     content = bytes(range(10)) * (size // 10)

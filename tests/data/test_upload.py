@@ -193,10 +193,9 @@ async def test_a_big_file_with_a_new_mtime_is_unchanged(
     assert (await data_upload.upload(watched, data)).uri in await names(watched)
 
 
-async def test_a_big_file_that_changes_during_its_upload_is_deleted(
+async def test_a_big_file_that_changes_before_its_upload_is_never_stored(
     watched: Watched, make_tree: MakeTree
 ) -> None:
-    """The store has it under the wrong hash only until the upload notices the change."""
     root = make_tree("tree", {"big": BIG})
     data = Data(str(root))
     sha = data.content_hash()
@@ -209,6 +208,7 @@ async def test_a_big_file_that_changes_during_its_upload_is_deleted(
     with pytest.raises(DataError, match="changed since it was hashed"):
         await data_upload.upload(watched, data)
     assert await names(watched) == []
+    assert not watched.deletions
     watched.before = None
     (root / "big").write_bytes(BIG)
     ref = await data_upload.upload(watched, Data(str(root)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ BIG = os.urandom(1 << 20) + b"big"
 
 
 class Watched(DirectoryStore):
-    """Await `before`, if set, and record the name of each object that is created."""
+    """Await `before`, if set, and record the names of created objects; count the deletions."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.created: list[str] = []
+        self.deletions = 0
         self.before: Callable[[str], Awaitable[None]] | None = None
 
     async def create(self, name: str, *content: Any, **options: Any) -> bool:
@@ -25,3 +26,7 @@ class Watched(DirectoryStore):
             await self.before(name)
         self.created.append(name)
         return await super().create(name, *content, **options)
+
+    async def delete(self, names: Collection[str]) -> None:
+        self.deletions += 1
+        await super().delete(names)

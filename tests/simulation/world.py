@@ -258,8 +258,11 @@ class PartyStore:
         metadata: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> bool:
         content = body if isinstance(body, bytes) else body.read_bytes()
+        if check is not None:
+            check()
         nonces, nonce = self.world.nonces, self.gate.nonce()
 
         def effect() -> bool:

@@ -7,9 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 from absl import logging
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from kinetic._snapshot import Snapshot, Stamp
     from kinetic.aio.ports import ObjectInfo, Store
     from kinetic.data import Data
-
-T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
 """A function that the loop's thread calls with the bytes stored so far, and the bytes in total."""
@@ -201,19 +198,20 @@ class _Transfer:
 
     async def _send_big(self, file: _File) -> None:
         """Create the object of a file that is too large to be held in memory."""
-        created = False
-        failure: BackendError | None = None
+        stop = threading.Event()
+
+        def check() -> None:
+            if not _is_unchanged(file, stop):
+                raise _snapshot.changed_error(file.path, self._snapshot.path)
+
         try:
-            created = await self._store.create(file.name, Path(file.path), shared=True)
-        except BackendError as exc:
-            failure = exc
-        # "The file has changed" is more useful than the store's error, so check the file first.
-        if not await _in_thread(_is_unchanged, file):
-            if created:
-                await self._store.delete([file.name])
-            raise _snapshot.changed_error(file.path, self._snapshot.path) from failure
-        if failure is not None:
-            raise failure
+            await self._store.create(file.name, Path(file.path), shared=True, check=check)
+        except BackendError:
+            # "The file has changed" is more useful than the store's error.
+            await anyio.to_thread.run_sync(check, abandon_on_cancel=True)
+            raise
+        finally:
+            stop.set()
 
 
 async def snapshot_of(data: Data) -> Snapshot:
@@ -224,15 +222,11 @@ async def snapshot_of(data: Data) -> Snapshot:
 
     Cancelled: the thread stops at the next file.
     """
-    return await _in_thread(data.__kinetic_snapshot__)
-
-
-async def _in_thread(function: Callable[..., T], *args: object) -> T:
-    """Call ``function(*args, stop)`` in a worker thread; a cancellation sets *stop*."""
     stop = threading.Event()
-    call = partial(function, *args, stop)
     try:
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(
+            data.__kinetic_snapshot__, stop, abandon_on_cancel=True
+        )
     finally:
         stop.set()
 

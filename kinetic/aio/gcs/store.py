@@ -90,6 +90,7 @@ class GcsStore:
         metadata: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> bool:
         """Implement `Store.create`. Sends one request; two if *body* has more than 1 MiB.
 
@@ -97,7 +98,7 @@ class GcsStore:
         """
         used = _now() if shared else ""
         generation = await transfer.write(
-            self._client, "create", name, body, metadata or {}, generation=0, used=used
+            self._client, "create", name, body, metadata or {}, generation=0, used=used, check=check
         )
         return generation is not None
 

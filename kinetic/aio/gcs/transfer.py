@@ -14,7 +14,7 @@ import functools
 import io
 import os
 import secrets
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -142,10 +142,12 @@ async def write(
     *,
     generation: int,
     used: str = "",
+    check: Callable[[], object] | None = None,
 ) -> int | None:
     """Write the object *name* if its generation is *generation*, which is 0 for a missing object.
 
-    *used* is the object's custom time, for objects that are deleted by age. Returns the new
+    *used* is the object's custom time, for objects that are deleted by age. If *check* raises after
+    the content was read, nothing is sent: the service refuses any other content. Returns the new
     generation, or None if another process wrote or deleted the object first.
 
     Raises:
@@ -155,6 +157,8 @@ async def write(
     unfinished upload after a week.
     """
     content = await Content.of(body, client.limits.piece_bytes)
+    if check is not None:
+        await to_thread.run_sync(check, abandon_on_cancel=True)
     place, nonce = client.place(name), secrets.token_hex(8)
     params = {"ifGenerationMatch": str(generation), "fields": "generation"}
     resource: dict[str, Any] = {

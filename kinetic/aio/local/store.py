@@ -62,11 +62,12 @@ class DirectoryStore:
         metadata: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> bool:
         with _translating(self._objects, name):
             if isinstance(body, bytes) and len(body) <= SMALL_BYTES and not self._shared:
-                return self._objects.create(name, body, metadata)
-            return await in_thread(self._objects.create, name, body, metadata)
+                return self._objects.create(name, body, metadata, check=check)
+            return await in_thread(self._objects.create, name, body, metadata, check=check)
 
     async def begin(self, name: str, body: bytes) -> int | None:
         return FIRST_GENERATION if await self.create(name, body) else None
