@@ -112,18 +112,24 @@ def has_size_limit(store: Store) -> bool:
     return directory_urls.directory_of(store.url) is not None
 
 
-async def hold(store: Store, names: Sequence[str]) -> None:
-    """Renew what a new manifest names, in a store with a size limit.
+async def hold(store: Store, names: Sequence[str], *, waited: float = 0.0) -> None:
+    """Renew what a new manifest names, if its upload may be too long ago.
 
     A collection removes nothing that a manifest names, but it may have looked for manifests before.
+    In a store with a size limit, it also removes what was used not long ago. The submission has
+    *waited* for this many seconds since the upload.
 
     Raises:
         BackendError: A collection has removed one of *names*.
     """
-    if has_size_limit(store) and (missing := await store.renew(names)):
+    is_limited = has_size_limit(store)
+    if not is_limited and waited < CONFIRMATION_S:
+        return
+    if missing := await store.renew(names):
+        advice = ". If this happens often, raise KINETIC_CACHE_SIZE_MB" if is_limited else ""
         raise BackendError(
             f"a collection removed {min(missing)} from {store.url} during the submission; submit "
-            "again. If this happens often, raise KINETIC_CACHE_SIZE_MB"
+            f"again{advice}"
         )
 
 

@@ -365,3 +365,27 @@ async def test_the_record_of_a_batch_with_very_many_items_is_read() -> None:
     states = ItemStates(identity, store)
     assert await states.read_collected()
     assert len(await states.read_history()) == 1
+
+
+async def test_a_job_that_waited_long_for_its_place_renews_its_content(store: Weak) -> None:
+    """A collection may remove it meanwhile, because no manifest names it yet."""
+    now, reads = 0.0, Counter[str]()
+
+    def clock() -> float:
+        reads["clock"] += 1
+        return now
+
+    cluster = MemoryCluster(store, carry_out)
+    platform = replace(memory_platform(), store=store, cluster=cluster, clock=clock)
+    async with aio.Client(platform=platform, max_concurrent=1) as client:
+        assert await (await client.submit(double, 1)).result() == 2
+        assert not store.requests["renew"]
+        await client.limit.acquire()
+        reads.clear()
+        waiting = asyncio.create_task(client.submit(double, 2))
+        while not reads:
+            await asyncio.sleep(0)
+        now += 3600.0
+        client.limit.release()
+        assert await (await waiting).result() == 4
+    assert store.requests["renew"] == 1

@@ -39,6 +39,7 @@ async def start_job(
     Cancelled: kinetic removes the job; shared content stays in the store.
     """
     options, on_cluster = uploaded.call.options, not session.platform.cluster.shows_items
+    uploaded_at = session.platform.clock()
     await session.limit.acquire()
     try:
         budgets = RetryBudgets(infrastructure=3 if on_cluster else 0)
@@ -52,7 +53,8 @@ async def start_job(
                 store_manifest(session, identity, manifest_of(record, identity, uploaded)),
                 session.platform.store.create(name, content.content),
             )
-            await calls.hold_shared(session, uploaded)
+            waited = session.platform.clock() - uploaded_at
+            await calls.hold_shared(session, uploaded, waited=waited)
             arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
             builder = job_spec.JobSpecBuilder(session, identity, uploaded)
             # A supervisor forks the process of a job faster from its warm parent than by a worker.

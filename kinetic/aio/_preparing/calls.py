@@ -406,14 +406,19 @@ async def _upload(store: Store, name: str, content: bytes | Path) -> None:
     logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
 
 
-async def hold_shared(connection: Connection, uploaded: UploadedCall) -> None:
+async def hold_shared(
+    connection: Connection, uploaded: UploadedCall, *, waited: float = 0.0
+) -> None:
     """Make sure that the store still has what the new manifest of *uploaded* names.
+
+    The submission has *waited* for this many seconds since the upload.
 
     Raises:
         BackendError: A collection has removed a part.
     """
     data = [ref.uri for ref in uploaded.data if "://" not in ref.uri]
-    await _shared_objects.hold(connection.platform.store, [*uploaded.shared_names, *data])
+    names = [*uploaded.shared_names, *data]
+    await _shared_objects.hold(connection.platform.store, names, waited=waited)
 
 
 def _resources(options: Options) -> Resources:
