@@ -444,7 +444,10 @@ class Sweep(AsyncOnly):
         while self._error is not None:
             if not self._open_count or self._following is None or self._following.done():
                 # So that the batch has no end, and can be resumed.
-                raise SweepError(f"no more trials are proposed: {self._error!r}") from self._error
+                message = f"no more trials are proposed: {self._error!r}"
+                if self._following is not None and self.batch.name:
+                    message += "; to continue the sweep, run its program again with resume=True"
+                raise SweepError(message) from self._error
             await self._until_change()
 
     async def is_over(self) -> bool:

@@ -223,16 +223,20 @@ async def test_no_trial_has_a_value(local) -> None:
         _ = sweep.best
 
 
-async def test_an_optimizer_that_raises_ends_the_sweep_after_its_open_trials(local) -> None:
+async def test_an_optimizer_that_raises_ends_the_sweep_after_its_open_trials(
+    local, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder = Recorder({"value": 1.0}, {"value": 2.0}, error=KeyError("space"))
     seen = []
     with pytest.raises(KeyError, match="space") as caught:
-        async with await local.sweep(returns, recorder, trials=9) as sweep:
+        async with await local.sweep(returns, recorder, trials=9, name="space") as sweep:
             async for trial in sweep:
                 seen += [trial.value]
     assert "trial 2" in caught.value.__notes__[0]
     assert sorted(seen) == [1.0, 2.0] and recorder.told == {0: 1.0, 1: 2.0}
     assert await sweep.batch.status_counts() == {"SUCCEEDED": 2}
+    (stopped,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "resume=True" in stopped and "seal" not in stopped
 
 
 async def test_an_optimizer_that_calls_next_on_an_exhausted_iterator_ends_the_sweep(local) -> None:

@@ -87,7 +87,7 @@ class Batch:
         self._places = Places(session.limit)
         self.goal = Goal(**fields) if (fields := manifest["sweep"]) else None
         """What the batch searches for, if it is a sweep."""
-        self.is_resumable_sweep = self.goal is not None and manifest["name"] is not None
+        self.is_resumable_sweep = self.goal is not None and bool(manifest["name"])
         """Whether ``resume=True`` continues the sweep of this batch."""
         self.standing = Standing(self.goal) if self.goal is not None else None
         if self.standing is not None:

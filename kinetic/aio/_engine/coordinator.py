@@ -28,7 +28,13 @@ from kinetic.aio._lease import RENEW_S
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio._preparing.input_source import Source
 from kinetic.aio._submissions.control_log import KINDS
-from kinetic.errors import BackendError, InputsUnfinished, KineticError, SubmitterLost
+from kinetic.errors import (
+    BackendError,
+    InputsUnfinished,
+    KineticError,
+    SubmitterLost,
+    SweepError,
+)
 from kinetic.options import MapSettings
 
 LEAVING_S = 10.0
@@ -302,11 +308,10 @@ class BatchCoordinator:
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
             why = f": {type(lost).__name__}: {lost}" if lost is not None else ""
             call = "resume()" if self.state.sealed else "resume(inputs=...) or resume(seal=True)"
-            lost = SubmitterLost(
-                f"{batch} is not submitted any more{why}; to continue, attach to the batch and "
-                f"call {call}",
-                job_id=batch,
-            )
+            advice = f"; to continue, attach to the batch and call {call}"
+            if isinstance(lost, SweepError):  # which says how to go on
+                advice = ""
+            lost = SubmitterLost(f"{batch} is not submitted any more{why}{advice}", job_id=batch)
         self.error = self.error or lost
         waiting = self.waiting
         if waiting:

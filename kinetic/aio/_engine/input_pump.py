@@ -25,7 +25,7 @@ from kinetic.aio._preparing import calls
 from kinetic.aio._preparing.input_source import Source
 from kinetic.aio._preparing.inputs import CHUNK_ITEMS, EncodedInput, Encoder, first_chunk
 from kinetic.aio._submissions.inputs import chunk_body
-from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
+from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost, SweepError
 
 
 class Backpressure:
@@ -223,6 +223,8 @@ class InputPump:
         while wanted := await self._wait_for_room(size):
             try:
                 values = await self._source.take(wanted, self._encoder)
+            except SweepError:  # it says how to go on: a sealed batch would end the sweep
+                raise
             except Exception as exc:
                 exc.add_note(
                     f"The iterator of the inputs of {self._batch} raised this. Running jobs "
