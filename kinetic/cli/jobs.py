@@ -233,7 +233,7 @@ async def _result(
     Unpickling can run code, so kinetic unpickles the value only with --unpickle.
     """
     from kinetic.aio._submissions.ids import require_submission_id
-    from kinetic.errors import JobError
+    from kinetic.errors import JobCancelled, JobError
 
     if cleanup:
         require_submission_id(job.job_id)
@@ -249,7 +249,8 @@ async def _result(
         if as_json:
             output.fields("jobs.result", {**fields, "reason": reason}, as_json=True)
         message, kind = f"{job.job_id} has no value: {reason}", reason.partition(":")[0]
-        raise JobError(message, job_id=job.job_id, reason=kind)
+        error_type = JobCancelled if status == "CANCELLED" else JobError
+        raise error_type(message, job_id=job.job_id, reason=kind)
     if status == "PRUNED":
         fields |= {"reason": reason, "noted": await job.noted()}
     elif unpickle or file is not None:

@@ -8,7 +8,13 @@ import click
 
 from kinetic._messages import one_line
 from kinetic.cli import output
-from kinetic.cli.client import TargetOptions, json_option, run_async, with_target_options
+from kinetic.cli.client import (
+    TargetOptions,
+    format_error,
+    json_option,
+    run_async,
+    with_target_options,
+)
 
 if TYPE_CHECKING:
     from kinetic.sweeps import Domain, GridSearch, RandomSearch, Trial
@@ -168,6 +174,7 @@ def _print_trial(schema: str, prefix: str, trial: Trial, group_id: str, as_json:
             "value": trial.value,
             "step": trial.step,
             "params": dict(trial.params),
+            "error": None if trial.error is None else format_error(trial.error),
         }
         output.json_line(schema, content)
         return

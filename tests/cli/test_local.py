@@ -529,8 +529,15 @@ def test_ctrl_c_while_following_a_log_leaves_the_job_running(kinetic: Kinetic) -
     assert kinetic("jobs", "result", job, "--timeout", "0.1").code == 5
     assert f"{job} is cancelled" in kinetic("jobs", "cancel", job).err
     ended = kinetic("jobs", "result", job, "--json")
-    assert ended.code == 1 and "cancelled" in ended.err
+    assert ended.code == 1 and "cancelled" in ended.err and "KN304" in ended.err
     assert ended.json["status"] == "CANCELLED" and "cancelled" in ended.json["reason"]
+
+
+def test_a_failed_trial_has_its_error_in_json(kinetic: Kinetic) -> None:
+    space = ("-s", "x=13,1", "--grid", "--metric", "twice")
+    *trials, best = kinetic("sweep", f"{FILE}:double", *space, "--json").lines
+    errors = {trial["params"]["x"]: trial["error"] for trial in trials}
+    assert errors[13].startswith("ValueError: ") and errors[1] is best["error"] is None
 
 
 def test_reading_does_not_create_a_missing_store(kinetic: Kinetic, home: Path) -> None:
