@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import threading
 import urllib.parse
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from kinetic._tracebacks import of_the_caller, own_frames_left_out
 from kinetic.errors import DataError
@@ -23,6 +24,11 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HF_OPTIONS = ("split", "config_name", "revision")
+
+_is_used = False
+"""Whether this process has a `Data`. Without one, no call searches its arguments."""
+
+T = TypeVar("T")
 
 
 if TYPE_CHECKING:
@@ -180,12 +186,49 @@ class Data(_Path):
         return self._path, self._fuse, self._trust, self._is_dir
 
     def __setstate__(self, state: tuple[str, bool, bool, bool]) -> None:
+        global _is_used
+        _is_used = True
         self._path, self._fuse, self._trust, self._is_dir = state
         self._lock = threading.Lock()
         self._snapshot = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object.__new__, (type(self),), self.__getstate__()
+
+
+def with_paths(arguments: T) -> T:
+    """Return *arguments* with paths in place of all `Data` in lists, tuples, and dicts.
+
+    A container without `Data` stays the same object.
+
+    Raises:
+        DataError: A `Data` isn't local.
+    """
+    return _replaced(arguments, ()) if _is_used else arguments
+
+
+def _replaced(value: Any, within: tuple[int, ...]) -> Any:
+    """Do so for *value*; the containers with the IDs *within* contain it."""
+    if isinstance(value, Data):
+        if value.is_gcs or value.is_hf:
+            message = "only a job downloads it; in this process, use a local path"
+            raise of_the_caller(DataError(f"{value.path}: {message}", path=value.path))
+        return value.path
+    container: Any = value
+    if not isinstance(value, list | tuple | dict) or id(container) in within:
+        return container
+    members: list[Any] = [*(container.values() if isinstance(value, dict) else container)]
+    new = [_replaced(member, (*within, id(container))) for member in members]
+    if all(one is other for one, other in zip(new, members, strict=True)):
+        return container
+    if isinstance(value, tuple):
+        return container._make(new) if hasattr(container, "_make") else tuple(new)
+    copied = copy.copy(container)  # a subclass may have attributes
+    if isinstance(value, dict):
+        copied.update(zip(container, new, strict=True))
+    else:
+        copied[:] = new
+    return copied
 
 
 def _is_directory_uri(uri: str, fuse: bool) -> bool:

@@ -27,7 +27,7 @@ from typing import (
 
 from kinetic._binding import Binding
 from kinetic._tracebacks import count_own_frames, of_the_caller, own_frames_left_out
-from kinetic.data import JOB_VARIABLE
+from kinetic.data import JOB_VARIABLE, with_paths
 from kinetic.options import (
     MapOptions,
     MapSettings,
@@ -303,9 +303,14 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the undecorated function in this process.
 
-        The functions of ``init`` make their arguments for this call; afterwards, their generators
-        continue behind the ``yield``. The call fails if a generator does.
+        It gets the path of each local `Data`, not of a copy. The functions of ``init`` make their
+        arguments for this call; afterwards, their generators continue behind the ``yield``. The
+        call fails if a generator does.
+
+        Raises:
+            DataError: An argument has a `Data` that isn't local.
         """
+        args, kwargs = with_paths((args, kwargs))
         if (init := self._options.init) is None:
             return self._plain(*self._receiver, *args, **kwargs)
         from kinetic import _init_values

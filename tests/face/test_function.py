@@ -18,7 +18,7 @@ import pytest
 
 import kinetic
 from kinetic import RemoteFunction
-from kinetic.errors import ConfigurationError
+from kinetic.errors import ConfigurationError, DataError
 from kinetic.options import Options
 
 
@@ -170,6 +170,25 @@ def test_local_calls_the_function_in_this_process(
 
 async def test_local_of_an_async_function_is_its_coroutine() -> None:
     assert await fetch.local("abc") == "ABC"
+
+
+def test_local_gets_the_path_of_data_as_a_job_does(tmp_path: Path) -> None:
+    class Pair(typing.NamedTuple):
+        folder: Any
+        number: int
+
+    data, path, plain = kinetic.Data(tmp_path), str(tmp_path), [1]
+    plain.append(plain)  # type: ignore[arg-type]  # a list in itself
+
+    @kinetic.run
+    def given(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    args, kwargs = given.local(data, [data, (data,)], Pair(data, 2), plain, named={"key": data})
+    assert args[:3] == (path, [path, (path,)], Pair(path, 2)) and args[3] is plain
+    assert kwargs == {"named": {"key": path}}
+    with pytest.raises(DataError, match="gs://bucket/words/: only a job downloads it"):
+        given.local([kinetic.Data("gs://bucket/words/")])
 
 
 def test_a_class_method_is_bound_to_its_class() -> None:
