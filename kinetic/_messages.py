@@ -34,7 +34,7 @@ def suggest(word: str, known: Collection[str], *, otherwise: str = "") -> str:
     """
     if names := nearest(word, known):
         return f"did you mean {join_with_or(repr(name) for name in names)}?"
-    return otherwise or (f"there are {', '.join(known)}" if known else "there is none yet")
+    return otherwise or (f"there are {', '.join(known)}" if known else "none exists yet")
 
 
 def join_with_or(names: Iterable[str]) -> str:

@@ -229,5 +229,9 @@ def _own_prices(environ: Mapping[str, str]) -> Mapping[str, float]:
             raise ConfigurationError(
                 f"{VARIABLE}: the price of {name} is {value!r}; write a number of at least 0"
             )
-        prices[str(accelerators.parse(name))] = float(value)
+        try:
+            accelerator = accelerators.parse(name)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{VARIABLE} names {path}: {exc}") from exc
+        prices[str(accelerator)] = float(value)
     return prices

@@ -309,6 +309,13 @@ def test_jobs_use_the_buckets_that_up_makes(project: str) -> None:
     open_storage(target, {})  # raises if a bucket can't have this name
 
 
+@pytest.mark.parametrize(("project", "cluster"), [("My Project", "lab"), ("my-project", "Lab")])
+def test_names_that_no_bucket_can_have_are_an_error(project: str, cluster: str) -> None:
+    target = configuration.resolve(backend="gke", project=project, cluster=cluster, environ={})
+    with pytest.raises(ConfigurationError, match=f"project '{project}' and cluster '{cluster}'"):
+        store_url(target)
+
+
 def test_a_bucket_gets_the_folder_of_its_namespace() -> None:
     def store_of(store: str | None, **settings: Any) -> str | None:
         return target_of(namespace="team", store=store, **settings).store

@@ -75,7 +75,7 @@ def test_prices_of_the_users_file_come_first(tmp_path: Path) -> None:
     [
         ("[]", "isn't an object of names"),
         ("{", "isn't a file of prices"),
-        ('{"gpu-l5": 1}', "there is no accelerator 'gpu-l5'"),
+        ('{"gpu-l5": 1}', "prices.json: there is no accelerator 'gpu-l5'"),
         ('{"gpu-l4": "1"}', "the price of gpu-l4 is '1'; write a number"),
         ('{"gpu-l4": -1}', "write a number of at least 0"),
     ],

@@ -111,7 +111,7 @@ def test_an_unknown_profile_is_an_error_with_the_nearest_name() -> None:
         both.active({"KINETIC_PROFILE": "wrok"})
     with pytest.raises(ProfileError, match="there are work, play"):
         both.use("zzz")
-    with pytest.raises(ProfileError, match="there is none yet"):
+    with pytest.raises(ProfileError, match="none exists yet"):
         Profiles().use("work")
 
 

@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from kinetic import configuration
 from kinetic._runner.protocol import directory_urls
+from kinetic._runner.protocol.gcs_names import BUCKET
 from kinetic.aio.gcs.http import Limits
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.images.container import ContainerImages
@@ -145,4 +146,10 @@ def builds_url(target: configuration.Target) -> str:
 def _bucket(target: configuration.Target, purpose: str) -> str:
     # A project's ID may contain a domain (example.com:name), and no bucket can have this name.
     project = (target.project or "").replace(":", "-").replace(".", "-")
-    return f"gs://{project}-kn-{target.cluster}-{purpose}"
+    name = f"{project}-kn-{target.cluster}-{purpose}"
+    if not BUCKET.fullmatch(name):
+        raise ConfigurationError(
+            f"project {target.project!r} and cluster {target.cluster!r} need the bucket {name!r}, "
+            "and no bucket can have this name: correct the name of the project or of the cluster"
+        )
+    return f"gs://{name}"
