@@ -53,7 +53,7 @@ def batches() -> None:
     """List batches, and manage one of them."""
 
 
-async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
+async def batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     """Return what lists and ``status`` show of a batch, by field."""
     from kinetic.errors import KineticError
 
@@ -66,10 +66,12 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     }
     try:
         statuses = await batch.shown_statuses()
+        # Of the same moment: to read the workers, kinetic reads the store again.
+        is_finished, is_cut = batch.finished, batch.is_cut
         # When all items have ended, the workers are about to leave.
-        workers = [] if batch.finished else await batch.workers()
+        workers = [] if is_finished else await batch.workers()
         counts = count_statuses(statuses, {worker.item for worker in workers})
-        status = status_of(counts, finished=batch.finished, is_cut=batch.is_cut)
+        status = status_of(counts, finished=is_finished, is_cut=is_cut)
         estimate = await batch.estimate(look=False)
         reason = "" if status == "SUCCEEDED" else await batch.reason()
     except KineticError as exc:  # a damaged batch must not hide the others in a list
@@ -125,7 +127,7 @@ async def _list(
     limit = None if everything else MAX_ROWS + 1
     found = await client.list_batches(name=name, tags=wanted, limit=limit)
     shown = found if everything else found[:MAX_ROWS]
-    rows = await read_rows(shown, _batch_row, MAX_BATCH_READS)
+    rows = await read_rows(shown, batch_row, MAX_BATCH_READS)
     empty = "no matching batches found" if name or tags else "no batches found"
     rows = rows if as_json else without_log(rows)
     output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
@@ -139,7 +141,7 @@ async def _list(
 @with_batch
 async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) -> None:
     """Show what is known about a batch."""
-    fields = await _batch_row(batch)
+    fields = await batch_row(batch)
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
         fields["each"] = await read_rows(handles, job_row, MAX_ITEM_READS)

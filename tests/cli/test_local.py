@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import kinetic as api
-from kinetic.cli.batches import count_statuses, status_of
+from kinetic.aio import Client
+from kinetic.cli.batches import batch_row, count_statuses, status_of
 from kinetic.errors import JobError
 from kinetic.jobs import load_result
+from kinetic.testing import memory_platform
+from kinetic.worker import Worker
 from tests import programs
 from tests.cli.conftest import FILE, Kinetic, submitted
 from tests.scripts import Program, until
@@ -276,6 +281,32 @@ def test_the_target_on_the_command_line_wins_over_the_decorator(kinetic: Kinetic
 )
 def test_a_batch_is_running_once_an_item_has_started(counts: dict[str, int], status: str) -> None:
     assert status_of(counts, finished=False) == status
+
+
+async def fail_when_there_is(path: str) -> None:
+    while not os.path.exists(path):
+        await asyncio.sleep(0.01)
+    raise ValueError(path)
+
+
+async def test_the_status_of_a_batch_is_that_of_its_counts(tmp_path: Path) -> None:
+    """The only item fails after kinetic has counted it: its batch hasn't succeeded."""
+    mark = tmp_path / "mark"
+    async with Client(platform=memory_platform()) as client:
+        batch = await client.run_async_map(fail_when_there_is, [str(mark)])
+
+        class Failing:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(batch, name)
+
+            async def workers(self) -> list[Worker]:
+                mark.touch()
+                await batch.wait()
+                return []
+
+        row = await batch_row(cast("Any", Failing()))
+        assert row["status"] in row["counts"] and batch.finished
+        assert (await batch_row(batch))["status"] == "FAILED"
 
 
 def test_an_item_that_a_worker_runs_does_not_count_as_pending() -> None:
