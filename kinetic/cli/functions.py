@@ -311,7 +311,7 @@ def convert(text: str | None, value: Any, annotation: Any, location: str) -> Any
         elif (origin or annotation) in (list, tuple, set):
             expected += ' in JSON, such as [1, 2] or ["a", "b"]'
         shown = json.dumps(value) if text is None else repr(text)
-        raise click.UsageError(f"{location}: {shown} isn't {expected}") from exc
+        raise click.UsageError(f"{location} must be {expected}, not {shown}") from exc
 
 
 def _unwrap(annotation: Any) -> Any:

@@ -366,7 +366,7 @@ def test_the_cells_of_a_table_are_converted_to_the_types_of_the_parameters(
         ),
         ("in.csv", b"x\n1,2\n", "in.csv must have one cell for each column of the header: x"),
         ("in.csv", b'x\n"1\n', "can't be read as .csv"),
-        ("in.csv", b"x\n1\nmany\n", "in.csv, column 'x': 'many' isn't int"),
+        ("in.csv", b"x\n1\nmany\n", "in.csv, column 'x' must be int, not 'many'"),
         ("in.csv", b"x,x\n1,2\n", "in.csv has the column 'x' more than once"),
         ("in.csv", b"x;name\n1;n\n", "takes no argument 'x;name'"),
         ("in.csv", b"x\n\xff\n", "can't be read as .csv"),
