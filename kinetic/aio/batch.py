@@ -887,8 +887,9 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
     async def detach(self, *, seal: bool = False) -> None:
         """Let the batch continue after the ``async with`` block.
 
-        This process submits items as long as the client is open. After that, workers of this
-        machine run what is stored; on a cluster, `resume` continues the batch from any process.
+        This process stores inputs as long as the client is open. After that, workers run what is
+        stored. On several hosts, this process also starts the items, and `resume` continues the
+        batch from any process.
 
         Args:
             seal: Take no more inputs; the batch has only those taken so far.

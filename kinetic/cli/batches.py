@@ -372,8 +372,8 @@ async def _resume(
 ) -> int:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
-    On this machine, workers run a batch whose inputs are stored. This starts some if there are
-    none, and waits.
+    Workers run a batch whose inputs are stored, except on several hosts. This starts some if there
+    are none, and waits.
     If the iterator of inputs raised an exception, or its process died before the iterator ended,
     pass `--seal`. Items that ended don't run again, even if they failed or were cancelled; to run
     such items again, use `kinetic batches retry ID`. The exit code is 1 if an item failed.
@@ -417,7 +417,8 @@ async def _retry(
     """Run the items that failed or were cancelled again, and wait until they end.
 
     Items that succeeded don't run again. The exit code is 1 if an item fails again; `kinetic
-    batches results --failed ID` then shows why. After Ctrl-C, run `kinetic batches resume ID`.
+    batches results --failed ID` then shows why. Ctrl-C ends the wait, and the batch continues; on
+    several hosts, run `kinetic batches resume ID`.
     """
     count = await batch.retry_failed(items or None)
     if count:

@@ -106,7 +106,9 @@ def run(
         run_async(_run_job(options, function, arguments, detach, as_json))
         return 0
     if detach:
-        raise click.UsageError("--detach excludes --map: this process must submit the items")
+        raise click.UsageError(
+            "--detach excludes --map: to leave, start the command with nohup and &"
+        )
     located_inputs = [
         (location, {**arguments, **row_arguments})
         for location, row_arguments in functions.read_inputs(file, function)
