@@ -230,8 +230,8 @@ class JobCancelled(JobError):
 class SubmitterLost(JobError):
     """The process that submitted the batch has ended before it submitted all items.
 
-    Workers of this machine run all items whose inputs are stored, so there it means that inputs are
-    missing.
+    Except on several hosts, workers run all items whose inputs are stored, so it means that inputs
+    are missing.
     """
 
     code = "KN305"

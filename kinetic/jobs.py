@@ -988,8 +988,8 @@ class BatchHandle(NoSequence, Generic[T, X]):
     ) -> Self:
         """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
-        On this machine, workers run the batch, and this starts some if there are none. If another
-        process submits the batch and all its inputs are stored, this changes nothing.
+        Except on several hosts, workers run the batch, and this starts some if there are none. If
+        another process submits the batch and all its inputs are stored, this changes nothing.
 
         Args:
             inputs: The inputs after the `stored` ones, if the process with their iterator died.

@@ -50,7 +50,7 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
     An ``async with`` block stops unfinished items when you leave it; `detach` lets them continue.
     Without the block kinetic stops nothing. A handle from `Client.attach_batch` or
     `Client.list_batches` only observes and stops nothing either, until you `resume` the batch.
-    On this machine, a batch whose inputs are stored continues without any process of yours.
+    A batch whose inputs are stored continues without any process of yours, except on several hosts.
 
     Args:
         batch, attached, progress, poll_timeout: Set by the client; don't make a handle yourself.
@@ -981,8 +981,8 @@ class BatchHandle(NoSequence, AsyncOnly, Generic[T, X]):
     ) -> Self:
         """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
-        On this machine, workers run the batch, and this starts some if there are none. If another
-        process submits the batch and all its inputs are stored, this changes nothing.
+        Except on several hosts, workers run the batch, and this starts some if there are none. If
+        another process submits the batch and all its inputs are stored, this changes nothing.
 
         Args:
             inputs: The inputs after the `stored` ones, if the process with their iterator died.
