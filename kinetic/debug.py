@@ -81,9 +81,10 @@ def start_port_forward(
     from kinetic import configuration
     from kinetic._sync.portal import PORTAL
     from kinetic.aio._debugging import attaching
+    from kinetic.aio.platforms import backend_named_in
 
     attaching.require_port(local_port)
-    target = configuration.resolve(namespace=namespace or None)
+    target = configuration.resolve(backend=backend_named_in(pod_name), namespace=namespace or None)
     address = attaching.DebuggerAddress(name=pod_name, host=0, port=remote_port)
     forwarder, _ = PORTAL.call(attaching.forward, target, address, local_port)
     return forwarder

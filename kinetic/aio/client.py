@@ -39,7 +39,7 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _lazy
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
 from kinetic.aio._plain_call import run_plain_call
-from kinetic.aio.platforms import BACKENDS, Platform, open_platform
+from kinetic.aio.platforms import BACKENDS, Platform, backend_named_in, open_platform
 from kinetic.errors import ClientClosed, NotFound, PortalError
 from kinetic.options import MapOptions, MapSettings, Options, check, show_in_signature
 
@@ -685,9 +685,7 @@ class Client(AsyncOnly):
     ) -> Session:
         """Open the platform of a job or batch; the ID may name a backend."""
         settings = self._settings(project=project, cluster=cluster)
-        for backend, candidate in BACKENDS.items():
-            if candidate.id_marker and f"-{candidate.id_marker}" in given_id:
-                settings["backend"] = backend
+        settings["backend"] = backend_named_in(given_id) or settings["backend"]
         session = await self._open(settings)
         opened_backend = BACKENDS[session.target.backend]
         if opened_backend.same_cluster and f"-{opened_backend.id_marker}" not in given_id:

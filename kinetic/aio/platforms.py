@@ -99,6 +99,14 @@ BACKENDS: Mapping[str, Backend] = {
 """The backends by name."""
 
 
+def backend_named_in(name: str) -> str | None:
+    """Return the backend that *name* names, an ID or the name of an attempt; None for most."""
+    for backend, candidate in BACKENDS.items():
+        if candidate.id_marker and f"-{candidate.id_marker}" in name:
+            return backend
+    return None
+
+
 async def open_platform(
     target: configuration.Target, environ: Mapping[str, str] = os.environ
 ) -> Platform:

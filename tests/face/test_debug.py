@@ -227,6 +227,7 @@ from kinetic.debug import *
 
 job = double.run_async(4)
 port = wait_for_debug_server(job)
+os.environ["KINETIC_PROJECT"] = "another"  # the job is on this machine, whatever is configured
 forwarder = start_port_forward(job.k8s_name, job.namespace, {local}, port)
 print_attach_instructions({local}, working_dir={str(tmp_path)!r})
 print("value", job.result())
