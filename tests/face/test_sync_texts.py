@@ -20,6 +20,7 @@ ASYNC_FUNCTIONS = ROOT / "kinetic" / "aio" / "__init__.py"
 OWN_TEXTS = {
     *("JobHandle", "BatchHandle", "Sweep"),  # how a script uses one, and closes it
     *("JobHandle.facing", "JobHandle.logs"),  # have another signature, or result
+    "Sweep.batch",  # an attribute there
     "run",  # prints the output
 }
 
