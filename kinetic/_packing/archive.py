@@ -199,17 +199,19 @@ class Packer:
         """Return the archive of the project at *root*, and the overlay of what changed since.
 
         *exclude* has absolute paths to leave out, such as those that `Data` ships. *progress* is
-        called in this thread with the bytes packed and the bytes to pack, but not if the cache has
-        the archive. An exception of *progress* ends the packing. It mustn't be an `OSError`,
-        because `pack` would report that as an error of the disk.
+        called in this thread with the bytes packed and the bytes to pack, or with zeros for each
+        directory before the bytes are known. An exception of *progress* ends the packing. It
+        mustn't be an `OSError`, because `pack` would report that as an error of the disk.
 
         Raises:
             PackError: The root can't be read, ``.kineticignore`` is invalid, or
                 there is no space for the archive.
         """
+        report: Callable[[int, int], None] = progress or (lambda done, total: None)
         with self._lock:
             excluded = [*exclude, cache, *_own_folders(environ)]
-            tree = scan(root, ignore.read_rules(root, environ), excluded)
+            rules = ignore.read_rules(root, environ)
+            tree = scan(root, rules, excluded, lambda: report(0, 0))
             # `Data` elsewhere doesn't change what the project ships.
             key = str(root), frozenset(path for path in exclude if path.is_relative_to(root))
             base = self._bases.get(key)
@@ -220,7 +222,7 @@ class Packer:
             if base is not None:
                 self._bases.pop(key).close()
             self._notify_of_git(tree, root, excluded, environ)
-            base = self._pack_all(tree, root, ArchiveCache(cache), environ, progress)
+            base = self._pack_all(tree, root, ArchiveCache(cache), environ, report)
             self._bases[key] = base
             if len(self._bases) > MAX_BASES:
                 self._bases.pop(next(iter(self._bases))).close()
@@ -232,7 +234,7 @@ class Packer:
         root: Path,
         archives: ArchiveCache,
         environ: Mapping[str, str],
-        progress: Callable[[int, int], None] | None,
+        progress: Callable[[int, int], None],
     ) -> _Base:
         """Archive *tree*, or find its archive in the cache."""
         if (cached := archives.find(tree.fingerprint)) is not None:
@@ -248,7 +250,7 @@ class Packer:
             # Compare the times before kinetic reads the files: a later change has a later time.
             now = time.time_ns()
             fresh = [entry.name for entry in tree.entries if _is_fresh(entry, now)]
-            summary = _write_archive(tree, draft, progress or (lambda done, total: None))
+            summary = _write_archive(tree, draft, progress)
             self._notify(tree, root, summary)
             with draft.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

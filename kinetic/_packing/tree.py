@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -130,15 +130,21 @@ def stamp_of(status: os.stat_result) -> Stamp:
     )
 
 
-def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tree:
+def scan(
+    root: Path,
+    rules: ignore.Rules,
+    exclude: Collection[Path] = (),
+    check: Callable[[], object] = object,
+) -> Tree:
     """Scan *root*, without what *rules* and *exclude* (absolute paths) leave out.
 
-    An excluded path that contains the root is ignored, because the code must ship.
+    An excluded path that contains the root is ignored, because the code must ship. *check* is
+    called before each directory; an exception of it ends the scan.
 
     Raises:
         PackError: The root isn't a directory, or can't be read.
     """
-    return _Scan(os.path.realpath(root), rules, exclude).run()
+    return _Scan(os.path.realpath(root), rules, exclude).run(check)
 
 
 class _Directory(NamedTuple):
@@ -166,7 +172,7 @@ class _Scan:
         self._left_out: list[LeftOut] = []
         self._ignored: set[str] = set()
 
-    def run(self) -> Tree:
+    def run(self, check: Callable[[], object]) -> Tree:
         status = self._status_of_root()
         identity = frozenset({(status.st_dev, status.st_ino)})
         # Use a stack, because a tree may be deeper than Python's limit of recursion.
@@ -178,6 +184,7 @@ class _Scan:
                 case Entry() as entry:
                     self._entries.append(entry)
                 case _Directory() as directory:
+                    check()
                     stack.extend(reversed(self._scan_directory(directory)))
         return Tree(entries=tuple(self._shipped()), left_out=tuple(sorted(self._left_out)))
 

@@ -137,7 +137,7 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
         ConfigurationError: `KINETIC_PACKAGE_ROOT` is wrong.
         PackError: The project can't be read, ``.kineticignore`` is invalid, or the disk is full.
 
-    Cancelled: the thread stops at the next MiB; nothing is left behind.
+    Cancelled: the thread stops at the next folder or MiB of a file; nothing is left behind.
 
     The cache keeps the archive until newer ones exceed its limit (KINETIC_CACHE_SIZE_MB). If the
     cache can't be written, the archive lasts until this process ends.

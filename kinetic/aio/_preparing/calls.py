@@ -171,8 +171,8 @@ async def pack(connection: Connection, call: Call) -> PackedCall:
         ConfigurationError: The platform can't fulfil the options.
         PackError: The project, the function, or an argument can't be shipped.
 
-    Cancelled: kinetic waits for the thread, which stops at the next MiB of the archive, and then
-    removes the spool folder.
+    Cancelled: kinetic waits for the thread, which stops at the next folder or MiB of a file. It
+    then removes the spool folder.
     """
     _refuse_options(connection, call.options)
     spool, check = Scratch(), stop_point()
