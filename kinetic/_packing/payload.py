@@ -124,8 +124,7 @@ def dump_function(
         return [Part(f"function {name!r}", function)]
 
     pickling = _Pickling(project, table, name, parts)
-    # A program that embeds Python may have no `sys.argv`.
-    pickled = pickling.dump(function, spool, [*map(str, getattr(sys, "argv", ())[1:])])
+    pickled = pickling.dump(function, spool, _program_arguments())
     if pickled.size > FUNCTION_BYTES:
         logging.warning(
             "The function %s is %s when pickled.%s Pass large values as arguments or as Data.",
@@ -134,6 +133,12 @@ def dump_function(
             pickling.describe_largest(parts(), " It captures"),
         )
     return pickled
+
+
+def _program_arguments() -> list[str]:
+    # An embedded Python may have none. Those of a notebook's kernel aren't the user's.
+    program, *arguments = map(str, getattr(sys, "argv", None) or [""])
+    return [] if program.endswith("kernel_launcher.py") else arguments
 
 
 def dump_init(

@@ -335,8 +335,15 @@ def look(x):
     return chosen.rate, sys.argv[1:]
 
 print(look(1), *look.run_async_map([1]).results())
+
+@remote
+def look_in_notebook():
+    return sys.argv[1:]
+
+sys.argv[0] = "/lib/ipykernel_launcher.py"
+print(look_in_notebook())
 """
-    script(code).prints("('0.5', ['--rate', '0.5']) ('0.5', ['--rate', '0.5'])")
+    script(code).prints("('0.5', ['--rate', '0.5']) ('0.5', ['--rate', '0.5'])", "[]")
 
 
 @pytest.mark.full
