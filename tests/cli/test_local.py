@@ -58,6 +58,10 @@ def test_a_value_is_unpickled_only_on_request(kinetic: Kinetic, tmp_path: Path) 
     job = started.json["job_id"]
     completed = kinetic("jobs", "result", job, "-o", str(tmp_path / "nowhere" / "value.pkl"))
     assert completed.code == 2 and f"there is no folder {tmp_path / 'nowhere'}" in completed.err
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused = kinetic("jobs", "result", job, "-o", str(pipe))
+    assert refused.code == 1 and "isn't a regular file" in refused.err and pipe.is_fifo()
     assert kinetic("jobs", "result", job, "-o", str(file)).code == 0
     assert kinetic("jobs", "result", job, "--cleanup").code == 2
     for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
