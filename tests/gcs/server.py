@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import email
 import itertools
 import json
 import re
@@ -22,6 +23,7 @@ from typing import Any, Self
 
 import google_crc32c
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 PERSISTED = 256 * 1024
 """When a resumable upload is cut, the server keeps whole multiples of this many bytes."""
@@ -103,7 +105,8 @@ class GcsServer:
     """``async with GcsServer() as server`` serves the bucket ``kn-test`` on ``server.url``.
 
     ``requests`` counts requests by kind: create, begin, put, ask, metadata, media, list, delete,
-    renew, token. ``tokens`` are the accepted ones; None accepts requests without a token.
+    renew, token, batch. ``batched`` counts those within batches.
+    ``tokens`` are the accepted ones; None accepts requests without a token.
     ``peers`` are the addresses of the connections that had requests.
     ``logins`` are the refresh tokens for which this server has issued them.
     """
@@ -113,6 +116,7 @@ class GcsServer:
         self.objects: dict[str, Stored] = {}
         self.uploads: dict[str, Upload] = {}
         self.requests: Counter[str] = Counter()
+        self.batched: Counter[str] = Counter()
         self.ranges: list[str] = []
         self.faults: list[Fault] = []
         self.tokens: set[str] | None = None
@@ -174,7 +178,9 @@ class GcsServer:
                     return self._answer(fault)
             if kind != "token" and (refused := self._unauthorized(request)):
                 return refused
-            answer = await getattr(self, f"_on_{kind}")(request, fault or Fault(kind))
+            answer: web.StreamResponse = await getattr(self, f"_on_{kind}")(
+                request, fault or Fault(kind)
+            )
             if fault is not None and fault.late and await self._replaces_answer(fault):
                 return self._answer(fault)
             return answer
@@ -215,8 +221,8 @@ class GcsServer:
     @staticmethod
     def _kind(request: web.Request) -> str:
         path, method = request.rel_url.raw_path, request.method
-        if path == "/token":
-            return "token"
+        if path in ("/token", "/batch/storage/v1"):
+            return path.split("/")[1]
         if path.startswith("/upload/"):
             if method == "POST":
                 multipart = request.query["uploadType"] == "multipart"
@@ -247,6 +253,33 @@ class GcsServer:
             **({"metadata": stored.metadata} if stored.metadata else {}),
             **({"customTime": stored.custom_time} if stored.custom_time else {}),
         }
+
+    async def _on_batch(self, request: web.Request, fault: Fault) -> web.Response:
+        """Answer each part; the faults of its kind apply to it."""
+        content_type = request.headers["Content-Type"].encode()
+        head = b"Content-Type: " + content_type + b"\r\n\r\n"
+        parts: Any = email.message_from_bytes(head + await request.read()).get_payload()
+        answers = ""
+        for part in parts:
+            method, path, _ = part.get_payload().splitlines()[0].split()
+            inner = make_mocked_request(method, path, headers=request.headers)
+            kind = self._kind(inner)
+            self.batched[kind] += 1
+            found = next((x for x in self.faults if x.times and x.kind == kind), None)
+            if found is not None:
+                found.times -= 1
+                found.seen += 1
+                answer = error(found.status, found.text or "injected")
+            else:
+                answer = await getattr(self, f"_on_{kind}")(inner, Fault(kind))
+            answers += (
+                f"--answers\r\nContent-Type: application/http\r\n\r\nHTTP/1.1 {answer.status} "
+                f"{answer.reason}\r\nContent-Type: {answer.content_type}\r\n\r\n"
+                f"{answer.text or ''}\r\n"
+            )
+        headers = {"Content-Type": 'multipart/mixed; boundary="answers"'}
+        content = f"{answers}--answers--\r\n".encode()
+        return web.Response(body=fault.body(content) if fault.body else content, headers=headers)
 
     async def _on_bucket(self, request: web.Request, fault: Fault) -> web.Response:
         return web.json_response({"kind": "storage#bucket", **self.settings})

@@ -23,6 +23,7 @@ from kinetic.errors import (
     NotFound,
     WireError,
 )
+from tests.gcs.conftest import QUICK
 from tests.gcs.server import Fault, GcsServer, Stored
 
 Work = Callable[[GcsStore, Path], Awaitable[object]]
@@ -233,7 +234,42 @@ async def test_of_many_deletions_only_those_that_failed_are_repeated(
     server.fail("delete", times=20, status=503)
     await store.delete([*names, "absent"])
     assert server.objects == {}
-    assert server.requests["delete"] == 251 + 20
+    assert server.batched == {"delete": 251}
+    assert server.requests["delete"] == 20
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"status": 404}, {"status": 400}, {"body": lambda content: content.replace(b"HTTP/1.1", b"")}],
+    ids=["unknown", "refused", "damaged"],
+)
+async def test_without_batches_each_object_is_deleted_by_a_request_of_its_own(
+    server: GcsServer, store: GcsStore, fault: dict[str, Any]
+) -> None:
+    """An emulator, or a proxy that allows only some paths, may refuse them."""
+    names = ["plain", "a/b c?d#é", "50%", "--kinetic-batch", "x\u2028y"]
+    for name in names:
+        await store.create(name, b"")
+    server.fail("batch", times=100, **fault)
+    await store.delete(names)
+    assert server.objects == {}
+    assert server.requests["delete"] == len(names)
+
+
+async def test_batches_take_any_name_and_any_login(
+    server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(server.login(tmp_path)))
+    store = GcsStore("gs://kn-test/folder", {}, endpoint=server.url, limits=QUICK)
+    names = ["plain", "a/b c?d#é", "50%", "--kinetic-batch", "x\u2028y"]
+    for name in names:
+        await store.create(name, b"")
+    assert server.tokens is not None
+    server.tokens.clear()  # the first batch learns that its token has expired
+    await store.delete(names)
+    assert server.objects == {}
+    assert (server.requests["batch"], server.requests["delete"]) == (2, 0)
+    await store.aclose()
 
 
 async def test_an_object_replaced_during_a_download_is_read_again(

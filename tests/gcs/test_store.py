@@ -53,7 +53,7 @@ async def test_what_each_operation_costs(
     assert await cost(store.list("n/")) == {"list": 3}
     names = [*server.objects][:150]
     assert await cost(store.renew(names)) == {"renew": 150}
-    assert await cost(store.delete(names)) == {"delete": 150}
+    assert await cost(store.delete(names)) == {"batch": 2}
     assert len(server.objects) == 2350
 
 

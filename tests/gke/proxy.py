@@ -92,6 +92,8 @@ def _record(request: web.BaseRequest, body: bytes, status: int) -> RecordedReque
     kind = {"GET": "get", "DELETE": "delete", "PATCH": "update"}.get(request.method, "create")
     if request.method == "GET" and request.query.get("alt") != "media":
         kind = "look at"
+    if path.startswith("/batch/"):
+        return RecordedRequest(kind="batch", name=path, status=status)
     if not separator:
         match = re.search(rb'"name": ?"([^"]+)"', body)
         name = match[1].decode() if match else request.query.get("name", path)

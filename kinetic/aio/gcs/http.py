@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import datetime
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import nullcontext
+import urllib.parse
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -19,6 +20,7 @@ from kinetic.aio._net import google
 from kinetic.aio._net.http import HttpClient, HttpError, proxy_for
 from kinetic.aio._net.retry import NO_RETRIES, Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
+from kinetic.aio.gcs import batch
 from kinetic.aio.ports import ObjectInfo
 from kinetic.errors import BackendError, ConfigurationError, Conflict, NotFound, WireError
 
@@ -208,23 +210,52 @@ class BucketClient:
                 raise
             raise refusal_error(refusal, verb, self.location.bucket, name) from None
 
-    async def upload(
+    async def send(
         self, method: str, url: str, headers: Mapping[str, str], **content: Any
     ) -> aiohttp.ClientResponse:
-        """Send a request of a resumable upload. Call it only within `perform`, which retries.
+        """Send a request that the library can't. Call it only within `perform`, which retries.
 
-        Without a *url*, send it to the bucket.
+        *url* may be a path of the service.
         """
         if self._authorized:
             headers = {**headers, "Authorization": f"Bearer {await self._credentials.get()}"}
         return await self._http.session(self.limits.connections, raise_for_status=True).request(
             method,
-            url or f"{self._endpoint}/upload/storage/v1/b/{self.location.bucket}/o",
+            self._endpoint + url if url.startswith("/") else url,
             headers=headers,
             timeout=self.timeout,
             allow_redirects=False,  # 308 is `INCOMPLETE`
             **content,
         )
+
+    async def send_batch(self, verb: Verb, requests: Sequence[batch.Request]) -> list[batch.Answer]:
+        """Send up to `batch.MAX_REQUESTS` requests as one; return the answer to each.
+
+        The list is empty if the service, or an emulator, refuses requests of this kind. The caller
+        then sends each request by itself, which shows the cause.
+        """
+        content_type = {"Content-Type": batch.CONTENT_TYPE}
+
+        async def send() -> list[batch.Answer]:
+            data = batch.encode(requests)
+            answer = await self.send("POST", batch.PATH, content_type, data=data)
+            content = await answer.read()
+            with suppress(ValueError):  # an emulator answers something else
+                return batch.decode(answer.headers.get("Content-Type", ""), content)
+            return []
+
+        name = f"{len(requests)} objects"
+        try:
+            answers = await self.perform(verb, name, send, expected=range(400, 500))
+        except HttpError:
+            return []
+        return answers if len(answers) == len(requests) else []
+
+    def object_path(self, name: str, query: Mapping[str, str]) -> str:
+        """Return the path of the object *name* for a request in a batch."""
+        bucket, object_name = (urllib.parse.quote(part, safe="") for part in self.place(name))
+        path = f"/storage/v1/b/{bucket}/o/{object_name}"
+        return f"{path}?{urllib.parse.urlencode(query)}" if query else path
 
     def plain(self) -> BucketClient:
         """Return a client with the connections of this one, which doesn't encode names."""

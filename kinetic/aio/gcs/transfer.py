@@ -242,15 +242,20 @@ class _LargeUpload:
         try:
             if not session:
                 headers = {"X-Upload-Content-Length": str(size)}
-                answer = await self._client.upload(
-                    "POST", "", headers, params=self._params, json=self._resource
+                bucket = self._client.location.bucket
+                answer = await self._client.send(
+                    "POST",
+                    f"/upload/storage/v1/b/{bucket}/o",
+                    headers,
+                    params=self._params,
+                    json=self._resource,
                 )
                 await answer.read()
                 session = self._session = answer.headers["Location"]
             else:
                 headers = {"Content-Range": f"bytes */{size}"}
                 try:
-                    answer = await self._client.upload("PUT", session, headers)
+                    answer = await self._client.send("PUT", session, headers)
                     return await _json(answer)  # only the reply to the last bytes was lost
                 except HttpError as exc:
                     if exc.status != INCOMPLETE:
@@ -261,7 +266,7 @@ class _LargeUpload:
             headers = {"Content-Range": f"bytes {start}-{size - 1}/{size}"}
             with self._content.open() as stream:
                 rest = self._rest(stream, start)
-                return await _json(await self._client.upload("PUT", session, headers, data=rest))
+                return await _json(await self._client.send("PUT", session, headers, data=rest))
         except HttpError as exc:
             if exc.status in (400, 404, ENDED, PRECONDITION_FAILED):
                 self._session = ""
