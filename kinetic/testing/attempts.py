@@ -66,7 +66,7 @@ async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes
     outcome = outcome._replace(executor=run.executor, ended=time.time(), body=outcomes.digest(body))
     outcome = outcome._replace(writer=run.worker)
     name = wire.attempt_key(*attempt_id, "outcome")
-    if not await run.store.create(name, body, outcome.signed(run.spec.key, *attempt_id)):
+    if not await run.store.create(name, *outcome.stored(run.spec.key, *attempt_id, body)):
         run.print("kinetic: another process has ended this attempt")
     return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 

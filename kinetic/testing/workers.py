@@ -164,7 +164,7 @@ class MemoryWorker:
             outcome = wire.Outcome.verified(found.metadata, key, scope, index, attempt)
         except (BackendError, ValueError):  # there is none, or the test has forged it
             return _ended(death)
-        return pull.Ended(outcome, found.body)
+        return pull.Ended(outcome, wire.body_of(found.body, found.metadata))
 
     async def _wait(self, seconds: float) -> pull.News | pull.Ended:
         ended = self._ended

@@ -494,12 +494,13 @@ class Attempt:
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
                 create(outcome.value[0], body.content, {}, consume=True)
-                content = frames.pack([], body.fields)
+                packed = frames.pack([], body.fields)
             else:
-                content = body.content if isinstance(body.content, bytes) else b""
-            known_digest = body.digest if content is body.content else ""
-            outcome = outcome._replace(body=known_digest or outcomes.digest(content))
-            metadata = outcome.signed(self._key, order.scope, order.index, order.attempt)
+                packed = body.content if isinstance(body.content, bytes) else b""
+            known_digest = body.digest if packed is body.content else ""
+            outcome = outcome._replace(body=known_digest or outcomes.digest(packed))
+            attempt_id = order.scope, order.index, order.attempt
+            content, metadata = outcome.stored(self._key, *attempt_id, packed)
             created = create(name, content, metadata)
         except OSError as exc:
             say(f"can't write the outcome: {exc}")
@@ -508,11 +509,9 @@ class Attempt:
             return self._commit(*without_value(outcome, exc))
         if not created:
             say("another process closed this attempt")
-        return self._exit_code(outcome, metadata if created else None, content)
+        return self._exit_code(outcome, metadata if created else None)
 
-    def _exit_code(
-        self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
-    ) -> int:
+    def _exit_code(self, outcome: wire.Outcome, metadata: Mapping[str, str] | None) -> int:
         """Return the exit code; *metadata* is None if another process committed the outcome."""
         return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 

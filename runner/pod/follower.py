@@ -76,13 +76,11 @@ def store_output(
         say(f"cannot store the end of the job's log: {exc}")
 
 
-def write_receipt(
-    pod: Pod, index: int, attempt: int, metadata: Mapping[str, str], body: bytes
-) -> None:
+def write_receipt(pod: Pod, index: int, attempt: int, metadata: Mapping[str, str]) -> None:
     """Copy an outcome to the file of the pod's termination message, if there is one."""
     if not pod.receipt:
         return
-    receipt = wire.Receipt(index=index, attempt=attempt, metadata=metadata, body=body)
+    receipt = wire.Receipt(index=index, attempt=attempt, metadata=metadata)
     with contextlib.suppress(OSError):  # the receipt only saves a request
         fd = os.open(pod.receipt, os.O_WRONLY | os.O_TRUNC)
         with open(fd, "wb") as file:
@@ -197,13 +195,11 @@ class _HostAttempt(Attempt):
         self._store_output()
         return super()._commit(outcome, body)
 
-    def _exit_code(
-        self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
-    ) -> int:
+    def _exit_code(self, outcome: wire.Outcome, metadata: Mapping[str, str] | None) -> int:
         """Write the receipt of an outcome that this process committed; return the exit code."""
         order = self._order
         if metadata is not None:
-            write_receipt(self.pod, order.index, order.attempt, metadata, content)
+            write_receipt(self.pod, order.index, order.attempt, metadata)
         return _exit_code_for(order, self._key, self._objects)
 
 
@@ -251,9 +247,9 @@ def close_dead(pod: Pod, hosts: Hosts, guard: Guard) -> int:
             return wire.EXIT_FINAL
         output, index, attempt = guard.output(), order.index, order.attempt
         store_output(output, pod, objects, index, attempt, host=hosts.index)
-        metadata, body = _close(pod, order, death, objects, last_lines(output))
+        metadata = _close(pod, order, death, objects, last_lines(output))
         if metadata is not None:
-            write_receipt(pod, index, attempt, metadata, body)
+            write_receipt(pod, index, attempt, metadata)
     except KeyError:
         return wire.EXIT_RETRY  # the first host hasn't taken an item yet
     except (OSError, ValueError) as exc:
@@ -264,15 +260,15 @@ def close_dead(pod: Pod, hosts: Hosts, guard: Guard) -> int:
 
 def _close(
     pod: Pod, order: wire.Order, death: Death, objects: Objects, log: str = ""
-) -> tuple[Mapping[str, str] | None, bytes]:
-    """Store *death*, or a cancellation, as the outcome; return its metadata and its body.
+) -> Mapping[str, str] | None:
+    """Store *death*, or a cancellation, as the outcome; return its metadata.
 
-    The metadata are None if the attempt already had an outcome.
+    They are None if the attempt already had an outcome.
     """
     claimant = claimant_of(order, objects)
     # Read the item after the claim, so that a stop request from before the claim counts.
     item = read_item(order, pod.key, objects)
-    outcome, content = outcome_of_death(death, item, claimant, log)
-    metadata = outcome.signed(pod.key, order.scope, order.index, order.attempt)
+    outcome, body = outcome_of_death(death, item, claimant, log)
+    content, metadata = outcome.stored(pod.key, order.scope, order.index, order.attempt, body)
     created = objects.create(order.part_name("outcome"), content, metadata)
-    return metadata if created else None, content
+    return metadata if created else None

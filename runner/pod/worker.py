@@ -134,7 +134,7 @@ class PodWorker(Worker):
             self._is_kept = False
         self._claimed = None
         if created:
-            write_receipt(self._pod, index, attempt, operation.metadata, operation.body)
+            write_receipt(self._pod, index, attempt, operation.metadata)
         return created
 
     def _write_mark(self, event: Event) -> None:

@@ -25,7 +25,7 @@ from .notes import Note
 from .retry_budgets import INFRASTRUCTURE, UNVERIFIED, RetryBudgets
 
 TERMINATION_MESSAGE_BYTES = 4096
-RECEIPT_VERSION = 1
+RECEIPT_VERSION = 2
 
 CONSTRAINTS = "# kn:constraints\n"
 """The line of a requirements file after which only constraints follow.
@@ -42,23 +42,20 @@ SHARED_TMPDIR = "KINETIC_TMPDIR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A copy of an outcome: its item and attempt, its metadata, and its body if that is small."""
+    """A copy of an outcome: its item and attempt, and its metadata, which have a small body."""
 
     index: int
     attempt: int
     metadata: Mapping[str, str]
-    body: bytes | None = None
 
     def to_text(self) -> str:
         """Return a termination message; empty if the receipt is too large even without its body."""
-        for body in (self.body, None):
+        for keys in (("header", "mac", BODY), ("header", "mac")):
             fields = {
                 "kinetic": RECEIPT_VERSION,
                 "index": self.index,
                 "attempt": self.attempt,
-                "header": self.metadata["header"],
-                "mac": self.metadata["mac"],
-                "body": None if body is None else base64.b85encode(body).decode(),
+                **{key: self.metadata[key] for key in keys if key in self.metadata},
             }
             text = json.dumps(fields, separators=(",", ":"))
             if len(text) <= TERMINATION_MESSAGE_BYTES:
@@ -74,12 +71,9 @@ def parse_receipt(text: str) -> Receipt | None:
         fields = json.loads(text)
         if fields["kinetic"] != RECEIPT_VERSION:
             return None
-        body = fields["body"]
+        metadata = {key: str(fields[key]) for key in ("header", "mac", BODY) if key in fields}
         return Receipt(
-            index=int(fields["index"]),
-            attempt=int(fields["attempt"]),
-            metadata={"header": str(fields["header"]), "mac": str(fields["mac"])},
-            body=None if body is None else base64.b85decode(body),
+            index=int(fields["index"]), attempt=int(fields["attempt"]), metadata=metadata
         )
     except MALFORMED:
         return None
@@ -91,6 +85,12 @@ VERSION = 1
 BLOCK_SIZE = 500
 INLINE_BYTES = 256 * 1024
 """Maximum bytes of a value in its outcome's body; a larger value has its own object."""
+
+BODY, BODY_BYTES = "body", 2048
+"""The key in the metadata of an outcome for its body, and the maximum bytes of such a body.
+
+One request reads metadata, and a listing those of a thousand objects. Cloud Storage allows 8 KiB.
+"""
 
 LOG_BYTES = 1 << 20
 """Maximum bytes to keep of a job's output, where the platform loses the log with the job."""
@@ -490,8 +490,9 @@ class Kind(StrEnum):
 class Outcome(NamedTuple):
     """The header of an outcome, which is stored as the object's metadata and in receipts.
 
-    The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
-    the body has its own object ``value`` (name, SHA-256); the body is then empty. ``started`` and
+    The body is a `frames` container, and ``body`` is its SHA-256. A small body is in the metadata,
+    another is the object's content. A value that is too large for the body has its own object
+    ``value`` (name, SHA-256); the body is then empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. ``note`` is also for
     display; see `notes`. ``writer`` names the worker that wrote the outcome (see `workers`). It is
     empty for another process. ``log`` is where the item's output begins and ends in the output file
@@ -511,6 +512,16 @@ class Outcome(NamedTuple):
     writer: str = ""
     log: tuple[int, int] | None = None
     metrics: bool = False
+
+    def stored(
+        self, key: bytes, scope: str, index: int, attempt: int, body: bytes
+    ) -> tuple[bytes, dict[str, str]]:
+        """Return content and metadata of the object that has this header and its *body*."""
+        metadata = self.signed(key, scope, index, attempt)
+        if not body or len(body) > BODY_BYTES:
+            return body, metadata
+        metadata[BODY] = base64.b64encode(body).decode()
+        return b"", metadata
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
         """Return the metadata, with a signature over the header and its attempt."""
@@ -564,6 +575,14 @@ class Outcome(NamedTuple):
             return cls(**known)
         except MALFORMED as exc:
             raise ValueError(f"the header of an outcome is damaged: {exc}") from exc
+
+
+def body_of(content: bytes, metadata: Mapping[str, str]) -> bytes:
+    """Return the body of an outcome; only its digest in the header shows that it isn't damaged."""
+    try:
+        return base64.b64decode(metadata[BODY])
+    except (KeyError, ValueError):
+        return content
 
 
 _KINDS = {kind.value: kind for kind in Kind}

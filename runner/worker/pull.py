@@ -535,9 +535,9 @@ class Pull:
 
     def _store(self, index: int, number: int, outcome: wire.Outcome, body: bytes) -> Steps:
         """Create an outcome. If there is one already, that one counts."""
-        metadata = outcome.signed(self._key, self._scope, index, number)
+        content, metadata = outcome.stored(self._key, self._scope, index, number, body)
         name = wire.attempt_key(self._scope, index, number, "outcome")
-        if not (yield Create(name, body, metadata)):
+        if not (yield Create(name, content, metadata)):
             block = index - index % wire.BLOCK_SIZE
             found = yield from self._list_span(block, block + wire.BLOCK_SIZE - 1)
             self._note_retries(found)

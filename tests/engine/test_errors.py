@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -372,9 +373,12 @@ async def test_retry_failed_retries_an_outcome_that_cannot_be_verified(work: Any
 class Swapping(Faulty):
     """A store that replaces the bodies of outcomes."""
 
-    async def create(self, name: str, body: bytes, *args: Any, **kwargs: Any) -> bool:
-        body = b"X" if name.endswith(".outcome") else body
-        created: bool = await self.port.create(name, body, *args, **kwargs)
+    async def create(
+        self, name: str, body: bytes, metadata: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> bool:
+        if name.endswith(".outcome"):
+            metadata = {**(metadata or {}), wire.BODY: base64.b64encode(b"X").decode()}
+        created: bool = await self.port.create(name, body, metadata, **kwargs)
         return created
 
 

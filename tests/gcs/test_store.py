@@ -241,7 +241,7 @@ async def main():
     asyncio.get_running_loop().slow_callback_duration = 60
     async with GcsServer() as server:
         store = GcsStore("gs://kn-test", {{"STORAGE_EMULATOR_HOST": server.url}})
-        await asyncio.gather(*(store.create(str(number), b"") for number in range(20)))
+        await asyncio.gather(*(store.create(str(number), b"x") for number in range(20)))
         server.fail("media", stall=True)
         getting = asyncio.create_task(store.get("1"))
         while not server.requests["media"]:

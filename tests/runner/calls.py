@@ -51,20 +51,25 @@ class Calls:
         key = self.key("outcome", attempt)
         header = self.objects.stat(key).metadata
         outcome = wire.Outcome.verified(header, KEY, SCOPE, 0, attempt)
-        assert hashlib.sha256(self.objects.get(key)[0]).hexdigest() == outcome.body
+        assert hashlib.sha256(self.body(attempt)).hexdigest() == outcome.body
         return outcome
+
+    def body(self, attempt: int = 1) -> bytes:
+        """Return the body of the outcome."""
+        key = self.key("outcome", attempt)
+        return wire.body_of(self.objects.get(key)[0], self.objects.stat(key).metadata)
 
     def value(self, attempt: int = 1) -> Any:
         """Return the value that the function returned."""
         outcome = self.outcome(attempt)
         assert outcome.kind is wire.Kind.VALUE, self.error(attempt)
-        key = outcome.value[0] if outcome.value is not None else self.key("outcome", attempt)
-        return pickles.load(self.objects.get(key)[0])
+        if outcome.value is not None:
+            return pickles.load(self.objects.get(outcome.value[0])[0])
+        return pickles.load(self.body(attempt))
 
     def error(self, attempt: int = 1) -> dict[str, str]:
         """Return the error fields of the outcome: type, message, traceback, and others."""
-        body = self.objects.get(self.key("outcome", attempt))[0]
-        return frames.unpack(body).fields["error"]
+        return frames.unpack(self.body(attempt)).fields["error"]
 
     def claim(self, executor: str, attempt: int = 1) -> None:
         """Claim an attempt as another executor."""

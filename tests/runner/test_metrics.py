@@ -37,7 +37,7 @@ def stored(calls: Calls) -> list[Reports]:
 
 
 def body(calls: Calls) -> frames.Frames:
-    return frames.unpack(calls.objects.get(calls.key("outcome"))[0])
+    return frames.unpack(calls.body())
 
 
 def curves(calls: Calls) -> dict[str, list[tuple[int, Any]]]:

@@ -88,14 +88,15 @@ def test_a_small_value_is_in_the_receipt_and_no_files_are_left(pods: Pods) -> No
     assert receipt is not None
     assert (receipt.index, receipt.attempt) == (0, 1)
     assert wire.Outcome.verified(receipt.metadata, KEY, SCOPE, 0, 1) == pods.outcome()
-    assert receipt.body == pods.objects.get(pods.key("outcome"))[0]
+    assert receipt.metadata == pods.objects.stat(pods.key("outcome")).metadata
+    assert wire.body_of(b"", receipt.metadata) == pods.body()
     assert os.listdir(pod.folder / "tmp") == [], "the pod deletes its working directory"
     assert kept_log(pods) is None, "the function printed nothing"
 
 
 def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
     pod = pods.run(pods.order(lambda: "x" * 10_000))
-    assert pod.receipt is not None and pod.receipt.body is None
+    assert pod.receipt is not None and wire.BODY not in pod.receipt.metadata
     assert wire.Outcome.verified(pod.receipt.metadata, KEY, SCOPE, 0, 1).kind is Kind.VALUE
 
 

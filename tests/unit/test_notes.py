@@ -143,14 +143,16 @@ def test_only_scalars_are_read(content: Any) -> None:
 
 
 @pytest.mark.parametrize("character", ["a", '"', "\\", "\u4e00", "\x00", "\U0001f600"])
-def test_a_receipt_holds_the_header_with_the_longest_note(character: str) -> None:
+def test_a_receipt_has_the_longest_note_if_not_the_body(character: str) -> None:
     texts = {f"name {n}": character * 100 for n in range(20)}
     of_result = note_of_result({**texts, "loss": 0.5})
     assert of_result is not None and len(of_result) < 20 and of_result["loss"] == 0.5
     for note in (of_result, note_of_error(character * 50, character * 5000)):
         outcome = wire.Outcome(kind=wire.Kind.ERROR, body="0" * 64, note=note, ended=1.0)
-        metadata = outcome.signed(b"key", "batches/g/", 7, 1)
-        receipt = wire.Receipt(index=7, attempt=1, metadata=metadata, body=b"x" * 4096)
+        content, metadata = outcome.stored(b"key", "batches/g/", 7, 1, b"x" * wire.BODY_BYTES)
+        assert not content
+        receipt = wire.Receipt(index=7, attempt=1, metadata=metadata)
+        del metadata[wire.BODY]
         assert wire.parse_receipt(receipt.to_text()) == wire.Receipt(
             index=7, attempt=1, metadata=metadata
         )

@@ -219,8 +219,7 @@ class Batch:
             for number, it in self.attempts()[index].items()
             if it.outcome is not None and it.outcome.kind is wire.Kind.VALUE
         )
-        name = wire.attempt_key(SCOPE, index, number, "outcome")
-        body, _ = self.objects.get(name)
+        body = self.body(index, number)
         assert _sha256(body) == outcome.body
         if outcome.value is not None:
             body, _ = self.objects.get(outcome.value[0])
@@ -229,8 +228,12 @@ class Batch:
 
     def error(self, index: int, attempt: int = 1) -> dict[str, str]:
         """Return the text fields of an attempt's error."""
-        body, _ = self.objects.get(wire.attempt_key(SCOPE, index, attempt, "outcome"))
-        return dict(frames.unpack(body).fields["error"])
+        return dict(frames.unpack(self.body(index, attempt)).fields["error"])
+
+    def body(self, index: int, attempt: int) -> bytes:
+        """Return the body of an attempt's outcome."""
+        name = wire.attempt_key(SCOPE, index, attempt, "outcome")
+        return wire.body_of(self.objects.get(name)[0], self.objects.stat(name).metadata)
 
     def output(self, rank: int = 0) -> str:
         """Return all that a rank's workers and their items have written."""

@@ -95,8 +95,7 @@ def test_the_reports_of_an_item_are_in_the_store_and_in_its_outcome(
     for index in range(2):
         assert len(batch.value(index)) >= 10
         assert batch.outcomes(index)[0].metrics
-        body, _ = batch.objects.get(wire.attempt_key(SCOPE, index, 1, "outcome"))
-        last = Reports.of(frames.unpack(body).fields[metrics.METRICS])
+        last = Reports.of(frames.unpack(batch.body(index, 1)).fields[metrics.METRICS])
         first, _ = batch.objects.get(metrics.metrics_key(SCOPE, index, 1, 0))
         assert Reports.of(json.loads(first)).first == 0
         assert last.first + len(last.entries) == 100

@@ -280,9 +280,10 @@ async def _store_outcome(
     needs_no_log = item.stopped or death.reason == SUBMISSION
     log = "" if needs_no_log else await _log_tail(submission, index, number)
     outcome, body = outcomes.outcome_of_death(death, item, claimant, log)
-    metadata = outcome.signed(identity.key, *attempt_id)
+    content, metadata = outcome.stored(identity.key, *attempt_id, body)
     await _refuse_cleaned(submission)  # the job may have been cleaned up while its log was read
-    if not await submission.store.create(wire.attempt_key(*attempt_id, "outcome"), body, metadata):
+    name = wire.attempt_key(*attempt_id, "outcome")
+    if not await submission.store.create(name, content, metadata):
         await _refuse_displaced(submission, index, number, "outcome")
     return outcome
 

@@ -205,16 +205,15 @@ class ItemStates:
         if any(self.attempt(index, before).outcome is None for before in range(1, number)):
             return None
         name = wire.attempt_key(self.identity.scope, index, number, "outcome")
-        if receipt is not None and receipt.body is not None:
-            content = Object(name=name, body=receipt.body, metadata=receipt.metadata, generation=0)
+        if receipt is not None and wire.BODY in receipt.metadata:
+            content = Object(name=name, body=b"", metadata=receipt.metadata, generation=0)
         else:
             try:
                 content = await self._store.get(name)
             except NotFound:
                 return None
         key, scope = self.identity.key, self.identity.scope
-        outcome = results.verified_outcome(content, key, scope, index, number)
-        return index, number, outcome, content.body
+        return index, number, *results.verified_outcome(content, key, scope, index, number)
 
     async def _take_in(self, ends: Sequence[_Verified]) -> Mapping[tuple[int, int], wire.Item]:
         """Update the items of verified outcomes; return those that need no listing."""
@@ -230,8 +229,7 @@ class ItemStates:
         known_requests = len(self.requests.entries)
         found: dict[tuple[int, int], wire.Item] = {}
         for index, number, outcome, body in ends:
-            if len(body) <= MAX_CACHED_BYTES and len(self._cached) < MAX_CACHED:
-                self._cached[index] = (number, outcome, body)
+            self._hold(index, number, outcome, body)
             attempts = {number: wire.Attempt(outcome.executor, outcome)}
             found[index, number] = self._update(index, attempts, known_requests)
         return found
@@ -403,12 +401,13 @@ class ItemStates:
                 f"{name} is not in {self._store.url} any more, or something else is in its "
                 "place; check who can write there"
             ) from exc
-        outcome = results.verified_outcome(content, identity.key, identity.scope, index, number)
+        key, scope = identity.key, identity.scope
+        outcome, body = results.verified_outcome(content, key, scope, index, number)
         item = self._items.get(index)
         has_value = item is not None and item.state is wire.ItemState.SUCCEEDED
         if has_value and outcome.kind is not wire.Kind.VALUE:
             await self.refuse_collected()  # a slow process may write after the removal
-        return outcome, content.body
+        return outcome, body
 
     async def value(self, index: int, outcome: wire.Outcome, body: bytes) -> Any:
         """Rebuild the value of an outcome; see `results.value_of`."""
@@ -440,8 +439,20 @@ class ItemStates:
     # --- updating ---
 
     def _parse(self, index: int, listed: Iterable[ObjectInfo]) -> dict[int, wire.Attempt]:
-        entries = [(info.name, info.metadata) for info in listed]
-        return wire.attempts_of(entries, self.identity.key, self.identity.scope).get(index, {})
+        scope, metadata = self.identity.scope, {info.name: info.metadata for info in listed}
+        found = wire.attempts_of(metadata.items(), self.identity.key, scope).get(index, {})
+        for number, attempt in () if self.is_final(index) else found.items():
+            if (outcome := attempt.outcome) is not None:
+                name = wire.attempt_key(scope, index, number, "outcome")
+                body = wire.body_of(b"", metadata[name])
+                if results.is_body_of(outcome, body):
+                    self._hold(index, number, outcome, body)
+        return found
+
+    def _hold(self, index: int, number: int, outcome: wire.Outcome, body: bytes) -> None:
+        """Keep an outcome for the next caller, if it is small and there is room."""
+        if len(body) <= MAX_CACHED_BYTES and len(self._cached) < MAX_CACHED:
+            self._cached[index] = (number, outcome, body)
 
     def _merge(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
         for number, known in self._attempts.get(index, {}).items():

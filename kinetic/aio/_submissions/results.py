@@ -39,16 +39,22 @@ INLINE_BYTES = 64 * 1024
 
 def verified_outcome(
     content: Object, key: bytes, scope: str, index: int, attempt: int
-) -> wire.Outcome:
-    """Return the signed header of an attempt's outcome, after checking that the body matches."""
+) -> tuple[wire.Outcome, bytes]:
+    """Return the signed header of an attempt's outcome, and the body after checking its digest."""
     try:
         outcome = wire.Outcome.verified(content.metadata, key, scope, index, attempt)
     except ValueError as exc:
         raise WireError(f"{exc}; nothing of it was used") from exc
-    if hashlib.sha256(content.body).hexdigest() != outcome.body:
+    body = wire.body_of(content.body, content.metadata)
+    if not is_body_of(outcome, body):
         name = content.name
         raise WireError(f"the content of {name} is not what its job signed; nothing was used")
-    return outcome
+    return outcome, body
+
+
+def is_body_of(outcome: wire.Outcome, body: bytes) -> bool:
+    """Return whether *body* has the digest that the job signed."""
+    return hashlib.sha256(body).hexdigest() == outcome.body
 
 
 def is_quick(content: bytes | memoryview) -> bool:

@@ -117,7 +117,7 @@ class GcsStore:
         return new_generation
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        """Implement `Store.get`. Sends two requests at once: for the metadata, and for the body."""
+        """Implement `Store.get`. Sends one request; two if the object isn't empty."""
         return await transfer.get(self._client, name, limit, start)
 
     async def fetch(self, name: str, path: Path) -> None:

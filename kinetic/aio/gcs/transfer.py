@@ -7,7 +7,6 @@ writer or another one wrote the object.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import functools
@@ -314,32 +313,26 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
     A partial read isn't checked.
     """
 
-    async def read_body() -> bytes | None:
-        """Return the body; None if it is too long."""
+    async def read_body(expected: int) -> bytes:
         pieces, size = list[bytes](), 0
         async with _open_content(client, name, start) as answer:
             async for piece in answer.content.iter_any():
                 pieces.append(piece)
                 size += len(piece)
-                if limit is not None and size > limit:
-                    return None
+                if size > expected:  # another process has replaced the object
+                    break
         return await in_thread(b"".join, pieces) if size > THREAD_BYTES else b"".join(pieces)
 
     async def get_once() -> Object:
-        # Send both requests at once, because the API has no single answer with metadata and
-        # content. Let both finish, because cancelling a request closes its connection.
-        metadata, body = await asyncio.gather(
-            client.read_metadata_once(name), read_body(), return_exceptions=True
-        )
-        if isinstance(metadata, BaseException):
-            raise metadata
-        if isinstance(body, BaseException):
-            raise body
-        info = metadata.info
-        # The service knows only the checksum of the whole object.
-        if body is not None and not start:
-            _check(client, name, metadata, await checksum(body))
-        return Object(name, body or b"", info.metadata, info.generation)
+        # The API has no answer with metadata and content. Most outcomes have only metadata.
+        metadata = await client.read_metadata_once(name)
+        info, body = metadata.info, b""
+        size = info.size - start
+        if size > 0 and (limit is None or size <= limit):
+            body = await read_body(size)
+            if not start:  # the service knows only the checksum of the whole object
+                _check(client, name, metadata, await checksum(body))
+        return Object(name, body, info.metadata, info.generation)
 
     return await client.perform("get", name, get_once)
 
