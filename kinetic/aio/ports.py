@@ -114,6 +114,10 @@ class Store(Protocol):
         """
         ...
 
+    async def get_many(self, names: Collection[str]) -> dict[str, Object]:
+        """Return the objects that exist, by name; each like `get`."""
+        ...
+
     async def fetch(self, name: str, path: Path) -> None:
         """Write the object's content to a new file at *path*, a piece at a time."""
         ...

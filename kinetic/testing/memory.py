@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -81,6 +82,14 @@ class MemoryStore:
         stored = self._get(name)
         stored = stored._replace(body=stored.body[start:]) if start else stored
         return stored if limit is None or len(stored.body) <= limit else stored._replace(body=b"")
+
+    async def get_many(self, names: Collection[str]) -> dict[str, Object]:
+        """Implement `Store.get_many`."""
+        found = dict[str, Object]()
+        for name in names:
+            with contextlib.suppress(NotFound):
+                found[name] = await self.get(name)
+        return found
 
     async def fetch(self, name: str, path: Path) -> None:
         """Implement `Store.fetch`."""

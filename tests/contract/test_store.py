@@ -118,6 +118,17 @@ async def test_a_listing_is_sorted_and_has_metadata(store: Store) -> None:
     assert await store.list("nothing/") == []
 
 
+async def test_many_objects_are_read_at_once_and_missing_ones_left_out(store: Store) -> None:
+    names = [f"of/{number}" for number in range(120)]
+    for number, name in enumerate(names):
+        await store.create(name, b"x" * (number % 2 * number), {"n": str(number)})
+    found = await store.get_many(["missing", *names])
+    assert [*sorted(found)] == sorted(names)
+    for name in (names[0], names[51]):
+        assert found[name] == await store.get(name)
+    assert await store.get_many([]) == await store.get_many(["missing"]) == {}
+
+
 async def test_what_is_missing_is_not_found(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="missing"):
         await store.get("missing")

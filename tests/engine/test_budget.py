@@ -47,7 +47,7 @@ class HourLong:
             outcome = wire.Outcome.verified(metadata, key, *attempt)
             if outcome.started is not None and outcome.ended is not None:
                 outcome = outcome._replace(started=outcome.ended - HOUR)
-            metadata = outcome.signed(key, *attempt)
+            metadata = {**metadata, **outcome.signed(key, *attempt)}
         return await self._run.store.create(name, body, metadata, **more)
 
 

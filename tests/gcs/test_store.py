@@ -42,6 +42,10 @@ async def test_what_each_operation_costs(
     generation = (await store.get("a")).generation
     assert await cost(store.replace("a", b"y", generation=generation)) == {"create": 1}
     assert await cost(store.get("a")) == {"metadata": 1, "media": 1}
+    await store.create("empty", b"", {"k": "v"})
+    assert await cost(store.get("empty")) == {"metadata": 1}
+    assert await cost(store.get_many(["empty", "missing"])) == {"batch": 1}
+    await store.delete(["empty"])
     assert await cost(store.fetch("a", tmp_path / "a")) == {"metadata": 1, "media": 1}
     assert await cost(store.list("")) == {"list": 1}
     assert await cost(store.look("a")) == {"metadata": 1}
@@ -53,6 +57,7 @@ async def test_what_each_operation_costs(
     assert await cost(store.list("n/")) == {"list": 3}
     names = [*server.objects][:150]
     assert await cost(store.renew(names)) == {"renew": 150}
+    assert await cost(store.get_many(names)) == {"batch": 2}
     assert await cost(store.delete(names)) == {"batch": 2}
     assert len(server.objects) == 2350
 

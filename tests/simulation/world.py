@@ -8,6 +8,7 @@ replies, or fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import random
 import time
@@ -284,6 +285,13 @@ class PartyStore:
 
     async def get(self, name: str, **where: Any) -> Object:
         found: Object = await self.gate.send(f"get {short(name)}", lambda: self.world.get(name))
+        return found
+
+    async def get_many(self, names: Collection[str]) -> dict[str, Object]:
+        found: dict[str, Object] = {}
+        for name in names:
+            with contextlib.suppress(NotFound):
+                found[name] = await self.get(name)
         return found
 
     async def fetch(self, name: str, path: Path) -> None:

@@ -85,6 +85,8 @@ class Session(Connection):
         self._ended: deque[tuple[Submission, Observation]] = deque()
         self._settlers = 0
         self._settler_scheduled = False
+        self._stored: deque[tuple[Submission, Evidence]] = deque()
+        self._reads_stored = False
         self.loop = asyncio.get_running_loop()
 
     async def aclose(self) -> None:
@@ -241,10 +243,37 @@ class Session(Connection):
         last = observation.last and not (submission.identity.leased or submission.is_final(index))
         if not (last or submission.concerns(index, number)):
             return
-        if observation.leaving or observation.phase.is_over:
-            self.settle_soon(submission, Evidence(index, number, observation))
+        evidence = Evidence(index, number, observation)
+        if observation.leaving and submission.identity.leased:
+            self._stored.append((submission, evidence))
+            if not self._reads_stored and not self._closed:
+                self._reads_stored = True
+                self.spawn(self._read_stored(), name="reader of outcomes")
+        elif observation.leaving or observation.phase.is_over:
+            self.settle_soon(submission, evidence)
         else:
             submission.note(index, number, observation)
+
+    async def _read_stored(self) -> None:
+        """Read the outcomes that items have stored, until none is left.
+
+        While one request runs, further ends gather, so that the next request reads them all.
+        """
+        try:
+            while self._stored:
+                groups: dict[Submission, list[Evidence]] = {}
+                for submission, evidence in self._stored:
+                    groups.setdefault(submission, []).append(evidence)
+                self._stored.clear()
+                for submission, ends in groups.items():
+                    found: Collection[tuple[int, int]] = ()
+                    with contextlib.suppress(Exception):  # `ending.settle` reads each again
+                        found = await submission.read_ends([(it.index, it.number) for it in ends])
+                    for evidence in ends:
+                        if (evidence.index, evidence.number) not in found:
+                            self.settle_soon(submission, evidence)
+        finally:
+            self._reads_stored = False
 
     # --- settling ---
 

@@ -191,18 +191,31 @@ class ItemStates:
     ) -> Mapping[tuple[int, int], wire.Item]:
         """Read outcomes as `read_end` does; return the items of those that it has read."""
         ends: list[_Verified] = []
-        for index, number in attempts:
+        key, scope = self.identity.key, self.identity.scope
+        named = {
+            wire.attempt_key(scope, *attempt, "outcome"): attempt
+            for attempt in attempts
+            if self._knows_earlier(*attempt)
+        }
+        for name, content in (await self._store.get_many(named)).items():
             with contextlib.suppress(WireError):  # `read_end` tells
-                if (end := await self._fetch_end(index, number)) is not None:
-                    ends.append(end)
+                ends.append(
+                    (*named[name], *results.verified_outcome(content, key, scope, *named[name]))
+                )
         return await self._take_in(ends)
+
+    def _knows_earlier(self, index: int, number: int) -> bool:
+        """Return whether the outcomes of all earlier attempts of the item are known.
+
+        How they ended decides whether this one counts, by the budgets.
+        """
+        return all(self.attempt(index, before).outcome for before in range(1, number))
 
     async def _fetch_end(
         self, index: int, number: int, receipt: wire.Receipt | None = None
     ) -> _Verified | None:
         """Return the verified outcome of an attempt; None if a listing must decide."""
-        # How an earlier attempt ended decides whether this one counts, by the budgets.
-        if any(self.attempt(index, before).outcome is None for before in range(1, number)):
+        if not self._knows_earlier(index, number):
             return None
         name = wire.attempt_key(self.identity.scope, index, number, "outcome")
         if receipt is not None and wire.BODY in receipt.metadata:

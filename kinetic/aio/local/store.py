@@ -91,6 +91,13 @@ class DirectoryStore:
                 body, _ = await to_thread.run_sync(self._objects.get, name, start, info.size)
         return Object(name=name, body=body, metadata=info.metadata, generation=info.generation)
 
+    async def get_many(self, names: Collection[str]) -> dict[str, Object]:
+        found = dict[str, Object]()
+        for name in names:
+            with contextlib.suppress(errors.NotFound):
+                found[name] = await self.get(name)
+        return found
+
     async def fetch(self, name: str, path: Path) -> None:
         def fetch() -> None:
             source = self._objects.path(name)
