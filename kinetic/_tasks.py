@@ -151,7 +151,7 @@ def stop_point() -> Callable[[], None]:
 
     `in_thread` then ends early if *work* calls that function now and then.
     """
-    task = asyncio.current_task()
+    task = asyncio.current_task(running_loop())
     assert task is not None
     before = task.cancelling()  # a program may have suppressed an earlier cancellation
 

@@ -70,8 +70,6 @@ async def test_without_these_options_each_item_has_a_process(client: aio.Client)
     uploaded = uploaded_call_of(manifest, {})
     assert (uploaded.init, uploaded.call.options.isolation) == (None, "process")
     assert uploaded.call.options.recycle is None
-    del manifest["placed"]["init"]  # as in a manifest of an older version
-    assert uploaded_call_of(manifest, {}).init is None
 
 
 @pytest.mark.parametrize(
