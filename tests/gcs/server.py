@@ -19,11 +19,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import google_crc32c
 from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
+from yarl import URL
 
 PERSISTED = 256 * 1024
 """When a resumable upload is cut, the server keeps whole multiples of this many bytes."""
@@ -262,7 +263,8 @@ class GcsServer:
         answers = ""
         for part in parts:
             method, path, _ = part.get_payload().splitlines()[0].split()
-            inner = make_mocked_request(method, path, headers=request.headers)
+            url = URL(path, encoded=True)
+            inner: Any = SimpleNamespace(method=method, rel_url=url, query=url.query)
             kind = self._kind(inner)
             self.batched[kind] += 1
             found = next((x for x in self.faults if x.times and x.kind == kind), None)
