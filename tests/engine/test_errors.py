@@ -483,6 +483,25 @@ async def test_damage_blocks_no_waiting_after_the_submitter_left() -> None:
         assert [type(result) for result in results] == [int, errors.WireError, int, int]
 
 
+@VIRTUAL
+async def test_a_cancellation_after_the_inputs_failed_needs_no_report() -> None:
+    world = World()
+    cluster: Any = Silent(world.platform.cluster)
+
+    async def inputs() -> AsyncIterator[int]:
+        yield 0
+        await world.until_started(1)
+        raise ValueError("no more")
+
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        batch = await client.run_async_map(same, inputs(), max_concurrent=1)
+        with pytest.raises(ValueError, match="no more"):
+            await batch.wait(timeout=1000)
+        async with asyncio.timeout(1000):
+            await batch.cancel()
+        assert await batch.status_counts() == {"NOT_FOUND": 1}
+
+
 class Babbling(Faulty):
     """A cluster whose log is one very long line in pieces."""
 

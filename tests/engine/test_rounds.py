@@ -50,6 +50,8 @@ class Rounds:
         """The number of each new round, and the rounds that had workers at that moment."""
         self.refusal: Exception | None = None
         self.ends_s = ENDS_S
+        self.phase = Phase.PENDING
+        self.outage: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
@@ -90,6 +92,8 @@ class Rounds:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
+        if self.outage is not None:
+            raise self.outage
         found: list[Observation] = []
         for number in self.living():
             it = self.rounds[number]
@@ -97,12 +101,20 @@ class Rounds:
             found += [
                 Observation(
                     name=f"{name}.job.{rank}.0",
-                    phase=Phase.PENDING,
+                    phase=self.phase,
                     labels={**it.labels, ROUND: str(number)},
                 )
                 for rank in range(it.size)
             ]
         return found
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        """Report the first workers, and then nothing more, as a watch that has lost its login."""
+        while not self.rounds:
+            await asyncio.sleep(1)
+        for seen in await self.find(labels=labels):
+            yield seen
+        await asyncio.Event().wait()
 
     async def tell(self, labels: Mapping[str, str]) -> None: ...
 
@@ -181,3 +193,31 @@ async def test_a_quota_that_stays_used_up_ends_a_batch_after_its_start_timeout()
         patient = await client.run_async_map(nop, [1, 2])
         await patient.cancel()
         assert await patient.status_counts() == {"NOT_FOUND": 2}
+
+
+async def test_workers_whose_end_no_watch_reports_are_replaced() -> None:
+    platform, rounds = with_rounds(memory_platform())
+    rounds.phase = Phase.RUNNING
+    async with aio.Client(platform=platform) as client, asyncio.timeout(1000):
+        batch = await client.run_async_map(nop, [1, 2])
+        await asyncio.sleep(5)
+        rounds.rounds.clear()  # a user deletes the Job
+        while len(rounds.begun) < 2:
+            await asyncio.sleep(1)
+        await batch.cancel()
+
+
+async def test_only_the_platform_says_that_no_worker_could_start() -> None:
+    platform, rounds = with_rounds(memory_platform())
+    function = kinetic.run(start_timeout=60)(nop)
+    async with aio.Client(platform=platform) as client, asyncio.timeout(2000):
+        batch = await client.run_async_map(function, [1, 2])
+        await asyncio.sleep(5)
+        rounds.outage = errors.Unavailable("the login has expired", retryable=True)
+        await asyncio.sleep(200)
+        rounds.outage, rounds.phase = None, Phase.RUNNING
+        await asyncio.sleep(200)
+        assert await batch.status_counts() == {"PENDING": 2}
+        rounds.phase = Phase.PENDING
+        with pytest.raises(errors.BatchError, match="no worker could start for 60 s"):
+            await batch.results(cleanup=False)

@@ -1,6 +1,6 @@
 """Play single seeds and print what happened: ``python -m tests.simulation [CHANGE …] 17 [18 …]``.
 
-Changes are ``crowded``, ``collecting``, ``forged``, ``strained``, and ``budgeted``. For
+Changes are ``crowded``, ``collecting``, ``clustered``, ``forged``, ``strained``, ``budgeted``. For
 ``budgeted``, KINETIC_PRICES must name a file with a price of ``tpu-v5e-1``.
 """
 
@@ -10,9 +10,9 @@ import sys
 
 from absl import logging
 
-from .scenario import budgeted, chained, collecting, crowded, forged, play, strained
+from .scenario import budgeted, chained, clustered, collecting, crowded, forged, play, strained
 
-CHANGES = {it.__name__: it for it in (budgeted, collecting, crowded, forged, strained)}
+CHANGES = {it.__name__: it for it in (budgeted, clustered, collecting, crowded, forged, strained)}
 
 
 def main(arguments: list[str]) -> int:

@@ -101,6 +101,7 @@ class Crews(Disturber):
         self.pods: list[ItemPod] = []
         self.watches: dict[Watch, None] = {}
         self.refusing: LaunchError | None = None
+        self.clustered = False
         self._numbers = itertools.count()
         self._supervisors = 0
         self._rounds = self._new_rounds()
@@ -216,6 +217,9 @@ class Crews(Disturber):
         entry = self.entries.get(self._item_name(pod, index, number))
         if entry is not None and entry.pod is pod:
             del self.entries[entry.seen.name]
+            if self.clustered:  # a line in the log of the pod says so
+                self._emit(replace(entry.seen, leaving=True))
+                return
             submission, ended = entry.seen.labels[SUBMISSION], ((index, number),)
             self._emit(replace(pod.rank.seen, name=submission, executor=pod.executor, ended=ended))
 
@@ -248,7 +252,8 @@ class Crews(Disturber):
 
     def _forget_item(self, entry: Entry, **facts: Any) -> None:
         del self.entries[entry.seen.name]
-        self._emit(replace(entry.seen, phase=Phase.GONE, **facts))
+        if not self.clustered:
+            self._emit(replace(entry.seen, phase=Phase.GONE, **facts))
 
     # --- what the platform shows ---
 
@@ -267,7 +272,7 @@ class Crews(Disturber):
         found = set[int]()
         for entry in self.entries.values():
             worker = WorkerId.parse(entry.start.header.worker) if entry.start is not None else None
-            if worker is not None and worker.round == number:
+            if worker is not None and worker.round == number and not entry.deleted:
                 if entry.seen.exit_code in (EXIT_DONE, EXIT_SURPLUS):
                     return set()
                 found.add(worker.rank)
@@ -280,8 +285,11 @@ class Crews(Disturber):
         return [
             entry.seen
             for entry in self.entries.values()
-            if entry.seen.name in names
-            or (labels is not None and labels.items() <= entry.seen.labels.items())
+            if (
+                entry.seen.name in names
+                or (labels is not None and labels.items() <= entry.seen.labels.items())
+            )
+            and not (self.clustered and INDEX in entry.seen.labels)
         ]
 
     def subscribe(self, watch: Watch) -> list[Observation]:
@@ -317,6 +325,9 @@ class Crews(Disturber):
         self._maybe_refuse()
         self.note(party, f"has {workers} workers in round {number}")
         self._jobs.setdefault(job.name, job)
+        if self.clustered and job.name not in self._rounds._rounds:
+            self._supervisors += 1  # each Job has its own uid
+            self._rounds._job = f"u{self._supervisors}"
         header = JobHeader(name=job.name, labels=job.labels, command=(), runner="", edition="")
         return self._launch_all(job.name, self._rounds.scale(header, b"", number, workers))
 
@@ -346,7 +357,7 @@ class Crews(Disturber):
 
     def tell(self, labels: Mapping[str, str]) -> None:
         """Tell workers that the store has changed."""
-        for pod in self.living:
+        for pod in () if self.clustered else self.living:
             if labels.items() <= pod.rank.seen.labels.items():
                 pod.tell()
 
@@ -361,14 +372,20 @@ class Crews(Disturber):
             ):
                 continue
             if INDEX in seen.labels:
-                if entry.pod is not None:
+                if entry.pod is not None and not self.clustered:
                     entry.pod.tell()
             elif seen.phase is Phase.RUNNING and entry.pod is not None:
                 entry.deleted = True
-                self.truth.worker_deleted(party, entry.pod.running)
+                if party:
+                    self.truth.worker_deleted(party, entry.pod.running)
                 entry.pod.terminate()
             else:
                 self._remove(entry)
+
+    def delete_by_hand(self) -> None:
+        """Delete all rounds, as a user may do."""
+        self.note("platform", "a user deletes all Jobs")
+        self.delete("", (), {})
 
     def _remove(self, entry: Entry) -> None:
         self._dropped.add(entry.seen.name)
@@ -452,6 +469,8 @@ class Crews(Disturber):
             return
         if entry.deleted:
             self._remove(entry)
+            if self.clustered:  # its Job is gone
+                return
         else:
             self._show(entry, phase=Phase.ENDED, exit_code=code, reason=reason)
         follows = self._rounds.ended(entry.seen.name, code, self.now - entry.began)

@@ -82,6 +82,8 @@ class Plan:
     start_timeout: float | None = None
     limit: int | None = None
     """``max_concurrent`` of each client."""
+    clustered: bool = False
+    """Whether the platform is a cluster: it shows no items, and a stop deletes workers."""
 
 
 @dataclass
@@ -269,6 +271,11 @@ def forged(plan: Plan) -> Plan:
     return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda event: event.at)))
 
 
+def clustered(plan: Plan) -> Plan:
+    """Let the platform be a cluster, where a user deletes Jobs instead of a supervisor's death."""
+    return replace(plan, clustered=True)
+
+
 def budgeted(plan: Plan) -> Plan:
     """Add a budget for some attempts; every attempt that ends counts as one hour."""
     rng = random.Random(plan.seed * 31 + 13)
@@ -407,6 +414,7 @@ class Scenario:
         self.oracle.may_time_out = plan.start_timeout is not None
         self.oracle.budget_hours = plan.terms.get("budget", math.inf) / USD_PER_HOUR
         self.world = World(self.loop, self.rng, plan.odds, self.oracle, plan.crew)
+        self.world.crews.clustered = plan.clustered
         self.processes: dict[str, Process] = {}
         self.group_id = ""
 
@@ -579,7 +587,10 @@ class Scenario:
     def _disturb_platform(self, event: Event) -> None:
         crews = self.world.crews
         if event.kind == "supervisor":
-            crews.die()
+            if self.plan.clustered:
+                crews.delete_by_hand()
+            else:
+                crews.die()
         else:
             crews.refuse(event.amount, passing=event.kind == "refuse")
 
@@ -620,7 +631,7 @@ class Scenario:
         wanted = count if total is None else min(count, total)
         # Without a living worker, the process with the lease starts them later.
         serves = crews.is_busy and crews.ranks(requests.round) and not requests.done
-        if serves and len(active) < wanted:
+        if serves and len(active) < wanted and self._open_items():
             self.world.fail(Violation("L1", f"{active} are to take items, {wanted} are wanted"))
 
     async def _collect(self, handle: Any) -> None:

@@ -22,6 +22,7 @@ from .scenario import (
     Plan,
     budgeted,
     chained,
+    clustered,
     collecting,
     crowded,
     forged,
@@ -56,6 +57,7 @@ def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(300)
 def test_a_few_courses_keep_the_protocol() -> None:
     play_all(range(FEW))
+    play_all(range(FEW), clustered)
 
 
 @pytest.mark.full
@@ -80,6 +82,15 @@ COMMON = (
 @pytest.mark.timeout(300)
 def test_courses_with_many_requests_keep_the_protocol() -> None:
     play_all(range(BLOCK), crowded)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("changes", [(), (crowded,), (collecting,)])
+def test_courses_on_a_cluster_keep_the_protocol(
+    changes: tuple[Callable[[Plan], Plan], ...],
+) -> None:
+    play_all(range(BLOCK), clustered, *changes)
 
 
 @pytest.mark.full
@@ -128,7 +139,9 @@ def test_no_single_notification_is_needed(seeds: range, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("priced")
-@pytest.mark.parametrize("changes", [(), (collecting,), (crowded,), (forged,), (budgeted,)])
+@pytest.mark.parametrize(
+    "changes", [(), (clustered,), (collecting,), (crowded,), (forged,), (budgeted,)]
+)
 def test_many_courses_keep_the_protocol(changes: tuple[Callable[[Plan], Plan], ...]) -> None:
     count = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
     play_all(range(SEEDS, SEEDS + count), *changes)

@@ -331,13 +331,13 @@ class PartyImages:
 class PartyCluster:
     """`kinetic.aio.ports.Cluster`, as one party reaches it."""
 
-    shows_items = True
     replaces = True
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.world = gate.world
         self.party = gate.party
+        self.shows_items = not gate.world.crews.clustered
 
     async def delete(
         self,

@@ -200,7 +200,7 @@ class Batch:
         """Read open items, and ask the platform about those that have begun."""
         if self.coordinator is not None and self.submits:
             await self.coordinator.reconcile()
-        elif not self.finished:
+        elif self.total is None or self.submission.finished_items < self.total:
             await self.read()
             submission = self.submission
             open_items = submission.unfinished(range(self.known))

@@ -460,6 +460,7 @@ class BatchCoordinator:
     async def reconcile(self) -> None:
         """Reconcile the open items, and check that workers live."""
         if await ending.reconcile_items(self._submission, self.state.unfinished()):
+            await ending.check_workers(self._submission)
             self.launcher.check()  # a repeated request for workers changes nothing
 
     async def _renew_shared_daily(self) -> NoReturn:

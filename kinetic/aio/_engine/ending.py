@@ -569,16 +569,38 @@ async def _find_workers(
     submission: Submission, attempts: Iterable[tuple[int, int]]
 ) -> Collection[Observation]:
     """Return what the platform says of workers."""
-    now = asyncio.get_running_loop().time()
     seen = [it for it in submission.worker_observations.values() if it.phase is Phase.RUNNING]
     running = {None, *(it.executor for it in seen)}
     # Where only the store shows items, a large batch is read every few seconds. The answer matters
     # only for a claimant that the watch doesn't report as running.
-    is_fresh = submission.listed and now - submission.workers_asked < ASK_WORKERS_S
-    if is_fresh and all(submission.attempt(*it).executor in running for it in attempts):
-        return seen
-    submission.workers_asked = now
-    return await submission.cluster.find(labels=submission.identity.labels)
+    is_known = all(submission.attempt(*it).executor in running for it in attempts)
+    return seen if is_known and _has_asked(submission) else await ask_for_workers(submission)
+
+
+def _has_asked(submission: Submission) -> bool:
+    """Return whether the platform was asked for workers lately; the watch is enough until then."""
+    age_s = asyncio.get_running_loop().time() - submission.workers_asked
+    return submission.listed and age_s < ASK_WORKERS_S
+
+
+async def ask_for_workers(submission: Submission) -> Collection[Observation]:
+    """Ask the platform for workers, and note the changes that no watch has reported."""
+    known = {**submission.worker_observations}
+    submission.workers_asked = asyncio.get_running_loop().time()
+    found = await submission.cluster.find(labels=submission.identity.labels)
+    answers = {it.name: it for it in found}
+    for name, seen in known.items():
+        now = answers.get(name) or replace(seen, phase=Phase.GONE)
+        # If a watch has reported the worker since the question, the answer may be older.
+        if now.phase is not seen.phase and submission.worker_observations.get(name) is seen:
+            submission.note_worker(now)
+    return found
+
+
+async def check_workers(submission: Submission) -> None:
+    """Ask for workers if only a watch has shown them for some time: it may have missed an end."""
+    if submission.listed and submission.worker_observations and not _has_asked(submission):
+        await ask_for_workers(submission)
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:

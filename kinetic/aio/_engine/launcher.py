@@ -372,6 +372,13 @@ class Launcher:
             waiting_since = clock() if waiting_since is None else waiting_since
             if clock() - waiting_since < limit:
                 continue
+            try:
+                await ending.ask_for_workers(submission)  # the watch may have missed a beginning
+            except KineticError as exc:
+                self._outage.warn(exc, clock() - waiting_since)
+                continue
+            if not self._all_wait():
+                continue
             waiting_since = None
             message = f"no worker could start for {limit:g} s (start_timeout)"
             if waiting := submission.waiting_message():
