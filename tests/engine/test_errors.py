@@ -559,3 +559,23 @@ async def test_requests_to_a_closed_client_are_not_repeated() -> None:
 
     with pytest.raises(errors.ClientClosed):
         await retry_forever(request, "asking")
+
+
+class Unfit:
+    """A value whose class ends the process that rebuilds it."""
+
+    def __init__(self, end: str) -> None:
+        self.end = end
+
+    def __reduce__(self) -> Any:
+        return exec, (f"raise {self.end}",)
+
+
+@pytest.mark.parametrize("end", ["SystemExit(3)", "KeyboardInterrupt", "GeneratorExit"])
+async def test_a_value_that_can_not_be_rebuilt_ends_no_program(end: str) -> None:
+    world = World()
+    world.gate.set()
+    async with aio.Client(platform=world.platform) as client:
+        job = await client.submit(Unfit, end)
+        with pytest.raises(errors.JobFailed, match="cannot be rebuilt"):
+            await job.result(timeout=1000, cleanup=False)

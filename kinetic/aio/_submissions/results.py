@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,15 @@ async def unpickled(content: bytes | memoryview) -> Any:
     """Unpickle *content*; use a worker thread unless it `is_quick`."""
     if is_quick(content):
         return pickles.load(content)
-    return await anyio.to_thread.run_sync(pickles.load, content)
+    return await anyio.to_thread.run_sync(_load_in_thread, pickles.load, content)
+
+
+def _load_in_thread(load: Callable[[Any], Any], content: Any) -> Any:
+    """Return ``load(content)``; replace an exception that would end the caller's program."""
+    try:
+        return load(content)
+    except NOT_RAISED as exc:
+        raise RuntimeError(f"its class raises {type(exc).__name__}") from exc
 
 
 def pruned_of(body: bytes) -> Pruned:
@@ -153,7 +162,7 @@ def _verify(path: Path, name: str, digest: str) -> None:
 def _load_verified(path: Path, name: str, digest: str) -> Any:
     try:
         _verify(path, name, digest)
-        return pickles.load_file(path)
+        return _load_in_thread(pickles.load_file, path)
     finally:
         path.unlink()  # in this worker thread: removing a large file takes long
 
@@ -213,7 +222,7 @@ def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
     if content.frames:
         try:
             error: BaseException = pickles.load(content.frames[0], unpickler=_ExceptionUnpickler)
-        except Exception as exc:
+        except (Exception, *NOT_RAISED) as exc:
             error_fields = {**error_fields, "withheld": f"{type(exc).__name__}: {exc}"}
         else:
             if not isinstance(error, NOT_RAISED):
