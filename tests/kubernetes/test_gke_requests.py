@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from kinetic._runner.protocol.workers import Crew, Terms
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
+from kinetic.aio.kubernetes.rounds import round_manifest
 from kinetic.aio.kubernetes.secrets import MAX_CONCURRENT_REQUESTS
 from tests.kubernetes.faults import FaultServer, anonymous, answer
 from tests.kubernetes.orders import order
@@ -57,6 +59,23 @@ async def test_the_answer_to_a_new_job_leaves_out_spec_and_status(
     assert "as=PartialObjectMetadata" in job.headers["Accept"]
     (owner,) = json.loads(secret.body)["metadata"]["ownerReferences"]
     assert owner == {"apiVersion": "batch/v1", "kind": "Job", "name": "one", "uid": "u"}
+
+
+@pytest.mark.parametrize("deleted_before", ["PATCH", "the second GET"])
+async def test_a_round_whose_job_is_deleted_while_it_grows_is_over(
+    server: FaultServer, cluster: GkeCluster, deleted_before: str
+) -> None:
+    crew = Crew(terms=Terms(workers=3), outputs="gs://b/outputs", created=1.0)
+    job = order(name="grp-1-r0", labels={}, group_id="grp-1", crew=crew)
+    stored = round_manifest(job, number=0, workers=1, placement=AT)
+    stored["metadata"]["resourceVersion"] = "1"
+    server.then(answer({}))  # the Secret
+    server.then(answer({"code": 409, "reason": "AlreadyExists"}, 409))
+    server.then(answer(stored))
+    if deleted_before == "the second GET":
+        server.then(answer({"code": 409, "reason": "Conflict"}, 409))
+    server.then(answer({"code": 404, "reason": "NotFound"}, 404))
+    assert await cluster.scale(job, number=0, ranks=range(3)) == 0
 
 
 class Crowd:

@@ -457,7 +457,7 @@ class ItemStates:
         for number, attempt in () if self.is_final(index) else found.items():
             if (outcome := attempt.outcome) is not None:
                 name = wire.attempt_key(scope, index, number, "outcome")
-                body = wire.body_of(b"", metadata[name])
+                body = wire.body_of(b"", metadata.get(name, {}))
                 if results.is_body_of(outcome, body):
                     self._hold(index, number, outcome, body)
         return found

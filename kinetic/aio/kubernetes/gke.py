@@ -163,7 +163,9 @@ class GkeCluster:
         found = await create_job(self._api, self._paths, self._secrets, job, manifest)
         if found is None:
             return workers
-        return await self._grow(found, workers)
+        with contextlib.suppress(NotFound):  # another process has just deleted the Job
+            return await self._grow(found, workers)
+        return 0
 
     async def grow(self, name: str, workers: int) -> int:
         """Start more workers of a round that has some; see `Workers.grow`."""
