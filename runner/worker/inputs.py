@@ -77,7 +77,7 @@ class Inputs:
             ValueError: The slot or the input isn't what the submitter stored.
             OSError: The store doesn't answer.
         """
-        name = wire.input_key(self._scope, number)
+        name, ahead = wire.input_key(self._scope, number), self._ahead
         try:
             footer = self._footers.get(number) or self._read_footer(name, number, slot)
             position = index - slot.first
@@ -96,15 +96,21 @@ class Inputs:
                 return None
             self._ahead = _Ahead(name, part.start, content)
         refs = footer.data.get(str(position), ()) if footer.data else ()
-        return self.read_part(part, tuple(wire.DataRef(**ref) for ref in refs))
+        data = tuple(wire.DataRef(**ref) for ref in refs)
+        return self.read_part(part, data, has_read=self._ahead is not ahead)
 
-    def read_part(self, part: wire.Input, data: tuple[wire.DataRef, ...]) -> StoredInput | None:
-        """Return an input, of which *part* says where it is; None if it was removed."""
+    def read_part(
+        self, part: wire.Input, data: tuple[wire.DataRef, ...], *, has_read: bool = False
+    ) -> StoredInput | None:
+        """Return an input, of which *part* says where it is; None if it was removed.
+
+        *has_read* says that the kept bytes were read just now, so that the slot exists.
+        """
         try:
             if (content := self._ahead.part(part)) is None:
                 content, _ = self._objects.get(part.name, part.start, part.stop)
-            elif not self._objects.exists(part.name):  # a kept copy proves nothing
-                return None
+            elif not has_read and not self._objects.exists(part.name):
+                return None  # a kept copy proves nothing
         except KeyError:
             return None
         if hashlib.sha256(content).hexdigest() != part.digest:
@@ -114,6 +120,8 @@ class Inputs:
     def _read_footer(self, name: str, number: int, slot: wire.Slot) -> _Footer:
         start = max(0, slot.size - FOOTER_READ_BYTES)
         end, _ = self._objects.get(name, start, slot.size)
+        if not start:
+            self._ahead = _Ahead(name, 0, end)  # a small slot is read whole
         if (length := frames.footer_length(end)) > len(end):
             end, _ = self._objects.get(name, slot.size - length, slot.size)
         text = end[len(end) - length : -frames.TAIL.size]
