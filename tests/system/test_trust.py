@@ -277,7 +277,10 @@ READ = {
     "lease": Kind("batches/{}/lease", untouched, "batches/{}/manifest"),
     "claim": Kind(ATTEMPT % (0, "claim"), untouched, ATTEMPT % (2, "claim")),
     "worker": Kind("batches/{}/workers/*", untouched, "batches/{}/manifest"),
-    "outcome": Kind(ATTEMPT % (0, "outcome"), one_fails(0), ATTEMPT % (2, "outcome")),
+    # What follows the metadata of an outcome is ignored, if these have the body.
+    "outcome": Kind(
+        ATTEMPT % (0, "outcome"), either(one_fails(0), untouched), ATTEMPT % (2, "outcome")
+    ),
     "value": Kind("batches/{}/values/*", one_fails(1), "batches/{}/manifest"),
     "entry": Kind("groups/{}", untouched, "batches/{}/manifest"),
 }
