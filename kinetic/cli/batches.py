@@ -66,14 +66,17 @@ async def batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     }
     try:
         statuses = await batch.shown_statuses()
-        # Of the same moment: to read the workers, kinetic reads the store again.
-        is_finished, is_cut = batch.finished, batch.is_cut
+        is_finished = batch.finished
         # When all items have ended, the workers are about to leave.
         workers = [] if is_finished else await batch.workers()
+        reason = await batch.reason()
+        if not is_finished and batch.finished:
+            # The items have ended meanwhile, or the reason is that no more inputs can come.
+            statuses, is_finished, workers = await batch.shown_statuses(), True, []
         counts = count_statuses(statuses, {worker.item for worker in workers})
-        status = status_of(counts, finished=is_finished, is_cut=is_cut)
+        status = status_of(counts, finished=is_finished, is_cut=batch.is_cut)
         estimate = await batch.estimate(look=False)
-        reason = "" if status == "SUCCEEDED" else await batch.reason()
+        reason = "" if status == "SUCCEEDED" else reason
     except KineticError as exc:  # a damaged batch must not hide the others in a list
         unknown: dict[str, Any] = {"status": "UNKNOWN", "items": "", "counts": {}, "workers": []}
         return {**fields, **unknown, "reason": str(exc)}

@@ -18,7 +18,7 @@ order = json.loads(json.loads(os.environ["KINETIC_ORDER"])["client"]["facts"])
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 def late(*_):
     header = json.dumps({"kind": "error", "reason": "deadline"})
-    receipt = {"kinetic": 1, "index": 0, "attempt": 1, "header": header, "mac": "", "body": None}
+    receipt = {"kinetic": 2, "index": 0, "attempt": 1, "header": header, "mac": ""}
     with open(os.environ["KINETIC_TERMINATION_LOG"], "w") as file:
         json.dump(receipt, file)
     os._exit(43)
