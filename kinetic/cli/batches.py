@@ -443,9 +443,10 @@ def _format_counts(counts: dict[str, int]) -> str:
 
 def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
     """Put the full ID of *group_id* into *question*, ask the question, and return the ID."""
-    from kinetic.aio._submissions.ids import require_batch_id
+    from kinetic.aio._submissions.ids import is_full_id, require_batch_id
 
-    require_batch_id(group_id)
+    if is_full_id(group_id):  # the beginning of an ID may look like the ID of an item
+        require_batch_id(group_id)
     batch_id = options.run(lambda client: client.full_id(group_id, exists=True))
     output.confirm(question.format(batch_id), yes=yes)
     return batch_id

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 import kinetic as api
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio import Client
 from kinetic.cli.batches import batch_row, count_statuses, status_of
 from kinetic.errors import JobError
@@ -551,6 +552,18 @@ def test_a_removal_asks_for_confirmation_with_the_full_id(
         assert asking.wait(60) == code
         assert (b"nothing was done" in screen.raw) is (code == 1)
         assert kinetic("batches", "status", group).code == (0 if code else 3)
+
+
+def test_the_beginning_of_an_id_may_look_like_the_id_of_an_item(
+    kinetic: Kinetic, tmp_path: Path
+) -> None:
+    objects = DirectoryObjects(str(tmp_path / "store"))
+    objects.create("groups/grp-local-123456789012", b"{}")
+    store = ("--store", str(tmp_path / "store"))
+    item = kinetic("batches", "cleanup", "grp-local-123456789012-0", "-y", *store)
+    assert item.code == 2 and "is the ID of one job of a batch" in item.err
+    cleaned = kinetic("batches", "cleanup", "grp-local-1234", "-y", *store)
+    assert (cleaned.code, objects.list("groups/")) == (0, []), cleaned.err
 
 
 @pytest.mark.full
