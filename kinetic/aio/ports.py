@@ -26,6 +26,7 @@ __all__ = [
     "Cluster",
     "Image",
     "ImageRequest",
+    "ItemOutput",
     "Images",
     "JobSpec",
     "Object",
