@@ -18,7 +18,7 @@ INDEX, ATTEMPT = "kinetic.dev/index", "kinetic.dev/attempt"
 """The item and the number of the attempt that a job was created for; a worker has neither."""
 
 KIND = "kinetic.dev/kind"
-"""What a job runs: ``job``, ``item``, or ``worker``."""
+"""The kind of a job: ``job``, ``item``, or ``worker``."""
 
 WORKER = "worker"
 """The value of `KIND` on workers."""

@@ -40,7 +40,7 @@ FIELDS = "nextPageToken,items(name,size,generation,metadata,crc32c,contentEncodi
 CONNECTIONS = 64
 
 BUCKET_MISSING = "bucket does not exist"
-"""What the service says if not only an object is missing."""
+"""The service's answer has this text if the bucket itself is missing."""
 
 UPLOAD_BYTES = 16 * 1024 * 1024
 """How many bytes one request of a resumable upload sends; the library holds them in memory."""

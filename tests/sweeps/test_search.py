@@ -80,7 +80,7 @@ def test_equal_options_of_a_grid_are_adopted_one_by_one() -> None:
 
 
 class Plain:
-    """What equals nothing but itself."""
+    """A value that equals only itself."""
 
 
 @pytest.mark.parametrize("kind", [RandomSearch, GridSearch])

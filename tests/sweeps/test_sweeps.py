@@ -293,7 +293,7 @@ class Curious(Recorder):
 
 
 class Vague:
-    """What is neither true nor false, as an array of NumPy."""
+    """A value without a truth value, like an array of NumPy."""
 
     def __bool__(self) -> bool:
         raise KeyError("no room")

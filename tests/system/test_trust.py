@@ -277,7 +277,7 @@ READ = {
     "lease": Kind("batches/{}/lease", untouched, "batches/{}/manifest"),
     "claim": Kind(ATTEMPT % (0, "claim"), untouched, ATTEMPT % (2, "claim")),
     "worker": Kind("batches/{}/workers/*", untouched, "batches/{}/manifest"),
-    # What follows the metadata of an outcome is ignored, if these have the body.
+    # If the metadata of an outcome have its body, kinetic ignores the object's content.
     "outcome": Kind(
         ATTEMPT % (0, "outcome"), either(one_fails(0), untouched), ATTEMPT % (2, "outcome")
     ),

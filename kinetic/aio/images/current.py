@@ -81,7 +81,7 @@ class CurrentInterpreter:
         """Return the interpreter of the environment for the dependencies; create a missing one.
 
         The folder of an environment has a mark if it is complete, whose time is that of the last
-        use. Whoever makes, uses, or removes an environment has a lock on the folder.
+        use. A process locks the folder while it makes, uses, or removes the environment.
         """
         from kinetic._collector import ENVIRONMENT_MARK
         from kinetic.aio.images.dependencies import FILES, dependencies_of
